@@ -195,8 +195,8 @@
 
    SECTIONS (search for the tag)
      >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>ranks  >>context  >>compile  >>run
-     >>reports  >>formats  >>models  >>trainer  >>unicode
-     Each stands only on those before it, but for >>formats, which reads the tables of >>unicode. */
+     >>reports  >>unicode  >>formats  >>models  >>trainer
+     Each stands only on those before it. */
 
 /* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they
    are asked to before the first of them is read. That one defines _FEATURES_H, in glibc and in musl; what it
@@ -576,7 +576,16 @@ tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value
 
 /* --------------------------------------------------------------------------------------------- optimizers */
 
-typedef enum tt_optimizer_kind { TT_SGD, TT_ADAM, TT_ADAMW } tt_optimizer_kind;
+/* X(kind, name, op, decoupled, state, word, second state, its word). `op` computes the update. `decoupled`:
+   weight decay bypasses the gradient. A state is what the op keeps of each parameter (NULL: nothing); in
+   saved states its word, which is PyTorch's, stands before the parameter's name. */
+#define TT__OPTIMIZERS(X) \
+    X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
+    X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
+    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq")
+#define TT__KIND(kind, name, op, decoupled, state, word, second, its_word) kind,
+typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
+#undef TT__KIND
 
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* default TT_ADAMW (Loshchilov, Hutter 2019) */
@@ -657,10 +666,6 @@ typedef struct tt_parallel {
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
 tt_parallel tt_parallel_default(void);
-/* Sets the fields of *p that are 0 to what they stand for on a device, as tt_compile_options.device names it.
-   Where the device has not as many ranks as p wants, or p contradicts itself, it fails and leaves *p as it
-   is. */
-tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p);
 
 /* What a rank and its links do a second, and what it takes to start work. They change what is planned, never
    bits. All are finite, the seconds at least 0, the others above 0. */
@@ -787,6 +792,10 @@ typedef struct tt_compile_options {
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
+/* Checks options as tt_compile does before it reads the tape: one message tells all names that are unknown
+   and all options that do not go together. Sets the fields of o->parallel that are 0 to what they stand for
+   on o->device. After an error *o is as it was. */
+tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
 
 /* Differentiates, rewrites and places; allocates no tensor. root: the loss (1, 1) to train on, or any value
    when train is false. The tape is copied and stays as it is, so it can be compiled again with other options;
@@ -1073,11 +1082,11 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and
    [SEP] of WordPiece, else what the post-processor says. Returns how many; 0 if max_tokens has no room for
-   those around; -1: out of memory (byte-pair encoding takes some for texts that are normalized and for words
-   of more than 64 bytes, Unigram and a tokenizer.json's WordPiece for each text). Invalid UTF-8 bytes count
-   as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in capitals or
-   <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can forge the
-   structure of a sequence, so remove these from texts that you don't trust. */
+   those around; -1: out of memory (texts of more than 4096 bytes take some where they are normalized, as do
+   words of more than 64 bytes in byte-pair encoding, and all texts with Metaspace or Unigram). Invalid UTF-8
+   bytes count as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in
+   capitals or <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can
+   forge the structure of a sequence, so remove these from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
 /* Returns how many ids a whole text has, of which the first `room` are in ids; with those around it if
    `special`. -1: out of memory. */
@@ -1203,8 +1212,8 @@ typedef struct tt_loader_options {
     int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting */
     bool drop_last;   /* leave out a last incomplete step. Default false */
     int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1 */
-    tt_parallel parallel; /* of the trainer, after tt_parallel_on; its `groups` and `data` are read. Default:
-                             one group on one rank */
+    tt_parallel parallel; /* of the trainer, after tt_check_options; its `groups` and `data` are read.
+                             Default: one group on one rank */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -1630,9 +1639,9 @@ typedef struct tt_lm {
                                   that file is missing: ids that end an answer, as tt_sampling.stop */
     int n_stop;
     char *generation;          /* generation_config.json, which tt_lm_save writes again; NULL: none */
-    char *kept;                /* what config.json has besides, which tt_lm_save writes again */
-    char *read_shape;          /* how config.json says windows, rotary positions and Falcon's heads, which */
-    tt_lm_config read;         /* tt_lm_save writes again while config has those of this, as it was loaded */
+    struct tt__checkpoint *kept; /* config.json as it was read: tt_lm_save writes again what `config` does not
+                                    say, and how it says windows, rotary positions and Falcon's heads ... */
+    tt_lm_config read;         /* ... while `config` has those of this, as it was loaded. kept NULL: none */
     tt_lora *lora;             /* (n_lora), by tt_lm_lora; with lora_options, whose targets are not kept */
     int n_lora;
     tt_lora_options lora_options;
@@ -1915,6 +1924,22 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 /* The dtype of sums that a step keeps; no tensor of a user has it. */
 #define TT__F64 TT_DTYPE_COUNT
 
+/* Every dtype, in the order of the enum: X(dtype, name, bytes, is a float that kernels compute on, and then
+   its names in safetensors and config.json). */
+#define TT__DTYPES(X) \
+    X(TT_F32, "f32", 4, true, "F32", "float32") \
+    X(TT_BF16, "bf16", 2, true, "BF16", "bfloat16") \
+    X(TT_F16, "f16", 2, true, "F16", "float16") \
+    X(TT_I32, "i32", 4, false, NULL, NULL) \
+    X(TT_U8, "u8", 1, false, NULL, NULL) \
+    X(TT__F64, "f64", 8, false, NULL, NULL)
+
+/* Kernels take a float that is neither f32 nor bf16 for f16. Each file with such kernels checks that this
+   number is the one that it knows: a fourth float does not compile before they know it. */
+#define TT__IS_FLOAT(dtype, name, bytes, is_float, safetensors, config) + is_float
+enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
+#undef TT__IS_FLOAT
+
 /* Long vectors (parameters, their gradients and state) are worked on in chunks of this many elements. */
 #define TT__CHUNK 4096
 
@@ -2167,7 +2192,6 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
         /* x -> its piece of all members' x together */ \
     X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* piece -> y, all members' pieces */ \
     X(BROADCAST, "broadcast", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y, member 0's x */ \
-    X(REDUCE, "reduce", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y of member 0, all members' x together */ \
     X(SEND, "send", 1, 0, 0) /* x, for the RECV that follows */ \
     X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y of member move.to, the x of member move.from */ \
     X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, all slots of x together */ \
@@ -2604,7 +2628,7 @@ struct tt_context {
     uint32_t n_tapes;      /* that were made so far */
     char unmade[TT__ERROR]; /* the first failure of tt_param_new since tt_error was called; "": none */
     uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
-    char file_reason[256];
+    bool writes_nothing;   /* to files, which the first process writes for all */
 };
 
 TT_PRINTF(4, 5)
@@ -2752,6 +2776,17 @@ static void tt__print(tt__text *text, const char *format, ...)
     if (n > 0) text->length += (size_t)n;
 }
 
+/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
+static const char *tt__shortest(float x, char to[32])
+{
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(to, 32, "%.*g", digits, x);
+        if (strtof(to, NULL) == x) break;
+    }
+    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
+    return to;
+}
+
 /* Where the class that a pattern begins with ends, as "[0-3a]", if it holds c; else NULL. */
 static const char *tt__match_class(const char *pattern, char c)
 {
@@ -2781,24 +2816,26 @@ static bool tt__match(const char *pattern, const char *name)
 
 /* ------------------------------------------------------------------------------------------------- dtypes */
 
-size_t tt_dtype_bytes(tt_dtype dtype)
-{
-    switch (dtype) {
-    case TT_F32: case TT_I32: return 4;
-    case TT_BF16: case TT_F16: return 2;
-    case TT_U8: return 1;
-    case TT__F64: return 8;
-    default: return 0;
-    }
-}
+static const struct tt__dtype {
+    const char *name;
+    size_t bytes;
+    bool is_float;
+    const char *safetensors, *config;
+} tt__dtypes[] = {
+#define TT__ROW(dtype, name, bytes, is_float, file, config) {name, bytes, is_float, file, config},
+    TT__DTYPES(TT__ROW)
+#undef TT__ROW
+};
+typedef char tt__every_dtype_has_a_row[TT__COUNT(tt__dtypes) == (int)TT__F64 + 1 ? 1 : -1];
+
+size_t tt_dtype_bytes(tt_dtype dtype) { return (unsigned)dtype <= TT__F64 ? tt__dtypes[dtype].bytes : 0; }
 
 const char *tt_dtype_name(tt_dtype dtype)
 {
-    static const char *const names[TT_DTYPE_COUNT + 1] = {"f32", "bf16", "f16", "i32", "u8", "f64"};
-    return (unsigned)dtype <= TT__F64 ? names[dtype] : "unknown dtype";
+    return (unsigned)dtype <= TT__F64 ? tt__dtypes[dtype].name : "unknown dtype";
 }
 
-static bool tt__is_float(tt_dtype dtype) { return dtype == TT_F32 || dtype == TT_BF16 || dtype == TT_F16; }
+static bool tt__is_float(tt_dtype dtype) { return tt__dtypes[dtype].is_float; }
 
 static uint32_t tt__bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 static float tt__float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
@@ -2832,6 +2869,19 @@ static uint16_t tt__to_f16(float x)
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
 }
 
+typedef char tt__base_knows_all_floats[TT__FLOATS == 3 ? 1 : -1];
+
+/* A number of 16 bits, of bf16 or f16, and back. */
+static float tt__from_half(uint16_t h, tt_dtype dtype)
+{
+    return dtype == TT_BF16 ? tt__from_bf16(h) : tt__from_f16(h);
+}
+
+static uint16_t tt__to_half(float x, tt_dtype dtype)
+{
+    return dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+}
+
 /* fp8 of x: rounded to nearest even, at most the largest finite number; NaN where x is not finite. */
 static uint8_t tt__to_fp8(float x, bool e5m2)
 {
@@ -2863,10 +2913,9 @@ static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype f
     if (to_type == from_type) { memcpy(to, from, n * tt_dtype_bytes(to_type)); return; }
     const uint16_t *half = (const uint16_t *)from;
     for (size_t i = 0; i < n; i++) {
-        float x = from_type == TT_F32 ? ((const float *)from)[i]
-                : from_type == TT_BF16 ? tt__from_bf16(half[i]) : tt__from_f16(half[i]);
+        float x = from_type == TT_F32 ? ((const float *)from)[i] : tt__from_half(half[i], from_type);
         if (to_type == TT_F32) ((float *)to)[i] = x;
-        else ((uint16_t *)to)[i] = to_type == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+        else ((uint16_t *)to)[i] = tt__to_half(x, to_type);
     }
 }
 
@@ -3527,7 +3576,8 @@ static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes
 }
 
 /* Writes a file under a temporary name; tt__writer_end syncs and renames it into place, so that readers find
-   the old file or the whole new one. The first failure sticks and the temporary file is removed. */
+   the old file or the whole new one. The first failure sticks and the temporary file is removed. Without a
+   file, where another process writes the same, it writes nothing. */
 typedef struct tt__writer {
     tt_context *ctx;
     void *file;
@@ -3554,6 +3604,7 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
         return w->status = tt__fail(ctx, TT_ERR_ARGUMENT, "path of %zu bytes is too long", strlen(path));
     snprintf(w->path, sizeof w->path, "%s", path);
     snprintf(w->temporary, sizeof w->temporary, "%s.tmp", path);
+    if (ctx->writes_nothing) return TT_OK;
     w->file = files->open(files->user, w->temporary, 'w');
     if (!w->file) tt__writer_fail(w, "create");
     return w->status;
@@ -3562,7 +3613,8 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
 static void tt__writer_put(tt__writer *w, const void *data, size_t n)
 {
     const tt_files *files = &w->ctx->options.files;
-    if (w->status == TT_OK && n && !files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
+    if (w->status != TT_OK || !n || !w->file) return; /* NULL: this process writes nothing */
+    if (!files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
 }
 
 static void tt__writer_flush(tt__writer *w)
@@ -3726,7 +3778,6 @@ typedef struct tt__value {
        and writer. */
     int32_t producer, uses, writes, views, reader, writer;
     int32_t behind;     /* of a persistent storage, a later one that is to lie right behind it; 0: none */
-    int32_t instead;    /* within a pass, what is to be read instead of it; 0: itself */
     int32_t arrival;    /* of an input, where the host writes that of the next run (>>passes); 0: itself */
     bool named;         /* by tt_name, or by a pass */
     size_t place;       /* planner: byte offset in its region of the arena */
@@ -3880,6 +3931,27 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     v->space = b->space;
     v->part = b->part;
     v->param = b->param;
+    return id;
+}
+
+/* Makes value id (0: none) like v in what passes know of both. Returns id. */
+static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
+{
+    const tt__value *like = &t->values[v];
+    tt__value *x = &t->values[id];
+    if (!id) return 0;
+    x->part = like->part;
+    x->needs_grad = like->needs_grad;
+    x->pinned_f32 = like->pinned_f32 && x->shape.dtype == TT_F32;
+    return id;
+}
+
+/* A view of `of`, from element `offset` on, that is as view v is of another storage. */
+static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
+{
+    const tt__value like = t->values[v];
+    const int32_t id = tt__new_view(t, of, &like.shape, offset, like.ld, like.name);
+    if (id) t->values[id].part = like.part;
     return id;
 }
 
@@ -4203,7 +4275,7 @@ static int tt__index(tt_tape *t)
 {
     for (int32_t v = 0; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
-        x->producer = x->uses = x->writes = x->views = x->reader = x->writer = x->instead = 0;
+        x->producer = x->uses = x->writes = x->views = x->reader = x->writer = 0;
     }
     for (int32_t v = 1; v < t->n_values; v++) t->values[t->values[v].base].views += t->values[v].base != v;
     for (int k = 0; k < t->n_code; k++) {
@@ -4211,6 +4283,23 @@ static int tt__index(tt_tape *t)
         for (int j = 0; j < TT__MAX_IN; j++) t->values[t->values[t->code[k].in[j]].base].reader = k;
     }
     return t->n_code;
+}
+
+static bool tt__is_of(const tt_tape *t, const int32_t *ids, int n, int32_t base)
+{
+    for (int j = 0; j < n; j++) if (ids[j] && t->values[ids[j]].base == base) return true;
+    return false;
+}
+
+/* Does an instruction read, or write, a storage or a view of it? */
+static bool tt__reads(const tt_tape *t, const tt__instr *i, int32_t base)
+{
+    return tt__is_of(t, i->in, TT__MAX_IN, base);
+}
+
+static bool tt__writes(const tt_tape *t, const tt__instr *i, int32_t base)
+{
+    return tt__is_of(t, i->out, TT__MAX_OUT, base);
 }
 
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
@@ -4231,12 +4320,32 @@ static bool tt__may_wait(const tt_tape *t, int at, int later)
     if (t->values[t->code[at].out[0]].writes != 1) return false;
     for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
     for (int k = at + 1; k <= later && written; k++)
-        for (int o = 0; o < TT__MAX_OUT; o++)
-            for (int j = 0; j < TT__MAX_IN && t->code[k].out[o]; j++) {
-                int32_t in = t->code[at].in[j];
-                if (in && t->values[in].base == t->values[t->code[k].out[o]].base) return false;
-            }
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const int32_t in = t->code[at].in[j];
+            if (in && tt__writes(t, &t->code[k], t->values[in].base)) return false;
+        }
     return true;
+}
+
+/* An instruction of `op`, x -> y. */
+static tt__instr tt__instr_of(int op, int32_t x, int32_t y)
+{
+    tt__instr i = tt__new_instr(op);
+    i.in[0] = x;
+    i.out[0] = y;
+    return i;
+}
+
+/* The same, of the segment and stage of `like`, and run by the same ranks. */
+static tt__instr tt__instr_like(const tt__instr *like, int op, int32_t x, int32_t y)
+{
+    tt__instr i = tt__instr_of(op, x, y);
+    i.segment = like->segment;
+    i.stage = like->stage;
+    i.backward = like->backward;
+    i.always = like->always;
+    i.later = like->later;
+    return i;
 }
 
 static void tt__drop(tt_tape *t, int k)
@@ -4355,9 +4464,10 @@ typedef struct tt__rules {
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
     /* Before a run: are the operands' integers, which are on the host, what kernels rely on? NULL: always. */
     tt_status (*check)(const tt__launch *l);
-    /* Before differentiation, and later, after it: makes one instruction of instruction k and what it reads
-       from, where it can. root: the value that the program is compiled for. NULL: never. */
-    void (*fuse)(tt_tape *t, int k, int32_t root, bool later);
+    /* Before differentiation, and after it: makes one instruction of instruction k and what it reads from,
+       where it can. root: the value that the program is compiled for. NULL: never. */
+    void (*fuse)(tt_tape *t, int k, int32_t root);
+    void (*fuse_later)(tt_tape *t, int k, int32_t root);
     /* Floating-point operations of matrix products, for NULL those of TT__PRODUCT. in: of a run, with
        integers on the host, or without data at capacity. */
     double (*flops)(const tt__instr *i, const tt__mat *in);
@@ -4686,14 +4796,13 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
 static int32_t tt__new_gradient(tt__builder *b, int32_t v)
 {
     tt_tape *t = b->t;
-    tt__value of = t->values[v];
-    bool parameter = of.storage == TT__PARAMETER;
-    int32_t g = tt__new_value(t, &of.shape, parameter ? TT__GRADIENT : TT__TRANSIENT, "d(%.60s)", of.name);
+    const tt__value *of = &t->values[v];
+    const bool parameter = of->storage == TT__PARAMETER;
+    const tt__storage storage = parameter ? TT__GRADIENT : TT__TRANSIENT;
+    int32_t g = tt__value_like(t, v, tt__new_value(t, &of->shape, storage, "d(%.60s)", of->name));
     if (!(b->ok = g != 0)) return 0;
-    t->values[g].param = of.param;
-    t->values[g].part = of.part;
+    t->values[g].param = t->values[v].param;
     t->values[g].persistent = parameter && b->accumulate;
-    t->values[g].pinned_f32 = of.pinned_f32;
     t->values[v].grad = g;
     return g;
 }
@@ -4720,9 +4829,8 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
             *again = last;
             exists = true;
         }
-        g = tt__new_view(t, g, &view.shape, view.offset, view.ld, view.name);
+        g = tt__view_like(t, v, g, view.offset);
         if (!(b->ok = g != 0)) return;
-        t->values[g].part = view.part;
     }
     tt__instr *i = &t->code[t->n_code - 1];
     i->out[slot] = g;
@@ -5165,14 +5273,8 @@ enum { TT__NEAR = 64 }; /* instructions that are searched for what wrote an oper
 /* Result o of instruction k, the sums of in[0]'s columns, gets an instruction of its own before it. */
 static void tt__sum_columns_apart(tt_tape *t, int k, int o)
 {
-    tt__instr i = t->code[k], sums = i;
+    tt__instr i = t->code[k], sums = tt__instr_like(&i, TT__OP_SUM_ROWS, i.in[0], i.out[o]);
     if (i.op == TT__OP_SUM_ROWS) return;
-    sums.op = TT__OP_SUM_ROWS;
-    memset(sums.in, 0, sizeof sums.in);
-    memset(sums.out, 0, sizeof sums.out);
-    memset(&sums.attr, 0, sizeof sums.attr);
-    sums.in[0] = i.in[0];
-    sums.out[0] = i.out[o];
     sums.add = i.add >> o & 1;
     sums.add_later = i.add_later >> o & 1;
     if (!tt__insert(t, k, &sums)) return;
@@ -5207,28 +5309,24 @@ static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, cons
     return columns == v->shape.cols ? parts : 0;
 }
 
-/* Result o of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that wrote
-   in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS): a
-   kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
+/* The last result of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that
+   wrote in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS):
+   a kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
    where memory is the host's, as kernels there make no use of it, nor of tensor ranks, which add to gradients
    in between. */
-static void tt__fuse_column_sums(tt_tape *t, int k, int o)
+static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];
+    const int o = tt__ops[i.op].outputs - 1;
     const tt__value *v = &t->values[i.in[0]], *sums = &t->values[i.out[o]];
     const int64_t begin = v->offset;
+    (void)root;
     if (!i.out[o] || t->host || t->tensor > 1) return;
     for (int m = k - 1; m >= 0 && m >= k - TT__NEAR; m--) {
         tt__instr from = t->code[m];
-        bool writes = false;
         if (from.op < 0) continue;
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (from.in[j] && t->values[from.in[j]].base == sums->base) return;
-        for (int j = 0; j < TT__MAX_OUT; j++) {
-            if (from.out[j] && t->values[from.out[j]].base == sums->base) return;
-            writes |= from.out[j] && t->values[from.out[j]].base == v->base;
-        }
-        if (!writes) continue;
+        if (tt__reads(t, &from, sums->base) || tt__writes(t, &from, sums->base)) return;
+        if (!tt__writes(t, &from, v->base)) continue;
         const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* nothing reads it again */
         const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
         if (!parts) return;
@@ -5258,14 +5356,8 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int o)
     }
 }
 
-static void tt__fuse_LINEAR_DW(tt_tape *t, int k, int32_t root, bool later)
-{
-    (void)root;
-    if (later) tt__fuse_column_sums(t, k, 1);
-}
-
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
-    tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, tt__fuse_LINEAR_DW};
+    tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, NULL, tt__fuse_column_sums};
 
 /* Products of one x, such as those that make queries, keys and values, and those that make the gradients of
    their weights, are one product where the operands that they do not share lie side by side: weights and
@@ -5434,7 +5526,8 @@ static tt_status tt__check_EMBEDDING(const tt__launch *l)
 }
 
 static const tt__rules tt__rules_EMBEDDING = {tt__shape_EMBEDDING, tt__layout_EMBEDDING,
-    {NULL, "0g", "1", TT__OP_EMBEDDING_BACKWARD}, NULL, NULL, tt__check_EMBEDDING, NULL, NULL, 0, NULL, 1};
+    {NULL, "0g", "1", TT__OP_EMBEDDING_BACKWARD}, NULL, NULL, tt__check_EMBEDDING, NULL, NULL, NULL, 0, NULL,
+    1};
 
 static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -5566,9 +5659,9 @@ static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 
 /* The product that x comes from applies the activation itself. Its own result becomes out[1], which GELU and
    SiLU save; pruning drops it where nothing reads it. */
-static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 {
-    int at = later ? -1 : tt__sole_producer(t, t->code[k].in[0], root);
+    int at = tt__sole_producer(t, t->code[k].in[0], root);
     if (at < 0) return;
     tt__instr merged = t->code[at];
     if (!tt__is(&merged, TT__ACTIVATES) || merged.attr.act || merged.in[tt__residual(&merged)]) return;
@@ -5581,9 +5674,9 @@ static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__layout
     {tt__backward_ACTIVATION}, NULL, NULL, NULL, tt__fuse_ACTIVATION};
 
 /* The product of dy multiplies by the derivative: the gradient before the activation is never stored. */
-static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
 {
-    int at = later ? tt__sole_producer(t, t->code[k].in[0], root) : -1;
+    int at = tt__sole_producer(t, t->code[k].in[0], root);
     if (at < 0 || t->code[at].op != TT__OP_LINEAR_DX || t->code[at].in[2] || !tt__may_wait(t, at, k)) return;
     tt__instr merged = t->code[at];
     merged.attr.act = t->code[k].attr.act;
@@ -5592,7 +5685,7 @@ static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool l
 }
 
 static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__layout_alike, {NULL}, NULL,
-    NULL, NULL, tt__fuse_ACTIVATION_BACKWARD};
+    NULL, NULL, NULL, tt__fuse_ACTIVATION_BACKWARD};
 
 /* ---------------------------------------------------------------------------------------------------- add */
 
@@ -5614,9 +5707,9 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
 }
 
 /* What computes one of the two adds the other itself. */
-static void tt__fuse_ADD(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
-    for (int side = 0; side < 2 && !later; side++) {
+    for (int side = 0; side < 2; side++) {
         int at = tt__sole_producer(t, t->code[k].in[side], root);
         int slot = at >= 0 ? tt__residual(&t->code[at]) : 0;
         if (!slot || t->code[at].in[slot] || t->code[at].attr.act) continue;
@@ -5669,14 +5762,8 @@ static size_t tt__cpu_SUM_ROWS(int threads, const tt_tape *t, const tt__instr *i
     return tt__sum_rows_bytes(threads, dy->rows, dy->cols);
 }
 
-static void tt__fuse_SUM_ROWS(tt_tape *t, int k, int32_t root, bool later)
-{
-    (void)root;
-    if (later) tt__fuse_column_sums(t, k, 0);
-}
-
 static const tt__rules tt__rules_SUM_ROWS = {tt__shape_SUM_ROWS, tt__layout_SUM_ROWS, {NULL},
-    tt__cpu_SUM_ROWS, NULL, NULL, tt__fuse_SUM_ROWS};
+    tt__cpu_SUM_ROWS, NULL, NULL, NULL, tt__fuse_column_sums};
 
 /* ---------------------------------------------------------------------------------------------------- mul */
 
@@ -6113,7 +6200,7 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
 }
 
 static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__layout_by_columns,
-    {tt__backward_ATTENTION}, tt__cpu_attention, tt__cuda_attention, tt__check_ATTENTION, NULL,
+    {tt__backward_ATTENTION}, tt__cpu_attention, tt__cuda_attention, tt__check_ATTENTION, NULL, NULL,
     tt__flops_of_attention};
 
 static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -6130,7 +6217,7 @@ static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
 }
 
 static const tt__rules tt__rules_ATTENTION_BACKWARD = {tt__shape_ATTENTION_BACKWARD, tt__layout_by_columns,
-    {NULL}, tt__cpu_attention, tt__cuda_attention, NULL, NULL, tt__flops_of_attention};
+    {NULL}, tt__cpu_attention, tt__cuda_attention, NULL, NULL, NULL, tt__flops_of_attention};
 
 /* -------------------------------------------------------------------------------------------- gather_rows */
 
@@ -6421,8 +6508,7 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
         }
     }
     for (int b = k + 1; b <= h->last && tt__uses(t, loss); b++)
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->code[b].in[j] && t->values[t->code[b].in[j]].base == loss) return false;
+        if (tt__reads(t, &t->code[b], loss)) return false;
     const int products = h->last - h->back - (h->fill != 0);
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
@@ -6437,12 +6523,12 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
    arXiv 2410.10989). It stands where the last of them stood, so nothing may have read the loss until then.
    Sums of several losses keep them apart; on a CPU so do 16-bit gradients, which each chunk would round once
    more. On CUDA the workspace has their sums in f32. */
-static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
     const tt__value *v = &t->values[logits];
     tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
-    if (!later || h.linear < 0 || v->base != logits || v->keep || logits == root) return;
+    if (h.linear < 0 || v->base != logits || v->keep || logits == root) return;
     if (v->shape.rows <= TT__LOSS_CHUNK || t->code[k].attr.by_class) return;
     const tt__instr *linear = &t->code[h.linear];
     if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
@@ -6469,7 +6555,7 @@ static tt_status tt__check_CROSS_ENTROPY(const tt__launch *l)
 
 static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__layout_CROSS_ENTROPY,
     {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
-    tt__fuse_CROSS_ENTROPY};
+    NULL, tt__fuse_CROSS_ENTROPY};
 
 static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /* dloss, x -> dx */
 {
@@ -6571,7 +6657,7 @@ static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i
 
 static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY,
     tt__layout_LINEAR_CROSS_ENTROPY, {NULL}, tt__cpu_LINEAR_CROSS_ENTROPY, tt__cuda_LINEAR_CROSS_ENTROPY,
-    tt__check_CROSS_ENTROPY, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
+    tt__check_CROSS_ENTROPY, NULL, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
 
 /* ------------------------------------------------------------------------------------- soft_cross_entropy */
 
@@ -6663,19 +6749,17 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
 
 /* Zeros to which the next instruction that touches them adds everywhere, as attention's backward to the
    gradient of packed queries, keys and values, need not be written: it writes its results instead. */
-static void tt__fuse_FILL(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
     const tt__instr *i = &t->code[k];
     const int32_t g = i->out[0];
     const tt__value *v = &t->values[g];
     (void)root;
-    if (!later || i->attr.scale != 0 || i->add || v->base != g || v->storage != TT__TRANSIENT) return;
+    if (i->attr.scale != 0 || i->add || v->base != g || v->storage != TT__TRANSIENT) return;
     for (int m = k + 1; m <= v->writer; m++) {
         tt__instr next = t->code[m];
-        bool reads = false, writes = false;
-        for (int j = 0; j < TT__MAX_IN; j++) reads |= next.in[j] && t->values[next.in[j]].base == g;
-        for (int j = 0; j < TT__MAX_OUT; j++) writes |= next.out[j] && t->values[next.out[j]].base == g;
-        if (reads || (writes && !tt__adds_all_columns(t, &next, g))) return;
+        const bool writes = tt__writes(t, &next, g);
+        if (tt__reads(t, &next, g) || (writes && !tt__adds_all_columns(t, &next, g))) return;
         if (!writes) continue;
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (next.out[j] && t->values[next.out[j]].base == g) next.add &= ~(1u << j);
@@ -6686,7 +6770,7 @@ static void tt__fuse_FILL(tt_tape *t, int k, int32_t root, bool later)
 }
 
 static const tt__rules tt__rules_FILL = {tt__shape_FILL, tt__layout_FILL, {NULL}, tt__no_bytes, NULL, NULL,
-    tt__fuse_FILL};
+    NULL, tt__fuse_FILL};
 
 /* ------------------------------------------------------------------------------------------------ updates */
 
@@ -6776,8 +6860,46 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
+/* Each op that updates has tt__rules_OP and tt__use_OP, which appends what is wrong with the options that the
+   op reads (wrong NULL: they are right), sets its attributes to them, and returns how many states it keeps of
+   each parameter. */
+
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+
+static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+{
+    if (!(o->momentum >= 0 && o->momentum < 1))
+        tt__print(wrong, "; momentum %g is not in [0, 1)", o->momentum);
+    if (o->nesterov && !(o->momentum > 0)) tt__print(wrong, "; nesterov needs a momentum above 0");
+    a->beta1 = o->momentum;
+    a->nesterov = o->nesterov;
+    return o->momentum != 0;
+}
+
 static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+{
+    if (!(o->beta1 >= 0 && o->beta1 < 1)) tt__print(wrong, "; beta1 %g is not in [0, 1)", o->beta1);
+    if (!(o->beta2 >= 0 && o->beta2 < 1)) tt__print(wrong, "; beta2 %g is not in [0, 1)", o->beta2);
+    if (!(o->eps >= 0)) tt__print(wrong, "; eps %g is negative", o->eps);
+    a->beta1 = o->beta1;
+    a->beta2 = o->beta2;
+    a->eps = o->eps;
+    return 2;
+}
+
+enum { TT__STATES = 2 }; /* the most that an op keeps of a parameter */
+typedef struct tt__optimizer {
+    const char *name;
+    int op;
+    bool decoupled;
+    struct { const char *name, *word; } state[TT__STATES];
+    int (*use)(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong);
+} tt__optimizer;
+#define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
+    {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
+static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* by tt_optimizer_kind */
+#undef TT__OPTIMIZER
 
 /* ----------------------------------------------------------------------------------- memories and streams */
 
@@ -6964,14 +7086,6 @@ static tt__loads tt__loads_BROADCAST(const tt__move *m, int64_t elements, int me
     return loads;
 }
 
-static tt__loads tt__loads_REDUCE(const tt__move *m, int64_t elements, int me, int members)
-{
-    const int64_t n = me ? 0 : elements * (members - 1);
-    const tt__loads loads = {n, (double)n};
-    (void)m;
-    return loads;
-}
-
 static tt__loads tt__loads_RECV(const tt__move *m, int64_t elements, int me, int members)
 {
     const int64_t n = me == m->to && m->from != m->to ? elements : 0;
@@ -6982,7 +7096,7 @@ static tt__loads tt__loads_RECV(const tt__move *m, int64_t elements, int me, int
 
 #define TT__COLLECTIVE(OP, shape, backward, phases, loads) \
     static const tt__rules tt__rules_##OP = {shape, tt__layout_of_move, {backward}, tt__no_bytes, NULL, \
-                                             NULL, NULL, NULL, phases, loads}
+                                             NULL, NULL, NULL, NULL, phases, loads}
 TT__COLLECTIVE(ALL_REDUCE, tt__shape_ALL_REDUCE, tt__backward_ALL_REDUCE,
                TT__REDUCE_PHASE | TT__SPREAD_PHASE, tt__loads_ALL_REDUCE);
 TT__COLLECTIVE(REDUCE_SCATTER, tt__shape_REDUCE_SCATTER, tt__backward_REDUCE_SCATTER,
@@ -6991,8 +7105,6 @@ TT__COLLECTIVE(ALL_GATHER, tt__shape_ALL_GATHER, tt__backward_ALL_GATHER, TT__SP
                tt__loads_ALL_GATHER);
 TT__COLLECTIVE(BROADCAST, tt__shape_BROADCAST, NULL, TT__REDUCE_PHASE | TT__SPREAD_PHASE | TT__OF_FIRST,
                tt__loads_BROADCAST);
-TT__COLLECTIVE(REDUCE, tt__shape_of_sum, NULL, TT__REDUCE_PHASE | TT__PIECES_OUT | TT__OF_FIRST,
-               tt__loads_REDUCE);
 TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
 TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
 TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */
@@ -7049,8 +7161,8 @@ static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr 
 
 /* ===========================================================================================================
    PASSES                                                                                          >>passes
-   Functions that rewrite a tape, and the verifier that runs after each. tt__run_passes (>>compile) has their
-   order. Uses tape and ops.
+   Functions that rewrite a tape, and the verifier that runs after each. tt__first_passes and tt__last_passes
+   (>>compile) have their order. Uses tape and ops.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------------------- verifier */
@@ -7280,6 +7392,17 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     tt__free(t->ctx, layout);
     return status;
 }
+/* A number for each value, 0 at first, to be freed; NULL: no memory. */
+static int32_t *tt__new_map(const tt_tape *t)
+{
+    return (int32_t *)tt__calloc(t->ctx, sizeof(int32_t) * (size_t)t->n_values);
+}
+
+/* The instruction reads the values that a map has for its operands. */
+static void tt__map_operands(tt__instr *i, const int32_t *map)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) if (map[i->in[j]]) i->in[j] = map[i->in[j]];
+}
 
 /* ------------------------------------------------------------------------------------------ differentiate */
 
@@ -7296,6 +7419,7 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     if (shape->rows != 1 || shape->cols != 1 || shape->axis || t->values[root].base != root)
         return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s",
                         tt__describe(t, root, what, sizeof what));
+    if (tt__producer(t, root) >= 0) b.stage = t->code[tt__producer(t, root)].stage;
     int32_t seed = tt__new_gradient(&b, root);
     tt__fill(&b, seed, 1);
     if (b.ok) t->code[t->n_code - 1].in[0] = t->scale;
@@ -7321,11 +7445,12 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
+    int32_t *instead = tt__new_map(t); /* what is read in place of a copy */
+    if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
         const tt__value *y = &t->values[i->out[0]];
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
+        tt__map_operands(i, instead);
         if (!train) i->attr.dropout = 0;
         if (!train && i->attr.lists_for_training) i->attr.lists = 0;
         if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
@@ -7334,9 +7459,10 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
         if (y->keep || y->views || i->out[0] == root) continue;
         t->values[t->values[i->in[0]].base].offload |= y->offload;
         if (y->mark != TT__UNMARKED) t->values[t->values[i->in[0]].base].mark = y->mark;
-        t->values[i->out[0]].instead = i->in[0];
+        instead[i->out[0]] = i->in[0];
         tt__drop(t, k);
     }
+    tt__free(t->ctx, instead);
     return tt__settle(t, n);
 }
 
@@ -7346,9 +7472,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 typedef struct tt__gathers {
     tt_tape *t;
     int n;                      /* instructions before the pass */
-    /* Every gather: its instruction, and one more than the entry of the gather of the same value that was
-       found before it (0: none). */
-    struct { int at, before; } *all; int n_all, cap_all;
+    int *all; int n_all, cap_all;
     int *todo; int n_todo, cap_todo; /* the last is next */
 } tt__gathers;
 
@@ -7357,10 +7481,7 @@ static bool tt__gathers_add(tt__gathers *g, int k)
     tt_context *ctx = g->t->ctx;
     if (!TT__GROW(ctx, g->all, g->n_all, g->cap_all)) return false;
     if (!TT__GROW(ctx, g->todo, g->n_todo, g->cap_todo)) return false;
-    tt__value *x = &g->t->values[g->t->code[k].in[0]];
-    g->all[g->n_all].at = g->todo[g->n_todo++] = k;
-    g->all[g->n_all].before = x->instead; /* in this pass, the value's last entry of `all`, plus 1 */
-    x->instead = ++g->n_all;
+    g->all[g->n_all++] = g->todo[g->n_todo++] = k;
     return true;
 }
 
@@ -7370,9 +7491,9 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
     tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
     int k = -1; /* the first that was found */
-    for (int n = t->values[v].instead; n; n = g->all[n - 1].before) {
-        const tt__instr *i = &t->code[g->all[n - 1].at];
-        if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n - 1].at;
+    for (int n = 0; n < g->n_all && k < 0; n++) {
+        const tt__instr *i = &t->code[g->all[n]];
+        if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n];
     }
     if (k >= 0) {
         if ((k < g->n ? k : t->code[k].before) <= at) return t->code[k].out[0];
@@ -7698,22 +7819,20 @@ static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
     return shape->axis != 0;
 }
 
-/* Puts before instruction `at` one of `op` that makes a new value, like v but for its shape, of v. */
+/* Puts before instruction `at` one of `op` that makes a new value, like v but for its shape, of v. All ranks
+   have it whole. */
 static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, const tt__shape *shape)
 {
     tt_tape *t = s->t;
-    const tt__value like = t->values[v];
-    tt__instr i = tt__new_instr(op);
+    const int32_t y = tt__value_like(t, v, tt__new_value(t, shape, TT__TRANSIENT, "%s", t->values[v].name));
+    tt__instr i = tt__instr_like(&t->code[at], op, v, y);
     i.attr.scale = 1;
     i.move.over = TT__OVER_TENSOR;
     i.move.unit = shape->cols;
-    i.in[0] = v;
-    i.out[0] = tt__new_value(t, shape, TT__TRANSIENT, "%s", like.name);
-    if (!i.out[0]) return 0;
-    t->values[i.out[0]].needs_grad = like.needs_grad;
-    t->values[i.out[0]].pinned_f32 = like.pinned_f32;
-    t->values[i.out[0]].param = tt__is_weight(t, v) ? like.param : -1;
-    return tt__insert(t, at, &i) ? i.out[0] : 0;
+    if (!y) return 0;
+    t->values[y].part.split = TT__WHOLE;
+    t->values[y].param = tt__is_weight(t, v) ? t->values[v].param : -1;
+    return tt__insert(t, at, &i) ? y : 0;
 }
 
 /* What instruction `at` reads of v, a value or a table: all rows; 0: no memory. */
@@ -7783,11 +7902,10 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     const bool own = s->by_rows[y];
     const tt__shape shape = t->values[y].shape;
     const int32_t part = tt__new_value(t, &shape, TT__TRANSIENT, "part of %.60s", t->values[y].name);
-    tt__instr sum = tt__new_instr(own ? TT__OP_REDUCE_SCATTER : TT__OP_ALL_REDUCE);
-    if (!part) return TT_ERR_MEMORY;
-    t->values[part].needs_grad = t->values[y].needs_grad;
-    t->code[k].out[0] = sum.in[0] = part;
-    sum.out[0] = y;
+    const int op = own ? TT__OP_REDUCE_SCATTER : TT__OP_ALL_REDUCE;
+    tt__instr sum = tt__instr_like(&t->code[k], op, part, y);
+    if (!tt__value_like(t, y, part)) return TT_ERR_MEMORY;
+    t->code[k].out[0] = part;
     sum.move.over = TT__OVER_TENSOR;
     sum.move.unit = shape.cols;
     if (own && !tt__own_shape(s, &t->values[y].shape)) return TT_ERR_MEMORY;
@@ -8036,9 +8154,8 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 {
     const tt__value of = t->values[g];
     const int32_t part = tt__new_value(t, &of.shape, TT__TRANSIENT, "part of %.60s", of.name);
-    tt__instr *sum = part ? tt__append(t, TT__OP_ALL_REDUCE) : NULL;
+    tt__instr *sum = tt__value_like(t, g, part) ? tt__append(t, TT__OP_ALL_REDUCE) : NULL;
     if (!sum) return 0;
-    t->values[part].pinned_f32 = of.pinned_f32;
     sum->in[0] = part;
     sum->out[0] = g;
     sum->add_later = of.persistent;
@@ -8049,29 +8166,41 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
     return part;
 }
 
-/* Has the ranks sum gradients of which they have parts: the instructions write these to other values. */
-static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout)
+/* Views of a storage for which a map has another become views of that. */
+static void tt__map_views(tt_tape *t, int values, const int32_t *map)
+{
+    for (int32_t v = 1; v < values; v++) {
+        tt__value *x = &t->values[v];
+        if (x->base != v && map[x->base]) x->base = map[x->base];
+    }
+}
+
+/* The stage of what last writes the operand of instruction k before it; 0: there is one stage. */
+static int tt__operand_stage(const tt_tape *t, int k)
+{
+    const int32_t base = t->values[t->code[k].in[0]].base;
+    while (k-- > 0) if (tt__writes(t, &t->code[k], base)) return t->code[k].stage;
+    return 0;
+}
+
+/* Has the ranks sum gradients of which they have parts: the instructions write these to other values. part:
+   zeros, of each value. */
+static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
     const int values = t->n_values, n = t->n_code; /* what is new comes after these */
     int sums = 0;
     for (int32_t v = 1; v < values; v++) {
         if (t->values[v].storage != TT__GRADIENT || layout[v] != TT__PARTIAL) continue;
-        const int32_t part = tt__sum_gradient(t, v, sums++ > 0);
-        if (!part) return TT_ERR_MEMORY;
-        t->values[v].instead = part;
+        if (!(part[v] = tt__sum_gradient(t, v, sums++ > 0))) return TT_ERR_MEMORY;
     }
-    for (int32_t v = 1; v < values && sums; v++) {
-        const int32_t part = t->values[t->values[v].base].instead;
-        if (part && t->values[v].base != v) t->values[v].base = part;
-    }
+    tt__map_views(t, values, part);
     for (int k = 0; k < n && sums; k++)
         for (int o = 0; o < TT__MAX_OUT; o++) {
             tt__instr *i = &t->code[k];
-            const int32_t part = t->values[i->out[o]].instead;
-            if (part) i->out[o] = part;
+            if (part[i->out[o]]) i->out[o] = part[i->out[o]];
             if (t->values[i->out[o]].base >= values) i->add_later &= ~(1u << o);
         }
-    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
+    for (int k = n; k < t->n_code; k++) t->code[k].stage = tt__operand_stage(t, k);
     return TT_OK;
 }
 
@@ -8080,31 +8209,26 @@ static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout)
 static tt_status tt__pass_tensor_gradients(tt_tape *t)
 {
     const int n = tt__index(t);
-    for (int k = 0; k < n; k++) {
+    int32_t *instead = tt__new_map(t), *part = tt__new_map(t);
+    tt__split *layout = tt__first_layouts(t);
+    tt_status status = instead && part && layout ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < n && status == TT_OK; k++) {
         tt__instr *i = &t->code[k];
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
+        tt__map_operands(i, instead);
         if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
-        t->values[i->out[0]].instead = i->in[0];
+        instead[i->out[0]] = i->in[0]; /* a storage, as tt__may_enter says: rows of it are views */
         tt__drop(t, k);
     }
-    for (int32_t v = 1; v < t->n_values; v++) { /* views of rows */
-        tt__value *x = &t->values[v];
-        const int32_t to = t->values[x->base].instead;
-        if (!to || x->base == v) continue;
-        x->base = to; /* a storage, as tt__may_enter says */
-    }
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0;
-    tt_status status = tt__settle(t, n);
-    if (status != TT_OK) return status;
-    tt__split *layout = tt__first_layouts(t);
-    if (!layout) return TT_ERR_MEMORY;
+    if (status == TT_OK) tt__map_views(t, t->n_values, instead);
+    if (status == TT_OK) status = tt__settle(t, n);
     for (int k = 0; k < t->n_code && status == TT_OK; k++) {
         int32_t value;
         const char *wrong = tt__derive(t, &t->code[k], layout, &value);
         if (wrong) status = tt__verify_fail(t, "differentiate", k, wrong, value);
     }
-    if (status == TT_OK) status = tt__sum_gradients(t, layout);
+    if (status == TT_OK) status = tt__sum_gradients(t, layout, part);
+    tt__free(t->ctx, instead);
+    tt__free(t->ctx, part);
     tt__free(t->ctx, layout);
     return status;
 }
@@ -8116,12 +8240,11 @@ static tt_status tt__pass_tensor_losses(tt_tape *t)
     for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
         if (!tt__is(i, TT__LOSS) || t->values[i->in[0]].part.split != TT__ROWS) continue;
-        tt__instr sum = tt__new_instr(TT__OP_ALL_REDUCE), mean = tt__new_instr(TT__OP_MEAN_LOSS);
-        sum.in[0] = sum.out[0] = mean.in[0] = i->out[TT__LOSS_COUNTS];
-        mean.out[0] = i->out[0];
+        const int32_t counts = i->out[TT__LOSS_COUNTS];
+        tt__instr sum = tt__instr_like(i, TT__OP_ALL_REDUCE, counts, counts);
+        tt__instr mean = tt__instr_like(i, TT__OP_MEAN_LOSS, counts, i->out[0]);
         sum.move.over = TT__OVER_TENSOR;
         sum.move.unit = 1;
-        sum.backward = mean.backward = i->backward;
         if (!tt__insert(t, k + 1, &sum) || !tt__insert(t, k + 1, &mean)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);
@@ -8135,7 +8258,8 @@ static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
     int n = tt__index(t);
     for (int k = 0; k < n; k++) {
         const tt__rules *rules = t->code[k].op >= 0 ? tt__rules_of(&t->code[k]) : NULL;
-        if (rules && rules->fuse) rules->fuse(t, k, root, later);
+        void (*fuse)(tt_tape *, int, int32_t) = !rules ? NULL : later ? rules->fuse_later : rules->fuse;
+        if (fuse) fuse(t, k, root);
     }
     return tt__settle(t, n);
 }
@@ -8190,15 +8314,7 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
 }
 
 typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
-
-static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul *out)
-{
-    static const char *const names[] = {"fp32", "tf32", "fp8"};
-    int k;
-    tt_status status = tt__parse(ctx, "matmul", name ? name : "fp32", names, 3, "fp32, tf32 or fp8", &k);
-    *out = (tt__matmul)k;
-    return status;
-}
+static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 
 /* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to
    16 bits for the matmuls that read it (norms, activations, attention), or is part of something wider. */
@@ -8235,6 +8351,17 @@ static void tt__mark_residual(tt_tape *t)
     }
 }
 
+/* A copy of v in another dtype, made right before instruction k, so that it lives no longer; 0: no memory. */
+static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
+{
+    tt__shape shape = t->values[v].shape;
+    shape.dtype = dtype;
+    const int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(dtype),
+                                       t->values[v].name);
+    const tt__instr cast = tt__instr_like(&t->code[k], TT__OP_CAST, v, copy);
+    return tt__value_like(t, v, copy) && tt__insert(t, k, &cast) ? copy : 0;
+}
+
 /* Gives values their dtypes; gradients follow, being made later. Mixed: matmul weights are read through a
    16-bit copy made once a run. Statistics, losses, what a loss reads and is computed from one stay f32. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
@@ -8268,27 +8395,18 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         if (changes && x->shape.dtype == TT_F32) x->shape.dtype = precision->half;
     }
     if (!precision->mixed) return TT_OK;
-    for (int k = 0; k < n; k++) { /* a cast right before its first reader, so that the copy lives no longer */
+    int32_t *copy = tt__new_map(t);
+    bool ok = copy != NULL;
+    for (int k = 0; k < n && ok; k++) {
         int number = tt__weight(&t->code[k]);
         int32_t w = number ? t->code[k].in[number] : 0;
         if (!w || !tt__is_weight(t, w) || t->values[w].base != w) continue;
-        if (!t->values[w].instead) {
-            tt__shape shape = t->values[w].shape;
-            tt__instr cast = tt__new_instr(TT__OP_CAST);
-            shape.dtype = precision->half;
-            int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(shape.dtype),
-                                         t->values[w].name);
-            if (!copy) return TT_ERR_MEMORY;
-            t->values[copy].needs_grad = t->values[w].needs_grad;
-            t->values[copy].part = t->values[w].part;
-            t->values[w].instead = copy;
-            cast.in[0] = w;
-            cast.out[0] = copy;
-            if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
-        }
-        t->code[k].in[number] = t->values[w].instead;
+        if (!copy[w]) copy[w] = tt__cast_before(t, k, w, precision->half);
+        t->code[k].in[number] = copy[w];
+        ok = copy[w] != 0;
     }
-    return tt__settle(t, n);
+    tt__free(t->ctx, copy);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
 #ifndef TT__PIECES_FROM /* tests make it smaller */
@@ -8348,9 +8466,11 @@ static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
 static tt_status tt__pass_alike_operands(tt_tape *t)
 {
     const int n = tt__index(t);
-    for (int k = 0; k < n; k++) {
+    int32_t *copies = tt__new_map(t);
+    bool ok = copies != NULL;
+    for (int k = 0; k < n && ok; k++) {
         if (!tt__is(&t->code[k], TT__PRODUCT) || !t->code[k].out[0]) continue;
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < 2 && ok; j++) {
             const int32_t v = t->code[k].in[j];
             const tt_dtype dtype = t->values[t->code[k].in[1 - j]].shape.dtype;
             if (t->values[v].shape.dtype != TT_F32 || dtype == TT_F32) continue;
@@ -8359,26 +8479,14 @@ static tt_status tt__pass_alike_operands(tt_tape *t)
                 t->values[v].pinned_f32 = false;
                 continue;
             }
-            int32_t copy = t->values[v].instead;
-            if (!copy) {
-                tt__shape shape = t->values[v].shape;
-                tt__instr cast = tt__new_instr(TT__OP_CAST);
-                shape.dtype = dtype;
-                copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(dtype),
-                                     t->values[v].name);
-                if (!copy) return TT_ERR_MEMORY;
-                t->values[copy].part = t->values[v].part;
-                cast.in[0] = v;
-                cast.out[0] = copy;
-                cast.backward = t->code[k].backward;
-                cast.stage = t->code[k].stage;
-                if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
-                if (t->values[t->values[v].base].writer < k) t->values[v].instead = copy;
-            }
+            const int32_t copy = copies[v] ? copies[v] : tt__cast_before(t, k, v, dtype);
+            if (t->values[t->values[v].base].writer < k) copies[v] = copy;
             t->code[k].in[j] = copy;
+            ok = copy != 0;
         }
     }
-    return tt__settle(t, n);
+    tt__free(t->ctx, copies);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
 /* ---------------------------------------------------------------------------------------------- recompute */
@@ -8389,15 +8497,6 @@ typedef enum tt__recompute {
 } tt__recompute;
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
-static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__recompute *out)
-{
-    int k;
-    tt_status status = tt__parse(ctx, "recompute", name ? name : "cheap", tt__recompute_names, 5,
-                                 "none, cheap, attention, blocks or budget", &k);
-    *out = (tt__recompute)k;
-    return status;
-}
-
 typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute policy;
@@ -8405,6 +8504,7 @@ typedef struct tt__recomputer {
     int forward;     /* the first instruction of the backward */
     int whole;       /* "blocks": so many instructions, from the first on, are computed again whole */
     int at;          /* before which instructions are put in: the one that needs them */
+    int32_t *again;  /* of each value, the same computed again; 0: it is not yet */
 } tt__recomputer;
 
 /* The backward reads v anyway. */
@@ -8433,7 +8533,7 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
     const tt__value *x = &r->t->values[v];
-    tt__instr none = tt__new_instr(-1), i = none;
+    const tt__instr none = tt__new_instr(-1);
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
     const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
@@ -8445,10 +8545,8 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     if (*deep) return tt__is(f, TT__LOSS) ? none : *f;
     if (f->out[0] != v) return none; /* statistics are small */
     if (of_operand && (dropped || r->policy != TT__RECOMPUTE_NONE)) {
-        i.op = TT__OP_ACTIVATION;
+        tt__instr i = tt__instr_like(f, TT__OP_ACTIVATION, f->out[1], v);
         i.attr = f->attr;
-        i.in[0] = f->out[1];
-        i.out[0] = v;
         return i;
     }
     if (r->policy == TT__RECOMPUTE_NONE) return none;
@@ -8462,36 +8560,43 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     return again && (gathers || tt__is_saved(r, f->in[0])) ? *f : none; /* pieces are less than all of them */
 }
 
+static int32_t tt__new_like(tt_tape *t, int32_t v)
+{
+    const tt__value *x = &t->values[v];
+    return tt__value_like(t, v, tt__new_value(t, &x->shape, TT__TRANSIENT, "%s", x->name));
+}
+
 /* What the backward, or something deep, reads instead of operand v; 0 when out of memory. */
 static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
 {
     tt_tape *t = r->t;
     int32_t base = t->values[v].base;
-    if (!t->values[base].instead) {
+    if (!r->again[base]) {
         if (tt__is_kept(r, base)) return v;
         tt__instr i = tt__recomputation(r, base, &deep);
         if (i.op < 0) return v;
         for (int j = 0; j < TT__MAX_IN; j++)
             if (i.in[j] && !(i.in[j] = tt__read_again(r, i.in[j], deep))) return 0;
         for (int o = 0; o < TT__MAX_OUT; o++) {
-            int32_t old = i.out[o], id;
+            const int32_t old = i.out[o];
             if (!old) continue;
-            tt__value like = t->values[old];
-            id = tt__new_value(t, &like.shape, TT__TRANSIENT, "%s", like.name);
-            if (!id) return 0;
-            t->values[id].pinned_f32 = like.pinned_f32;
-            t->values[id].part = like.part;
-            t->values[old].instead = i.out[o] = id;
+            i.out[o] = tt__new_like(t, old);
+            if (!i.out[o]) return 0;
+            r->again[old] = i.out[o];
         }
         i.backward = true;
         i.again = true;
         if (!tt__insert(t, r->at, &i)) return 0;
     }
-    if (v == base) return t->values[base].instead;
-    tt__value view = t->values[v];
-    v = tt__new_view(t, t->values[base].instead, &view.shape, view.offset, view.ld, view.name);
-    if (v) t->values[v].part = view.part;
-    return v;
+    return v == base ? r->again[base] : tt__view_like(t, v, r->again[base], t->values[v].offset);
+}
+
+/* The instructions of the forward. */
+static int tt__forward_of(const tt_tape *t)
+{
+    int forward = 0;
+    while (forward < t->n_code && !t->code[forward].backward) forward++;
+    return forward;
 }
 
 /* The instructions of the first `blocks` blocks, or of all but the last, if these are fewer. Without marks,
@@ -8523,17 +8628,18 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks, const bool *drop,
                                     int n_drop)
 {
-    tt__recomputer r = {t, policy, drop, n_drop, 0, 0, 0};
+    tt__recomputer r = {t, policy, drop, n_drop, tt__forward_of(t), 0, 0, tt__new_map(t)};
     const int n = tt__index(t);
-    while (r.forward < n && !t->code[r.forward].backward) r.forward++;
+    bool ok = r.again != NULL;
     if (policy == TT__RECOMPUTE_BLOCKS) r.whole = tt__blocks_to_recompute(t, r.forward, blocks);
-    for (r.at = r.forward; r.at < n; r.at++)
-        for (int j = 0; j < TT__MAX_IN && t->code[r.at].backward; j++) {
+    for (r.at = r.forward; r.at < n && ok; r.at++)
+        for (int j = 0; j < TT__MAX_IN && t->code[r.at].backward && ok; j++) {
             int32_t v = t->code[r.at].in[j], with = v ? tt__read_again(&r, v, false) : 0;
-            if (v && !with) return TT_ERR_MEMORY;
+            ok = with || !v;
             t->code[r.at].in[j] = with;
         }
-    return tt__settle(t, n);
+    tt__free(t->ctx, r.again);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
 /* --------------------------------------------------------------------------------------------------- step */
@@ -8577,14 +8683,13 @@ static tt_status tt__pass_counts(tt_tape *t)
     int n = tt__index(t);
     for (int k = 0; k < n && t->results; k++) {
         if (!tt__is(&t->code[k], TT__LOSS)) continue;
-        tt__instr add = tt__new_instr(TT__OP_ADD_COUNTS);
-        add.in[0] = t->code[k].out[TT__LOSS_COUNTS]; /* when ranks have summed them */
-        add.out[0] = t->counted ? t->counted : t->totals;
+        const int32_t counts = t->code[k].out[TT__LOSS_COUNTS], to = t->counted ? t->counted : t->totals;
+        tt__instr add = tt__instr_like(&t->code[k], TT__OP_ADD_COUNTS, counts, to);
         add.add = !first;
         add.add_later = first && t->accumulate;
-        add.backward = t->code[k].backward;
         first = false;
-        if (!tt__insert(t, t->values[add.in[0]].writer + 1, &add)) return TT_ERR_MEMORY;
+        const int at = t->values[counts].writer + 1; /* when ranks have summed them */
+        if (!tt__insert(t, at, &add)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);
 }
@@ -8626,34 +8731,28 @@ static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* Notes of each storage, in its `instead`, one more than the instruction that writes it first; 0: none. */
-static void tt__note_first_writers(tt_tape *t)
+/* Of each storage, one more than the instruction that writes it first, or 0; to be freed. NULL: no memory. */
+static int32_t *tt__first_writers(const tt_tape *t)
 {
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
-    for (int k = t->n_code - 1; k >= 0; k--)
+    int32_t *first = tt__new_map(t);
+    for (int k = t->n_code - 1; k >= 0 && first; k--)
         for (int j = 0; j < TT__MAX_OUT; j++)
-            if (t->code[k].out[j]) t->values[t->values[t->code[k].out[j]].base].instead = k + 1;
-}
-
-static void tt__forget_first_writers(tt_tape *t)
-{
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
+            if (t->code[k].out[j]) first[t->values[t->code[k].out[j]].base] = k + 1;
+    return first;
 }
 
 /* Finds the cuts that tt_block_end's marks allow. `cut` and `cross` have n + 1 entries, these are 0. Returns
    how many there are. */
-static int tt__find_cuts(tt_tape *t, int n, tt__cut *cut, int *cross, double *all)
+static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
     *all = 0;
-    tt__note_first_writers(t);
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
-        if (x->base != v || x->storage != TT__TRANSIENT || !x->instead || x->reader < x->instead) continue;
-        cross[x->instead - 1]++;
+        if (x->base != v || x->storage != TT__TRANSIENT || !first[v] || x->reader < first[v]) continue;
+        cross[first[v] - 1]++;
         cross[x->reader]--;
     }
-    tt__forget_first_writers(t);
     for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
         *all += tt__forward_cost(t, i);
@@ -8732,13 +8831,15 @@ static tt_status tt__pass_ends(tt_tape *t)
     double all;
     tt__cut *cut = (tt__cut *)tt__alloc(t->ctx, sizeof *cut * (size_t)(n + 1) * TT__MAX_OUT);
     int *cross = (int *)tt__calloc(t->ctx, sizeof *cross * (size_t)(n + 1)), marks = 0;
-    tt_status status = cut && cross ? TT_OK : TT_ERR_MEMORY;
-    const int cuts = status == TT_OK ? tt__find_cuts(t, n, cut, cross, &all) : 0;
+    int32_t *first = tt__first_writers(t);
+    tt_status status = cut && cross && first ? TT_OK : TT_ERR_MEMORY;
+    const int cuts = status == TT_OK ? tt__find_cuts(t, n, first, cut, cross, &all) : 0;
     if (status == TT_OK && cuts >= stages - 1) status = tt__choose_cuts(t, cut, cuts, all, stages);
     for (int k = 0; k < cuts && cuts < stages - 1; k++)
         tt__print(&text, "%s'%s'", k ? ", " : ": ", t->values[cut[k].value].name);
     tt__free(t->ctx, cut);
     tt__free(t->ctx, cross);
+    tt__free(t->ctx, first);
     for (int32_t v = 1; v < t->n_values; v++) marks += t->values[v].block_end && t->values[v].base == v;
     if (status != TT_OK || cuts >= stages - 1) return status;
     return tt__fail(t->ctx, TT_ERR_ARGUMENT, "parallel: pipeline %d needs %d places to cut, and of the %d "
@@ -8767,43 +8868,13 @@ typedef struct tt__cutter {
     int n, forward;     /* instructions; those of the forward */
     int me;             /* one more than the stage */
     bool *kept;         /* of each instruction */
+    bool *written;      /* of each storage, while one goes through the instructions */
     uint64_t *reading;  /* of each storage, the stages that read it, a bit for each */
 } tt__cutter;
 
 static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
 {
     return tt__is(i, TT__CASTS) && tt__is_weight(t, i->in[0]);
-}
-
-/* The stage of what last writes the operand of instruction k before it; 0: not known. */
-static int tt__operand_stage(const tt_tape *t, int k)
-{
-    const int32_t base = t->values[t->code[k].in[0]].base;
-    while (k-- > 0)
-        for (int j = 0; j < TT__MAX_OUT; j++)
-            if (t->code[k].out[j] && t->values[t->code[k].out[j]].base == base) return t->code[k].stage;
-    return 0;
-}
-
-/* Instructions that passes have put in since are of the stage of what they stand before, collectives of that
-   of their operand. */
-static void tt__complete_stages(const tt__cutter *c)
-{
-    tt__instr *code = c->t->code;
-    for (int part = 0; part < 2; part++) {
-        const int from = part ? c->forward : 0, end = part ? c->n : c->forward;
-        for (int k = from + 1; k < end; k++)
-            if (!code[k].stage && tt__rules_of(&code[k])->phases) code[k].stage = tt__operand_stage(c->t, k);
-        for (int k = end - 1; k >= from; k--)
-            if (!code[k].stage && k + 1 < end) code[k].stage = code[k + 1].stage;
-        for (int k = from; k < end; k++)
-            if (!code[k].stage) code[k].stage = k > from ? code[k - 1].stage : part ? c->t->stages : 1;
-        for (int k = from + 1; k < end; k++) { /* stages follow each other, in the backward from the last */
-            const int before = code[k - 1].stage;
-            const bool turns = part ? code[k].stage > before : code[k].stage < before;
-            if (turns && !tt__rules_of(&code[k])->phases) code[k].stage = before;
-        }
-    }
 }
 
 /* The transient that the backwards of stages up to number `stage` (from 1) need of those behind them: the
@@ -8813,7 +8884,7 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
     tt_tape *t = c->t;
     int32_t found = 0;
     *other = 0;
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0; /* here: it was written */
+    memset(c->written, 0, (size_t)t->n_values);
     for (int k = 0; k < c->n; k++) {
         const tt__instr *i = &t->code[k];
         const bool inside = i->stage <= stage || tt__casts_weight(t, i);
@@ -8821,13 +8892,12 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
             const int out = j - TT__MAX_IN;
             const int32_t base = t->values[out < 0 ? i->in[j] : i->out[out]].base;
             const bool needs = base && (out < 0 || (i->add >> out & 1));
-            if (!needs || t->values[base].storage != TT__TRANSIENT || t->values[base].instead) continue;
+            if (!needs || t->values[base].storage != TT__TRANSIENT || c->written[base]) continue;
             if (found && base != found) *other = base;
             else found = base;
         }
-        for (int j = 0; j < TT__MAX_OUT && inside; j++) t->values[t->values[i->out[j]].base].instead = 1;
+        for (int j = 0; j < TT__MAX_OUT && inside; j++) c->written[t->values[i->out[j]].base] = true;
     }
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
     return found;
 }
 
@@ -8891,14 +8961,14 @@ static tt_status tt__share_parameters(const tt__cutter *c)
 static bool tt__begin_gradients(const tt__cutter *c)
 {
     tt_tape *t = c->t;
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0; /* here: it was written */
+    memset(c->written, 0, (size_t)t->n_values);
     for (int k = 0; k < c->n; k++)
         for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
             tt__instr *i = &t->code[k];
             const int32_t y = i->out[j], base = t->values[y].base;
             tt__value *g = &t->values[base];
-            if (!y || g->storage != TT__GRADIENT || g->instead) continue;
-            g->instead = 1;
+            if (!y || g->storage != TT__GRADIENT || c->written[base]) continue;
+            c->written[base] = true;
             if (!(i->add >> j & 1)) continue;
             const tt__value *x = &t->values[y];
             if (x->shape.rows * x->shape.cols == g->shape.rows * g->shape.cols) {
@@ -8906,35 +8976,26 @@ static bool tt__begin_gradients(const tt__cutter *c)
                 if (g->persistent) i->add_later |= 1u << j;
                 continue;
             }
-            tt__instr zeros = tt__new_instr(TT__OP_FILL); /* other parts of it may be added to */
-            zeros.out[0] = base;
-            zeros.backward = true;
+            tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base); /* other parts of it may be added to */
             zeros.add_later = g->persistent;
-            zeros.segment = k < c->forward ? TT__EACH_MICRO : TT__EACH_BACKWARD;
             if (!tt__insert(t, k, &zeros)) return false;
         }
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v], *g = &t->values[x->grad];
         const bool trained = (x->storage == TT__PARAMETER || x->elsewhere) && x->base == v && x->grad;
-        if (!trained || g->instead) continue;
+        if (!trained || c->written[x->grad]) continue;
         if (x->elsewhere) { g->persistent = false; continue; }
-        tt__instr zeros = tt__new_instr(TT__OP_FILL);
-        zeros.out[0] = x->grad;
-        zeros.backward = true;
-        zeros.segment = TT__EACH_BACKWARD;
+        const tt__instr zeros = tt__instr_like(&t->code[c->n - 1], TT__OP_FILL, 0, x->grad);
         if (!tt__insert(t, c->n, &zeros)) return false;
     }
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
     return true;
 }
 
 /* Puts a SEND of v to another stage, or a RECV of it from there, before instruction `at`. */
 static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
 {
-    tt__instr i = tt__new_instr(sends ? TT__OP_SEND : TT__OP_RECV);
+    tt__instr i = tt__instr_of(sends ? TT__OP_SEND : TT__OP_RECV, sends ? v : 0, sends ? 0 : v);
     const int last = t->stages - 1, me = last - t->stage, other = last - stage; /* numbers of members */
-    if (sends) i.in[0] = v;
-    else i.out[0] = v;
     i.segment = segment;
     i.backward = segment == TT__EACH_BACKWARD;
     i.move.over = TT__OVER_STAGES;
@@ -8946,13 +9007,9 @@ static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, t
 /* Right behind the last kept instruction, from `first` on, that writes a storage. */
 static int tt__behind_writer(const tt__cutter *c, int32_t base, int first)
 {
-    int at = first;
-    for (int k = 0; k < c->n; k++)
-        for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
-            const int32_t y = c->t->code[k].out[j];
-            if (y && c->t->values[y].base == base && k >= at) at = k + 1;
-        }
-    return at;
+    for (int k = c->n - 1; k >= first; k--)
+        if (c->kept[k] && tt__writes(c->t, &c->t->code[k], base)) return k + 1;
+    return first;
 }
 
 /* What goes from stage to stage. */
@@ -8977,7 +9034,8 @@ static tt_status tt__cut_stage(tt__cutter *c)
 {
     tt_tape *t = c->t;
     int32_t other = 0, more = 0;
-    tt__complete_stages(c);
+    for (int k = 0; k < c->n; k++)
+        if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
     tt__note_reading(c);
     for (int k = c->n - 1; k >= 0; k--) { /* copies of weights are made on each stage that reads them */
         const tt__instr *i = &t->code[k];
@@ -9013,27 +9071,28 @@ static tt_status tt__cut_stage(tt__cutter *c)
 /* Leaves the tape what its stage runs. */
 static tt_status tt__pass_stages(tt_tape *t)
 {
-    tt__cutter c = {t, tt__index(t), 0, t->stage + 1, NULL, NULL};
-    while (c.forward < c.n && !t->code[c.forward].backward) c.forward++;
+    tt__cutter c = {t, tt__index(t), tt__forward_of(t), t->stage + 1, NULL, NULL, NULL};
     c.kept = (bool *)tt__calloc(t->ctx, sizeof *c.kept * (size_t)(c.n + 1));
+    c.written = (bool *)tt__alloc(t->ctx, sizeof *c.written * (size_t)t->n_values);
     c.reading = (uint64_t *)tt__calloc(t->ctx, sizeof *c.reading * (size_t)t->n_values);
-    tt_status status = c.kept && c.reading ? tt__cut_stage(&c) : TT_ERR_MEMORY;
+    tt_status status = c.kept && c.written && c.reading ? tt__cut_stage(&c) : TT_ERR_MEMORY;
     tt__free(t->ctx, c.kept);
+    tt__free(t->ctx, c.written);
     tt__free(t->ctx, c.reading);
     return status;
 }
 
-/* Notes what a stage has of several micro-batches at once: `most` are between their forward and backward. */
-static void tt__hold_micros(tt_tape *t, int most)
+/* Notes what a stage has of several micro-batches at once: `most` are between their forward and backward.
+   first: tt__first_writers. */
+static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
-    tt__note_first_writers(t);
     for (int k = backward; k < end; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;
             tt__value *x = &t->values[base];
             const bool micro = x->storage == TT__TRANSIENT || x->storage == TT__INPUT;
-            const int made = x->instead - 1;
+            const int made = first[base] - 1;
             if (!base || x->persistent || !micro || (x->storage != TT__INPUT && made >= backward)) continue;
             x->stays = true; /* copies of weights are alike in all micro-batches */
             x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : most;
@@ -9046,7 +9105,6 @@ static void tt__hold_micros(tt_tape *t, int most)
         else if (!x->stays) x->copies = 1;
         x->stays = true;
     }
-    tt__forget_first_writers(t);
 }
 
 /* --------------------------------------------------------------------------------------------------- data
@@ -9077,9 +9135,7 @@ static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 /* A collective over data ranks, x -> y, of pieces if y or x is one (part), else of the whole. */
 static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
 {
-    tt__instr i = tt__new_instr(op);
-    i.in[0] = x;
-    i.out[0] = y;
+    tt__instr i = tt__instr_of(op, x, y);
     i.move.over = TT__OVER_DATA;
     i.move.unit = part && part->unit ? part->unit : (int64_t)TT__SLICE;
     i.move.root = part && part->unit && part->root;
@@ -9107,9 +9163,7 @@ static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
 
 static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
 {
-    tt__instr i = tt__new_instr(TT__OP_SUM_SLOTS);
-    i.in[0] = x;
-    i.out[0] = y;
+    tt__instr i = tt__instr_of(TT__OP_SUM_SLOTS, x, y);
     i.move.over = TT__OVER_SLOTS;
     i.move.unit = TT__SLICE;
     i.segment = segment;
@@ -9168,15 +9222,14 @@ static tt_status tt__sum_steps(tt_tape *t)
 /* A storage for the sum of gradients that are like g, in parts. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
-    const tt__value like = t->values[g];
-    const tt__shape shape = part->unit ? tt__piece_shape(t, like.shape.dtype, part) : like.shape;
+    const tt__value *like = &t->values[g];
+    const tt__shape shape = part->unit ? tt__piece_shape(t, like->shape.dtype, part) : like->shape;
     int32_t id = tt__new_value(t, &shape, TT__GRADIENT, slots > 1 ? "leaves of %.60s" : "sum of %.60s",
-                               like.name);
-    if (!id) return 0;
+                               like->name);
+    if (!tt__value_like(t, g, id)) return 0;
     tt__value *x = &t->values[id];
-    x->param = like.param;
+    x->param = t->values[g].param;
     x->part = *part;
-    x->pinned_f32 = like.pinned_f32;
     x->slots = slots;
     x->persistent = true;
     return id;
@@ -9198,20 +9251,19 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
 {
     const int values = t->n_values, n = tt__index(t);
     int last = 0; /* of those at the end */
+    int32_t *leaves = tt__new_map(t); /* of each parameter; without slots, the sum */
+    bool ok = leaves != NULL;
     const tt__part whole = {TT__WHOLE, false, 0, 0};
-    for (int32_t k = 1; k < 2 * values; k++) {
+    for (int32_t k = 1; k < 2 * values && ok; k++) {
         const int32_t v = k % values; /* 0: none */
         const bool at_end = k >= values; /* they stand behind all others */
         if (!v || !tt__is_trained(t, v) || tt__sums_at_end(t, v) != at_end) continue;
         const tt__part part = tt__data_part(t, v);
         const int32_t g = t->values[v].grad, sum = tt__new_sum(t, g, &part, 1);
-        const int32_t leaves = t->slots > 1 ? tt__new_sum(t, g, &part, t->slots) : sum;
-        if (!sum || !leaves) return TT_ERR_MEMORY;
-        tt__instr i = tt__data_sum(&part, g, leaves);
+        leaves[v] = t->slots > 1 && sum ? tt__new_sum(t, g, &part, t->slots) : sum;
+        tt__instr i = tt__data_sum(&part, g, leaves[v]);
         if (t->data == 1) {
-            i = tt__new_instr(TT__OP_SCALE);
-            i.in[0] = g;
-            i.out[0] = leaves;
+            i = tt__instr_of(TT__OP_SCALE, g, leaves[v]);
             i.attr.scale = 1;
         }
         i.backward = true;
@@ -9219,27 +9271,25 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
         if (persist && t->slots == 1) i.add_later = 1;
         int at = t->values[t->values[g].base].writer;
         while (t->code[at].with_next) at++; /* not amid what runs together */
-        const int made = tt__insert(t, at_end ? n : at + 1, &i);
-        if (!made) return TT_ERR_MEMORY;
+        const int made = leaves[v] ? tt__insert(t, at_end ? n : at + 1, &i) : 0;
         if (at_end && last) t->code[last].with_next = true;
         if (at_end) last = made;
         t->values[v].grad = sum;
-        t->values[v].instead = leaves;
+        ok = made != 0;
     }
-    if (t->early) { /* the first update needs what all ranks counted */
+    if (t->early && ok) { /* the first update needs what all ranks counted */
         tt__instr sum = tt__data_sum(&whole, t->counted, t->totals);
-        if (!tt__insert(t, t->values[t->counted].writer + 1, &sum)) return TT_ERR_MEMORY;
+        ok = tt__insert(t, t->values[t->counted].writer + 1, &sum) != 0;
     }
-    tt_status status = tt__settle(t, n);
-    for (int32_t v = 1; v < values && status == TT_OK && t->slots > 1; v++) {
+    ok = ok && tt__settle(t, n) == TT_OK;
+    for (int32_t v = 1; v < values && ok && t->slots > 1; v++) {
         if (!tt__is_trained(t, v)) continue;
-        const int32_t first = tt__slot_view(t, t->values[v].instead, 0);
+        const int32_t first = tt__slot_view(t, leaves[v], 0);
         tt__instr i = tt__sum_slots(first, t->values[v].grad, TT__EACH_LAP);
         i.add_later = 1;
-        if (!first || !tt__append_step(t, &i, false)) return TT_ERR_MEMORY;
+        ok = first && tt__append_step(t, &i, false);
     }
-    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
-    bool ok = status == TT_OK;
+    tt__free(t->ctx, leaves);
     for (int k = 0; k < t->slots && ok && t->data > 1 && !t->early; k++)
         ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 1, k);
     if (ok && t->slots > 1) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 2, 0);
@@ -9287,8 +9337,7 @@ static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int
         const int k = (x - 1) / TT__MAX_IN;
         int32_t *in = &t->code[k].in[(x - 1) % TT__MAX_IN];
         if (!tt__reads_whole(t, x, backward)) continue;
-        const tt__value view = t->values[*in];
-        *in = *in == v ? w : tt__new_view(t, w, &view.shape, view.offset, view.ld, view.name);
+        *in = *in == v ? w : tt__view_like(t, *in, w, t->values[*in].offset);
         if (!*in) return -2;
         if (first < 0) first = k;
     }
@@ -9358,13 +9407,13 @@ static tt_status tt__pass_gather(tt_tape *t)
 
 static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
 {
-    tt__shape shape = b->t->values[param].shape;
+    tt_tape *t = b->t;
+    tt__shape shape = t->values[param].shape;
     if (shape.dtype == TT_F16) shape.dtype = TT_BF16; /* squares of small gradients would be 0 */
-    int32_t id = tt__new_value(b->t, &shape, TT__STATE, "%s(%.60s)", what, b->t->values[param].name);
-    if (!id) { b->ok = false; return 0; }
-    b->t->values[id].persistent = true;
-    b->t->values[id].param = b->t->values[param].param;
-    b->t->values[id].part = b->t->values[param].part;
+    int32_t id = tt__new_value(t, &shape, TT__STATE, "%s(%.60s)", what, t->values[param].name);
+    if (!tt__value_like(t, param, id)) { b->ok = false; return 0; }
+    t->values[id].persistent = true;
+    t->values[id].param = t->values[param].param;
     return id;
 }
 
@@ -9406,9 +9455,7 @@ static bool tt__is_tied_again(const tt_tape *t, int32_t v)
 /* An instruction at the end of the step, which runs together with the one before if that is of its op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
-    tt__instr i = tt__new_instr(op);
-    i.in[0] = in;
-    i.out[0] = out;
+    const tt__instr i = tt__instr_of(op, in, out);
     return in && out && tt__append_step(t, &i, true);
 }
 
@@ -9417,6 +9464,7 @@ typedef struct tt__due {
     int32_t clipped;        /* the norm and the factor that its update reads */
     int32_t target, state[2]; /* what a rank updates of it, with the optimizer's state */
     uint32_t random;
+    int32_t chunks;         /* squares of chunks of its gradient; 0: none yet */
     int next;               /* in the backward: one more than the row of another that is due there too */
 } tt__due;
 
@@ -9453,7 +9501,7 @@ static bool tt__square_gradients(tt__updater *u)
     for (int stage = 0; stage < 3; stage++) /* chunks of pieces, then of all, then their sums */
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
-            tt__value *x = &t->values[u->list[k]];
+            const tt__value *x = &t->values[u->list[k]];
             const int32_t g = x->grad;
             tt__part part = t->values[g].part;
             if (!part.unit || tt__is_tied_again(t, u->list[k])) continue;
@@ -9461,9 +9509,9 @@ static bool tt__square_gradients(tt__updater *u)
             part.unit = 1;
             part.split = TT__WHOLE;
             const tt__shape shape = {TT__F64, 1, part.of, 0, 0};
-            int32_t table = x->instead; /* in this pass, that of its chunks */
-            if (!table) table = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
-            t->values[u->list[k]].instead = table;
+            int32_t *chunks = &u->due[u->list[k]].chunks;
+            if (!*chunks) *chunks = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
+            const int32_t table = *chunks;
             const int32_t piece = table && stage < 2 ? tt__piece_view(t, table, &part) : 0;
             if (stage == 0) ok = tt__emit_step(t, TT__OP_CHUNK_SQUARES, g, piece);
             else if (stage == 1) {
@@ -9473,7 +9521,6 @@ static bool tt__square_gradients(tt__updater *u)
                 ok = tt__emit_step(t, TT__OP_FOLD_SQUARES, table,
                                    tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
         }
-    for (int m = 0; m < u->rows; m++) t->values[u->list[u->row[m]]].instead = 0;
     return ok;
 }
 
@@ -9500,11 +9547,9 @@ static bool tt__sum_parts(tt__updater *u)
 /* The norm of the gradients whose squares are x, and the factor on them, into y. */
 static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
 {
-    tt__instr i = tt__new_instr(TT__OP_CLIP);
-    i.in[0] = x;
+    tt__instr i = tt__instr_of(TT__OP_CLIP, x, y);
     i.in[1] = u->t->totals;
     i.in[2] = u->t->scale;
-    i.out[0] = y;
     i.attr.clip_norm = u->o->clip_norm;
     return x && y && tt__append_step(u->t, &i, true);
 }
@@ -9519,8 +9564,7 @@ static bool tt__over_stages(tt_tape *t, int op, int32_t x)
 
 static bool tt__append_zeros(tt_tape *t, int32_t v)
 {
-    tt__instr i = tt__new_instr(TT__OP_FILL);
-    i.out[0] = v;
+    const tt__instr i = tt__instr_of(TT__OP_FILL, 0, v);
     return tt__append_step(t, &i, false);
 }
 
@@ -9590,7 +9634,9 @@ static bool tt__prepare_updates(tt__updater *u)
     tt_tape *t = u->t;
     tt__builder b = {t, false, true, TT__EACH_STEP, false};
     const int32_t values = t->n_values;
-    const bool adam = u->o->kind != TT_SGD;
+    const tt__optimizer *how = &tt__optimizers[u->o->kind];
+    tt__attr unread;
+    const int states = how->use(u->o, &unread, NULL);
     for (int32_t v = 1; v < values && b.ok; v++) {
         tt__due *d = &u->due[v];
         if (!tt__is_listed(t, v)) continue;
@@ -9600,8 +9646,7 @@ static bool tt__prepare_updates(tt__updater *u)
         const bool piece = part.unit && !t->values[v].part.unit;
         d->target = piece ? tt__piece_view(t, v, &part) : v;
         if (!d->target) return false;
-        if (adam || u->o->momentum != 0) d->state[0] = tt__new_state(&b, d->target, adam ? "m" : "momentum");
-        if (adam) d->state[1] = tt__new_state(&b, d->target, "v");
+        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, how->state[k].name);
         d->clipped = t->clipped;
     }
     return b.ok;
@@ -9619,25 +9664,19 @@ static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
     const tt_optimizer_options *o = u->o;
-    const bool adam = o->kind != TT_SGD;
+    const tt__optimizer *how = &tt__optimizers[o->kind];
     bool ok = true;
     for (int m = 0; m < 2 * u->rows && ok; m++) {
         const int32_t v = u->list[u->row[m % u->rows]];
         const tt__due *d = &u->due[v];
         if (tt__updates_on_host(t, v) != (m >= u->rows)) continue;
-        tt__instr i = tt__new_instr(adam ? TT__OP_ADAM : TT__OP_SGD);
-        i.in[0] = t->values[v].grad;
+        tt__instr i = tt__instr_of(how->op, t->values[v].grad, d->target);
         i.in[1] = d->clipped;
-        i.out[0] = d->target;
-        i.out[1] = d->state[0];
-        i.out[2] = d->state[1];
+        for (int k = 0; k < TT__STATES; k++) i.out[1 + k] = d->state[k];
         i.random = d->random;
         i.attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
-        i.attr.decoupled = o->kind == TT_ADAMW;
-        i.attr.beta1 = adam ? o->beta1 : o->momentum;
-        i.attr.beta2 = o->beta2;
-        i.attr.eps = o->eps;
-        i.attr.nesterov = o->nesterov;
+        i.attr.decoupled = how->decoupled;
+        how->use(o, &i.attr, NULL);
         ok = tt__append_step(t, &i, true);
     }
     return ok;
@@ -9710,10 +9749,8 @@ static tt_status tt__pass_update_early(tt__updater *u)
 
 static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
 {
-    tt__instr i = tt__new_instr(TT__OP_LOSS_SCALE);
-    i.in[0] = t->clipped;
+    tt__instr i = tt__instr_of(TT__OP_LOSS_SCALE, t->clipped, t->scale);
     i.in[1] = t->totals;
-    i.out[0] = t->scale;
     i.attr.growth = scale->growth;
     i.attr.backoff = scale->backoff;
     i.attr.interval = scale->interval;
@@ -9827,12 +9864,9 @@ static int32_t tt__new_fp8(tt_tape *t, int32_t v, bool transposed)
     whole = shape;
     if (transposed) tt__set_fixed(&whole, TT_U8, shape.cols, ld);
     else whole.cols = ld;
-    const int32_t storage = tt__new_value(t, &whole, TT__TRANSIENT, format, x.name);
-    if (!storage) return 0;
-    t->values[storage].part = x.part;
-    if (!transposed && ld == shape.cols) return storage;
-    const tt__value room = t->values[storage];
-    return tt__new_view(t, storage, &shape, 0, ld, room.name);
+    const int32_t storage = tt__value_like(t, v, tt__new_value(t, &whole, TT__TRANSIENT, format, x.name));
+    if (!storage || (!transposed && ld == shape.cols)) return storage;
+    return tt__new_view(t, storage, &shape, 0, ld, t->values[storage].name);
 }
 
 /* The QUANTIZE of operand o of product k, or of its transpose: one that stands there already, or a new one
@@ -9855,16 +9889,10 @@ static int tt__quantize(tt__fp8 *f, int k, int o)
         const bool again = product.backward && !found->backward && stays;
         if (together && !again && f->written[base] <= q->before) return q->at;
     }
-    tt__instr i = tt__new_instr(TT__OP_QUANTIZE);
-    i.in[0] = v;
+    tt__instr i = tt__instr_like(&product, TT__OP_QUANTIZE, v, 0);
     i.attr.tensor = o ? product.attr.tensor_b : product.attr.tensor;
     i.attr.e5m2 = gradient;
-    i.segment = product.segment;
-    i.stage = product.stage;
-    i.backward = product.backward;
     i.again = product.again;
-    i.always = product.always;
-    i.later = product.later;
     const tt__shape scalar = {TT_F32, 1, 1, 0, 0};
     i.out[2] = tt__new_value(t, &scalar, TT__TRANSIENT, "1/scale of %.58s", t->values[v].name);
     if (!i.out[2]) return 0;
@@ -9902,12 +9930,11 @@ static bool tt__read_fp8(tt__fp8 *f, int k, int o)
 /* Largest magnitudes of a step's tensors go into their history, those of all data ranks. */
 static bool tt__emit_fp8_history(tt_tape *t)
 {
-    tt__instr i = tt__new_instr(TT__OP_FP8_HISTORY);
+    tt__instr i = tt__instr_of(TT__OP_FP8_HISTORY, t->fp8_largest, t->fp8_history);
     tt__instr most = tt__data_move(TT__OP_ALL_REDUCE, t->fp8_largest, t->fp8_largest, NULL);
     most.move.reduce = TT__MAX;
     if (t->data > 1 && !tt__append_step(t, &most, false)) return false;
-    i.in[0] = i.out[1] = t->fp8_largest;
-    i.out[0] = t->fp8_history;
+    i.out[1] = t->fp8_largest;
     return tt__append_step(t, &i, false);
 }
 
@@ -10042,11 +10069,8 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
     const tt__value x = t->values[of];
     const bool slots = t->values[d].slots > 1;
     if (!slots && tt__same_part(t, like, of)) return d;
-    const int64_t offset = x.offset - t->values[like].offset;
-    int32_t id = tt__new_view(t, d, &x.shape, offset, x.ld, x.name);
-    if (!id) return 0;
-    t->values[id].part = x.part;
-    t->values[id].slot = slots ? x.slot : 0;
+    int32_t id = tt__view_like(t, of, d, x.offset - t->values[like].offset);
+    if (id) t->values[id].slot = slots ? x.slot : 0;
     return id;
 }
 
@@ -10054,11 +10078,7 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32_t x, int32_t y, bool always,
                             bool later)
 {
-    tt__instr i = tt__new_instr(TT__OP_COPY);
-    i.in[0] = x;
-    i.out[0] = y;
-    i.segment = like->segment;
-    i.backward = like->backward;
+    tt__instr i = tt__instr_like(like, TT__OP_COPY, x, y);
     i.always = always;
     i.later = later;
     return x && y && tt__insert(t, before, &i);
@@ -10075,11 +10095,10 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     if (!*like) return 0;
     const tt__value of = t->values[*like];
     const tt__storage storage = base.storage == TT__PARAMETER ? TT__TRANSIENT : base.storage;
-    int32_t d = tt__new_value(t, &of.shape, storage, "%s", base.name);
+    int32_t d = tt__value_like(t, v, tt__new_value(t, &of.shape, storage, "%s", base.name));
     if (!d) return 0;
     t->values[d].part = of.part;
     t->values[d].param = base.param;
-    t->values[d].pinned_f32 = base.pinned_f32;
     t->values[d].visits = base.space == TT__DEVICE;
     t->values[d].space = base.space == TT__DEVICE ? TT__HOST : TT__DEVICE;
     t->values[d].slots = u->all_slots ? base.slots : 0;
@@ -10097,9 +10116,8 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     if (!u->all_slots) return tt__copy_before(t, from, &first, what, tt__in_copy(t, d, like, what), u->always,
                                               u->later);
     for (int k = 0; k < t->values[d].slots && ok; k++) {
-        const int32_t slot = tt__new_view(t, x.base, &x.shape, x.offset, x.ld, x.name);
+        const int32_t slot = tt__view_like(t, what, x.base, x.offset);
         if (!slot) return false;
-        t->values[slot].part = x.part;
         t->values[slot].slot = k + 1;
         ok = tt__copy_before(t, from, &first, slot, tt__in_copy(t, d, like, slot), u->always, u->later);
     }
@@ -10174,10 +10192,16 @@ static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
     return true;
 }
 
+/* Has pass "offload" put a storage into the host's memory? What a step shares with the host may lie there. */
+static bool tt__is_out(const tt__value *base)
+{
+    return base->space == TT__HOST && base->storage != TT__STEP;
+}
+
 /* Is a storage in the memory that instruction i does not work on? */
 static bool tt__is_away(const tt__value *base, const tt__instr *i)
 {
-    return i->on_host ? base->space == TT__DEVICE : base->instead != 0;
+    return i->on_host ? base->space == TT__DEVICE : tt__is_out(base);
 }
 
 /* Bytes of what instruction i uses of such storages. */
@@ -10232,14 +10256,6 @@ static bool tt__use_group(tt_tape *t, tt__range r)
     return true;
 }
 
-/* The instructions of the forward. */
-static int tt__forward_of(const tt_tape *t)
-{
-    int forward = 0;
-    while (forward < t->n_code && !t->code[forward].backward) forward++;
-    return forward;
-}
-
 /* Is activation v to lie in the host's memory between its uses in the forward and in the backward? */
 static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
                                     const tt__range *of)
@@ -10251,25 +10267,15 @@ static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, b
     return x->offload || (large && x->shape.rows * x->shape.cols >= TT__PIECES_FROM);
 }
 
-static int32_t tt__new_like(tt_tape *t, int32_t v, tt__space space)
-{
-    const tt__value x = t->values[v];
-    int32_t id = tt__new_value(t, &x.shape, TT__TRANSIENT, "%s", x.name);
-    if (!id) return 0;
-    t->values[id].space = space;
-    t->values[id].part = x.part;
-    t->values[id].pinned_f32 = x.pinned_f32;
-    return id;
-}
-
 /* Activation v goes to the host's memory after its last use in the forward; what the backward reads is copied
    back before. */
 static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
 {
     const tt__range forward = of[0], backward = of[1];
     const bool always = tt__use_of(t, v, backward.from, backward.to).always;
-    const int32_t out = tt__new_like(t, v, TT__HOST), back = out ? tt__new_like(t, v, TT__DEVICE) : 0;
+    const int32_t out = tt__new_like(t, v), back = out ? tt__new_like(t, v) : 0;
     if (!back) return false;
+    t->values[out].space = TT__HOST;
     t->code[forward.to].with_next = t->code[backward.from - 1].with_next = false;
     const tt__instr last = t->code[forward.to], first = t->code[backward.from];
     bool ok = tt__copy_before(t, forward.to + 1, &last, v, out, always, false) &&
@@ -10300,8 +10306,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
     for (int32_t v = 1; v < values && ok; v++) {
         const tt__range none = {-1, -1};
         micro[v][0] = micro[v][1] = none;
-        t->values[v].instead = tt__goes_out(t, v, what);
-        if (t->values[v].instead) t->values[v].space = TT__HOST;
+        if (tt__goes_out(t, v, what)) t->values[v].space = TT__HOST;
     }
     for (int32_t v = 1; v < values && ok; v++) t->values[v].space = t->values[t->values[v].base].space;
     for (int k = 0; k < laps && ok; k++)
@@ -10311,7 +10316,8 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
             if (base) tt__reach(&micro[base][i->backward], k);
         }
     for (int32_t v = 1; v < values && ok; v++)
-        if (t->values[v].instead && t->values[v].storage != TT__STATE) ok = tt__use_micro(t, v, micro[v]);
+        if (t->values[v].base == v && tt__is_out(&t->values[v]) && t->values[v].storage != TT__STATE)
+            ok = tt__use_micro(t, v, micro[v]);
         else if (tt__activation_goes_out(t, v, root, micro[v][0].from < end, micro[v]))
             ok = tt__use_activation(t, v, micro[v]);
     for (int k = 0; k < n; k++)
@@ -10324,7 +10330,6 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
         k = r.to + 1;
     }
     tt__free(t->ctx, micro);
-    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
@@ -10367,34 +10372,39 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
    late as the time that all of its stream takes allows; WAITs of the rest stand where it has ended. Places
    change, and never what is computed, so that wrong costs cost time or memory and nothing else. */
 
+/* The fields of tt_costs with their defaults, seconds last. */
+#define TT__COSTS(X) \
+    X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
+    X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
+    X(memory, 2e12) X(to_host, 25e9) X(from_host, 25e9) X(between_ranks, 50e9) X(launch, 3e-6) \
+    X(meeting, 25e-6)
+
 tt_costs tt_costs_default(void)
 {
-    const tt_costs c = {300e12, 60e12, 300e12, 60e12, 2e12, 2e12, 2e12, 2e12, 50e9, 2e12, 25e9, 25e9, 50e9,
-                        3e-6, 25e-6};
+    tt_costs c;
+#define TT__COST(name, standard) c.name = standard;
+    TT__COSTS(TT__COST)
+#undef TT__COST
     return c;
 }
 
 /* Fails where a rate is none that could be measured. */
 static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 {
-    static const char *const names[] = {
-        "product_16", "product_f32", "attention_16", "attention_f32", "rows_16", "rows_f32", "update_16",
-        "update_f32", "update_host", "memory", "to_host", "from_host", "between_ranks", "launch", "meeting"};
-    const double values[] = {
-        c->product_16, c->product_f32, c->attention_16, c->attention_f32, c->rows_16, c->rows_f32,
-        c->update_16, c->update_f32, c->update_host, c->memory, c->to_host, c->from_host, c->between_ranks,
-        c->launch, c->meeting};
+#define TT__COST(name, standard) {#name, c->name},
+    const struct { const char *name; double value; } costs[] = {TT__COSTS(TT__COST)};
+#undef TT__COST
     char text[1024];
     tt__text all = {text, sizeof text, 0};
-    for (int k = 0; k < TT__COUNT(values); k++) {
-        const bool seconds = k >= TT__COUNT(values) - 2;
-        if ((seconds ? values[k] >= 0 : values[k] > 0) && isfinite(values[k])) continue;
-        tt__print(&all, "; %s is %g and not a finite number %s", names[k], values[k],
+    for (int k = 0; k < TT__COUNT(costs); k++) {
+        const double value = costs[k].value;
+        const bool seconds = k >= TT__COUNT(costs) - 2;
+        if ((seconds ? value >= 0 : value > 0) && isfinite(value)) continue;
+        tt__print(&all, "; %s is %g and not a finite number %s", costs[k].name, value,
                   seconds ? "of seconds" : "above 0");
     }
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;
 }
-
 
 /* The stream beside computation that an instruction could run on; else computation's. */
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
@@ -10560,20 +10570,13 @@ typedef struct tt__order {
     bool takes[TT__STREAMS]; /* the stream has starts that take away what computation has made */
 } tt__order;
 
-static bool tt__uses_base(const tt_tape *t, const int32_t *ids, int n, int32_t base)
-{
-    for (int j = 0; j < n; j++) if (ids[j] && t->values[ids[j]].base == base) return true;
-    return false;
-}
-
 /* Does a write what b uses? A WAIT writes what it waits for. */
 static bool tt__writes_for(const tt_tape *t, const tt__instr *a, const tt__instr *b)
 {
     const bool waits = tt__is(a, TT__WAITS);
     for (int j = 0; j < (waits ? 1 : TT__MAX_OUT); j++) {
         const int32_t v = waits ? a->in[0] : a->out[j], base = t->values[v].base;
-        if (v && (tt__uses_base(t, b->in, TT__MAX_IN, base) || tt__uses_base(t, b->out, TT__MAX_OUT, base)))
-            return true;
+        if (v && (tt__reads(t, b, base) || tt__writes(t, b, base))) return true;
     }
     return false;
 }
@@ -10585,12 +10588,17 @@ static uint64_t tt__storage_bits(const tt_tape *t, const int32_t *ids, int n)
     return bits;
 }
 
+/* Does the order of two instructions matter? */
+static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
+{
+    return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
+}
+
 /* Must instruction b stay behind a? */
 static bool tt__must_follow(const tt__order *o, int a, int b)
 {
-    const tt__instr *x = &o->t->code[a], *y = &o->t->code[b];
-    return (o->writes[a] & o->uses[b] && tt__writes_for(o->t, x, y)) ||
-           (o->writes[b] & o->uses[a] && tt__writes_for(o->t, y, x));
+    const bool may = (o->writes[a] & o->uses[b]) || (o->writes[b] & o->uses[a]);
+    return may && tt__is_ordered(o->t, &o->t->code[a], &o->t->code[b]);
 }
 
 /* What stands in the way of a start and may be hoisted itself: other starts, WAITs, casts of pieces. */
@@ -10944,12 +10952,6 @@ static bool tt__may_join(const tt_tape *t, const tt__instr *a, const tt__instr *
         if (role != tt__shared_role(a) && x && !tt__may_lie_beside(t, x, y, root, apart)) return false;
     }
     return true;
-}
-
-/* Does the order of two instructions matter? */
-static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
-{
-    return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
 }
 
 /* Moves the instruction at `from` to place `to`. */
@@ -12360,6 +12362,21 @@ TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u)
     memcpy(p, &h, sizeof h);
 }
 #endif
+
+typedef char TT__K(knows_all_floats)[TT__FLOATS == 3 ? 1 : -1];
+
+/* Runs a statement with D the dtype of a float, or of one of 16 bits, as a constant: it has a loop without a
+   branch on it for each. */
+#define TT__BY_HALF(dtype, D, statement) \
+    do { \
+        if ((dtype) == TT_BF16) { const tt_dtype D = TT_BF16; statement; } \
+        else { const tt_dtype D = TT_F16; statement; } \
+    } while (0)
+#define TT__BY_FLOAT(dtype, D, statement) \
+    do { \
+        if ((dtype) == TT_F32) { const tt_dtype D = TT_F32; statement; } \
+        else TT__BY_HALF(dtype, D, statement); \
+    } while (0)
 
 TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
 {
@@ -13970,9 +13987,7 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
         const void *from = tt__attention_row(m, number, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
         tt__attention_prefetch(m, number, column, d, true);
-        if (m->dtype == TT_F32) TT__K(attention_row_in)(TT_F32, to, from, d, scale);
-        else if (m->dtype == TT_BF16) TT__K(attention_row_in)(TT_BF16, to, from, d, scale);
-        else TT__K(attention_row_in)(TT_F16, to, from, d, scale);
+        TT__BY_FLOAT(m->dtype, D, TT__K(attention_row_in)(D, to, from, d, scale));
     }
 }
 
@@ -13984,9 +13999,7 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
     for (int64_t i = 0; i < n && m->data; i++, from += stride) {
         void *to = tt__attention_row(m, at ? at[row + i] : row + i, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
-        if (m->dtype == TT_F32) TT__K(attention_row_out)(TT_F32, to, from, d, scale, add);
-        else if (m->dtype == TT_BF16) TT__K(attention_row_out)(TT_BF16, to, from, d, scale, add);
-        else TT__K(attention_row_out)(TT_F16, to, from, d, scale, add);
+        TT__BY_FLOAT(m->dtype, D, TT__K(attention_row_out)(D, to, from, d, scale, add));
     }
 }
 
@@ -14820,7 +14833,7 @@ TT__ROWS_FN(fill_rows)
     const tt__mat *y = &l->out[0];
     const float loss_scale = l->in[0].data ? (float)((const tt__scale *)l->in[0].data)->scale : 1.0f;
     const float x = l->instr->attr.scale * loss_scale;
-    uint16_t half = y->dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+    const uint16_t half = tt__to_half(x, y->dtype);
     for (int64_t r = from; r < to; r++) {
         for (int64_t c = 0; c < y->cols; c++) {
             if (y->dtype == TT_F32) ((float *)tt__at(y, r))[c] = x;
@@ -15343,6 +15356,26 @@ TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
+/* The logarithm of the sum of exp(x[c]) over a row, and the largest and the sum of x[c]. */
+TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, float *sum_x)
+{
+    tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
+    int64_t c = 0;
+    for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
+    float m = TT__K(max_lane)(top);
+    for (; c < n; c++) m = x[c] > m ? x[c] : m;
+    for (c = 0; c + TT__LANES <= n; c += TT__LANES) {
+        tt__vf v = TT__K(load)(x + c);
+        s += TT__K(exp)(v - m);
+        sx += v;
+    }
+    float sum = TT__K(sum)(s);
+    *sum_x = TT__K(sum)(sx);
+    for (; c < n; c++) { sum += expf(x[c] - m); *sum_x += x[c]; }
+    *most = m;
+    return m + logf(sum);
+}
+
 TT__ROWS_FN(cross_entropy_rows)
 {
     const tt__attr *attr = &l->instr->attr;
@@ -15352,31 +15385,20 @@ TT__ROWS_FN(cross_entropy_rows)
     const float *weights = TT__K(class_weights)(l, 2);
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
-        tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
-        int64_t c = 0;
-        for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
-        float m = TT__K(max_lane)(top);
-        for (; c < n; c++) m = x[c] > m ? x[c] : m;
-        for (c = 0; c + TT__LANES <= n; c += TT__LANES) {
-            tt__vf v = TT__K(load)(x + c);
-            s += TT__K(exp)(v - m);
-            sx += v;
-        }
-        float sum = TT__K(sum)(s), sum_x = TT__K(sum)(sx);
-        for (; c < n; c++) { sum += expf(x[c] - m); sum_x += x[c]; }
-        float lse = m + logf(sum);
+        float m, sum_x;
+        const float lse = TT__K(log_sum_exp)(x, n, &m, &sum_x);
         *(float *)tt__at(&l->out[1], r) = lse;
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
         if (weights) { /* with its weights, as these differ within the row */
             float all = 0;
-            for (c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
+            for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
                           attr->smoothing / (float)n * all;
         }
         bool right = x[targets[r]] == m; /* the first of those that are greatest, as argmax */
-        for (c = 0; c < targets[r] && right; c++) right = x[c] != m;
+        for (int64_t c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
     }
 }
@@ -15439,8 +15461,9 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 
 TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
-/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (tt__pass_fuse_loss),
-   by the kernels of those ops. Gradients of logits have the dtype of x, in the place of the logits. */
+/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
+   tt__fuse_CROSS_ENTROPY), by the kernels of those ops. Gradients of logits have the dtype of x, in the place
+   of the logits. */
 TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];
@@ -15511,16 +15534,10 @@ TT__ROWS_FN(soft_cross_entropy_rows)
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         const float *p = TT__K(row_in)(&l->in[1], r, scratch, 2);
         float *stats = (float *)tt__at(&l->out[1], r);
-        tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), loss = s, mass = s;
-        int64_t c = 0;
-        for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
-        float m = TT__K(max_lane)(top);
-        for (; c < n; c++) m = x[c] > m ? x[c] : m;
-        for (c = 0; c + TT__LANES <= n; c += TT__LANES) s += TT__K(exp)(TT__K(load)(x + c) - m);
-        float sum = TT__K(sum)(s);
-        for (; c < n; c++) sum += expf(x[c] - m);
-        const float lse = m + logf(sum);
-        for (c = 0; c < n; c += TT__LANES) {
+        tt__vf loss = TT__K(zero)(), mass = loss;
+        float m, sum_x;
+        const float lse = TT__K(log_sum_exp)(x, n, &m, &sum_x);
+        for (int64_t c = 0; c < n; c += TT__LANES) {
             const tt__vf share = TT__K(load_n)(p + c, n - c);
             loss = TT__K(fma)(share, lse - TT__K(load_n)(x + c, n - c), loss);
             mass += share;
@@ -15630,8 +15647,7 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
     const tt__run *run = TT__RUN_OF(l);
     tt__philox_keys(tt__stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                                    (uint64_t)which << 32 | l->instr->random), keys);
-    if (m->dtype == TT_BF16) TT__K(round_row)(h, x, TT_BF16, n, keys, group);
-    else TT__K(round_row)(h, x, TT_F16, n, keys, group);
+    TT__BY_HALF(m->dtype, D, TT__K(round_row)(h, x, D, n, keys, group));
 }
 
 /* The sum of squares of one chunk of in[0]. */
@@ -15936,9 +15952,7 @@ TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, in
     t.y = l->add[0] ? y : NULL;
     if (dtype == TT__F64) tt__reduce_doubles(l, from, to, n);
     else if (how != TT__SUM) TT__K(reduce_as)(&t, y, n, how, dtype, 0);
-    else if (dtype == TT_F32) TT__K(reduce_many)(&t, y, n, TT__SUM, TT_F32);
-    else if (dtype == TT_BF16) TT__K(reduce_many)(&t, y, n, TT__SUM, TT_BF16);
-    else TT__K(reduce_many)(&t, y, n, TT__SUM, TT_F16);
+    else TT__BY_FLOAT(dtype, D, TT__K(reduce_many)(&t, y, n, TT__SUM, D));
 }
 
 /* from, to: of this member's piece */
@@ -15989,8 +16003,6 @@ TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
 {
     return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
 }
-
-TT__FN tt_status TT__K(run_REDUCE)(const tt__launch *l) { return l->me ? TT_OK : TT__K(run_SUM_SLOTS)(l); }
 
 TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* the RECV fetches it */
 
@@ -16052,7 +16064,8 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 
 /* ===========================================================================================================
    RANKS                                                                                             >>ranks
-   The ranks of a process, a thread each, and how they wait for each other and fail together. Uses base.
+   The ranks of a process, a thread each, and how they wait for each other and fail together; processes and
+   their messages; groups of devices; collectives. Uses all above.
 
    The tree of sums. What a step adds up over its micro-batches (gradients, and what losses count) has the
    same bits for any number of data ranks: tt_parallel.groups says how many leaves a sum has, and micro-batch
@@ -16147,6 +16160,18 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
+/* Waits until somebody wakes this thread, and no longer than so many seconds. These are to be few, as the
+   clock that counts them may be set. */
+static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    const double second = (double)until.tv_nsec * 1e-9 + seconds;
+    until.tv_sec += (time_t)second;
+    until.tv_nsec = (long)((second - floor(second)) * 1e9);
+    pthread_cond_timedwait(wake, mutex, &until);
+}
+
 /* Sleeps until a rank's count is `times` or a rank has failed. False: neither within the timeout. */
 static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 {
@@ -16155,13 +16180,8 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
     pthread_mutex_lock(&w->mutex);
     __atomic_add_fetch(&w->sleepers, 1, __ATOMIC_SEQ_CST);
     for (double left = w->timeout; !done && left > 0; left = begin + w->timeout - tt__seconds()) {
-        struct timespec until; /* a second at most, as somebody may set this clock */
-        clock_gettime(CLOCK_REALTIME, &until);
-        const double second = (double)until.tv_nsec * 1e-9 + fmin(left, 1);
-        until.tv_sec += (time_t)second;
-        until.tv_nsec = (long)((second - floor(second)) * 1e9);
         done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
-        if (!done) pthread_cond_timedwait(&w->wake, &w->mutex, &until);
+        if (!done) tt__doze(&w->wake, &w->mutex, fmin(left, 1));
         if (__atomic_load_n(&w->outside, __ATOMIC_SEQ_CST)) begin = tt__seconds();
     }
     done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
@@ -16217,7 +16237,7 @@ static bool tt__meet(tt__world *w, int me, tt__members members)
    functions with the same arguments, and has as many ranks as the others, numbered on over the processes.
 
    Messages go from one process to another (tt__wire), as MPI's own sums have an order of their own. What
-   ranks of one process have is summed there first, where that is a part of the tree (tt__net_group in >>run);
+   ranks of one process have is summed there first, where that is a part of the tree (tt__collective);
    then each process sends each other what that one sums, once, and sends on what it has summed, once: of n
    bytes on P processes (P - 1) n / P each way, which is the least, and no message waits for another. Halving
    and doubling would move as much, in log2(P) turns of messages that wait for each other instead of one.
@@ -16280,7 +16300,6 @@ typedef struct tt__net {
     bool cuda_aware;        /* all: messages can begin and end in the memory of GPUs */
     double sent, least;     /* of the mutex: bytes of collectives so far, and what no way to do the same needs
                                less than */
-    tt_files files;         /* those of the context's options */
 #ifdef TINYTRAIN_MPI
     MPI_Comm talk, data;    /* notes and ends; collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
@@ -16510,38 +16529,24 @@ static const void *tt__noted(const tt_context *ctx, int process, const void *own
     return ctx->net ? (const void *)ctx->net->note[process].data : own;
 }
 
-/* All processes come here, and get the bytes that one of them has. */
-static tt_status tt__net_fetch(tt_context *ctx, int owner, const char *where, void *data, size_t bytes)
+/* All processes come here, and one or, `taker` -1, all get the bytes that one of them has. */
+static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char *where, void *data,
+                               size_t bytes)
 {
     tt__net *n = ctx->net;
     tt__request r[TT__RANKS];
     const char *why = NULL;
     int count = 0, late = -1;
+    if (owner == taker || (taker >= 0 && n->me != taker && n->me != owner)) return TT_OK;
     if (tt__net_has_failed(n)) return tt__net_status(ctx);
     pthread_mutex_lock(&n->mutex);
     if (n->me != owner) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, &r[count++]);
     for (int p = 0; p < n->processes && n->me == owner && !why; p++)
-        if (p != owner) why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
+        if (p != owner && (taker < 0 || p == taker))
+            why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
     pthread_mutex_unlock(&n->mutex);
     if (!why && tt__net_wait(n, NULL, r, count, &late, &why)) return TT_OK;
     return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
-}
-
-/* What is on a rank goes to the first process. */
-static tt_status tt__net_move(tt_context *ctx, int owner, void *data, size_t bytes)
-{
-    tt__net *n = ctx->net;
-    tt__request r[1];
-    const char *why = NULL;
-    int late = -1;
-    if (owner == 0 || (n->me != 0 && n->me != owner)) return TT_OK;
-    if (tt__net_has_failed(n)) return tt__net_status(ctx);
-    pthread_mutex_lock(&n->mutex);
-    if (n->me == 0) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, r);
-    else why = n->wire->send(n, 0, TT__FETCH_TAG, data, bytes, r);
-    pthread_mutex_unlock(&n->mutex);
-    if (!why && tt__net_wait(n, NULL, r, 1, &late, &why)) return TT_OK;
-    return tt__net_fail(ctx, tt__net_waited(n, "what a rank has", late, why));
 }
 
 /* Ends the work together: all processes come here when they close their contexts. */
@@ -16600,66 +16605,8 @@ static bool tt__trains_alone(void)
 }
 
 #ifdef TINYTRAIN_MPI
-/* Of processes after the first nothing is written to files. */
-static void *tt__unwritten_open(void *user, const char *path, char mode)
-{
-    tt__net *n = (tt__net *)user;
-    return mode == 'r' ? n->files.open(n->files.user, path, mode) : user;
-}
-
-static int64_t tt__unwritten_size(void *user, void *file)
-{
-    tt__net *n = (tt__net *)user;
-    return file == user ? 0 : n->files.size(n->files.user, file);
-}
-
-static bool tt__unwritten_read(void *user, void *file, uint64_t offset, void *to, size_t bytes)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.read(n->files.user, file, offset, to, bytes);
-}
-
-static bool tt__unwritten_write(void *user, void *file, const void *from, size_t bytes)
-{
-    (void)user; (void)file; (void)from; (void)bytes;
-    return true;
-}
-
-static bool tt__unwritten_sync(void *user, void *file) { (void)user; (void)file; return true; }
-
-static bool tt__unwritten_close(void *user, void *file)
-{
-    tt__net *n = (tt__net *)user;
-    return file == user || n->files.close(n->files.user, file);
-}
-
-static bool tt__unwritten_rename(void *user, const char *from, const char *to)
-{
-    (void)user; (void)from; (void)to;
-    return true;
-}
-
-static bool tt__unwritten_remove(void *user, const char *path) { (void)user; (void)path; return true; }
-
-/* This one does, as they may look into a folder before the first has made it. */
-static bool tt__unwritten_folder(void *user, const char *path)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.make_folder(n->files.user, path);
-}
-
-static bool tt__unwritten_list(void *user, const char *path, bool (*each)(void *arg, const char *name),
-                               void *arg)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.list(n->files.user, path, each, arg);
-}
-
-static const char *tt__unwritten_reason(void *user)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.reason(n->files.user);
-}
+/* tt_files.remove of processes after the first. */
+static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
 
@@ -16717,7 +16664,8 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. Starting it
+/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. It is a
+   global, as MPI is one: contexts come and go, and what ends MPI at exit is given no argument. Starting MPI
    waits for all other processes, with no end where one is stopped, and cannot be interrupted. So a thread of
    its own starts it, for which tt__mpi_open waits no longer than the timeout; and ends it, as the standard
    wants of the thread that has begun. */
@@ -16797,14 +16745,8 @@ static tt_status tt__mpi_start(tt_context *ctx)
         if (thread) tt__mpi.state = TT__MPI_STARTS;
         if (thread) atexit(tt__mpi_finalise);
     }
-    while (tt__mpi.state == TT__MPI_STARTS && tt__seconds() - begin < ctx->options.timeout) {
-        struct timespec until; /* at most 0.1 s, as somebody may set this clock */
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 100000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&tt__mpi.wake, &tt__mpi.mutex, &until);
-    }
+    while (tt__mpi.state == TT__MPI_STARTS && tt__seconds() - begin < ctx->options.timeout)
+        tt__doze(&tt__mpi.wake, &tt__mpi.mutex, 0.1);
     const bool runs = tt__mpi.state == TT__MPI_RUNS;
     const int code = tt__mpi.code;
     pthread_mutex_unlock(&tt__mpi.mutex);
@@ -16882,49 +16824,40 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* What all processes must have in common from the start. */
+/* What processes tell each other at the start. But for `host` and `cuda_aware`, all must have the same. */
 typedef struct tt__hello {
-    char host[64], version[32], isa[16], bf16[16];
-    uint64_t seed;
+    char host[64], version[32], isa[16], bf16[16], seed[24];
     int cuda_aware;         /* or all send by the host's memory */
 } tt__hello;
 
-/* Compares what processes must have in common: a sentence that names what differs, or TT_OK. */
-static tt_status tt__net_differs(tt_context *ctx, int process, const char *what, const char *there,
-                                 const char *here)
-{
-    char name[96];
-    if (strcmp(there, here) == 0) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "%s has %s %s, and process 0 has %s: all processes must have "
-                    "the same", tt__process_name(ctx->net, process, name), what, there, here);
-}
-
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
 {
+    static const struct { const char *what; size_t at; } same[] = {
+        {"tinytrain.h", offsetof(tt__hello, version)}, {"instruction set", offsetof(tt__hello, isa)},
+        {"bf16", offsetof(tt__hello, bf16)}, {"seed", offsetof(tt__hello, seed)}};
     tt__net *n = ctx->net;
     tt__hello own;
-    char seed[2][32];
+    char name[96];
     memset(&own, 0, sizeof own);
     for (int p = 0; p < n->processes; p++) snprintf(n->host[p], sizeof n->host[p], "its host unknown yet");
     if (gethostname(own.host, sizeof own.host - 1) != 0) snprintf(own.host, sizeof own.host, "unnamed");
     snprintf(own.version, sizeof own.version, "%s", TT_VERSION);
     snprintf(own.isa, sizeof own.isa, "%s", isa);
     snprintf(own.bf16, sizeof own.bf16, "%s", bf16);
-    own.seed = ctx->options.seed;
+    snprintf(own.seed, sizeof own.seed, "%llu", (unsigned long long)ctx->options.seed);
     own.cuda_aware = n->cuda_aware;
     tt_status status = tt__agree(ctx, "tt_open", TT_OK, &own, sizeof own);
     const tt__hello *first = (const tt__hello *)tt__noted(ctx, 0, NULL);
-    for (int p = 0; p < n->processes && status == TT_OK; p++)
-        snprintf(n->host[p], sizeof n->host[p], "%.63s", ((const tt__hello *)tt__noted(ctx, p, NULL))->host);
-    for (int p = 1; p < n->processes && status == TT_OK; p++) {
+    for (int p = 0; p < n->processes && status == TT_OK; p++) {
         const tt__hello *x = (const tt__hello *)tt__noted(ctx, p, NULL);
-        status = tt__net_differs(ctx, p, "tinytrain.h", x->version, first->version);
-        if (status == TT_OK) status = tt__net_differs(ctx, p, "instruction set", x->isa, first->isa);
-        if (status == TT_OK) status = tt__net_differs(ctx, p, "bf16", x->bf16, first->bf16);
-        for (int k = 0; k < 2; k++)
-            snprintf(seed[k], sizeof seed[k], "%llu", (unsigned long long)(k ? first : x)->seed);
-        if (status == TT_OK) status = tt__net_differs(ctx, p, "seed", seed[0], seed[1]);
-        n->cuda_aware = n->cuda_aware && x->cuda_aware && first->cuda_aware;
+        snprintf(n->host[p], sizeof n->host[p], "%.63s", x->host);
+        n->cuda_aware = n->cuda_aware && x->cuda_aware;
+        for (int k = 0; k < TT__COUNT(same) && status == TT_OK; k++) {
+            const char *there = (const char *)x + same[k].at, *here = (const char *)first + same[k].at;
+            if (strcmp(there, here) == 0) continue;
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s has %s %s, and process 0 has %s: all processes must "
+                              "have the same", tt__process_name(n, p, name), same[k].what, there, here);
+        }
     }
     return status;
 }
@@ -16954,13 +16887,11 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK) n->note = (tt__note *)tt__calloc(ctx, sizeof *n->note * (size_t)n->processes);
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
-    n->files = ctx->options.files;
     if (status == TT_OK && n->me > 0) {
-        const tt_files unwritten = {
-            tt__unwritten_open, tt__unwritten_size, tt__unwritten_read, tt__unwritten_write,
-            tt__unwritten_sync, tt__unwritten_close, tt__unwritten_rename, tt__unwritten_remove,
-            tt__unwritten_folder, tt__unwritten_list, tt__unwritten_reason, n, NULL, NULL};
-        ctx->options.files = unwritten;
+        ctx->writes_nothing = true; /* but it makes folders, as it may look into one before the first has */
+        ctx->options.files.remove = tt__removes_nothing;
+        ctx->options.files.lock = NULL;
+        ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
     if (status != TT_OK) n->failed = 1; /* no message is waited for */
@@ -16969,24 +16900,12 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 #endif
 }
 
-/* ===========================================================================================================
-   CONTEXT                                                                                           >>context
-   Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
-   ======================================================================================================== */
-
-/* ------------------------------------------------------------------------------------------------- memory */
-
-/* Where an arena has a parameter. */
-typedef struct tt__home {
-    size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none */
-    tt_dtype dtype;
-    tt__space space;    /* in the host's memory, an offset there */
-    tt__part part;      /* of the parameter, that lies there */
-} tt__home;
+/* ----------------------------------------------------------------------------------------- device groups */
 
 /* The ranks that programs run on together: devices of a kind, and a thread for each that is of this process:
    `local` of them, from `first` on. What the others have, this process does not see. */
 typedef struct tt__crew {
+    tt_context *ctx;
     const tt__device_kind *kind;
     int ranks, index[TT__RANKS];   /* of each rank's device, its number among those of the kind */
     int first, local;
@@ -16999,6 +16918,7 @@ typedef struct tt__crew {
     /* TT__STAGE bytes of the host's; of several processes, twice as many; NULL where all memory is the host's
        and of this process. */
     void *stage[TT__RANKS];
+    void *event[TT__RANKS];        /* with which devices wait for each other's streams; NULL until used */
     bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
     bool tried;                    /* `apart` is known */
     struct tt__crew *next;
@@ -17027,6 +16947,788 @@ enum { TT__NET_FLIGHTS = 8 };
 #endif
 /* Requests for so many bytes at most, from and to all processes. */
 #define TT__NET_REQUESTS(bytes) (2 * (TT__RANKS + (bytes) / TT__NET_MESSAGE))
+
+/* "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
+static const char *tt__device_name(const tt__device_kind *kind, int index, char to[32])
+{
+    if (index) snprintf(to, 32, "%s:%d", kind->name, index);
+    else snprintf(to, 32, "%s", kind->name);
+    return to;
+}
+
+/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
+static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
+{
+    if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
+    char name[32];
+    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(c->kind, c->index[rank], name),
+                    c->kind->backend->error(c->device[rank]));
+}
+
+/* -------------------------------------------------------------------------------------------- collectives
+   Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
+   a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
+   members of a process are a power of two, they are one node, and no byte is sent that need not be. */
+
+/* Collectives of one op that a rank runs together, and the ranks that take part. */
+typedef struct tt__collective {
+    tt__crew *crew;
+    tt__launch *l;          /* n of them */
+    int n;
+    tt__members all, near;  /* members; those of this process, or the two of a pair */
+    int rank, me, low;      /* this rank, and which member it is; the first member of this process */
+    int processes, own;     /* that have members; which of these this one is */
+    int grain, nodes;       /* nodes of a process */
+    int leader, tag;        /* the rank that sends and receives for this process, and with what */
+    bool apart;             /* kernels of some of `near` cannot load from the memory of others */
+    bool direct;            /* messages begin and end where ranks have the data, not in the host's memory */
+} tt__collective;
+
+static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
+
+/* Is a collective between two of its members? */
+static bool tt__is_pair(const tt__instr *i)
+{
+    return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
+}
+
+/* Can a member not load from another's memory? */
+static bool tt__is_apart(const tt__crew *c, tt__members m)
+{
+    for (int a = 0; a < m.count; a++)
+        for (int b = 0; b < m.count; b++)
+            if (c->apart[m.first + a * m.stride][m.first + b * m.stride]) return true;
+    return false;
+}
+
+static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members all, int me, tt__over over)
+{
+    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* by tt__over */
+    tt__collective c;
+    int local = 0;
+    memset(&c, 0, sizeof c);
+    for (int k = 0; k < all.count; k++) local += tt__is_local(crew, all.first + k * all.stride);
+    c.crew = crew;
+    c.rank = rank;
+    c.me = me;
+    c.low = me / local * local;
+    c.processes = all.count / local;
+    c.own = me / local;
+    c.leader = all.first + c.low * all.stride;
+    c.all = c.near = all;
+    c.near.first = c.leader;
+    c.near.count = local;
+    c.grain = local & -local;
+    c.nodes = local / c.grain;
+    c.tag = TT__DATA_TAG + tags[over] * (int)TT__RANKS + all.first;
+    c.apart = tt__is_apart(crew, c.near);
+    c.direct = crew->kind->host || (crew->ctx->net && crew->ctx->net->cuda_aware && !c.apart);
+    return c;
+}
+
+/* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
+   device goes. */
+static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream)
+{
+    const tt__backend *b = c->kind->backend;
+    tt__device *d = c->device[rank];
+    tt_status status = TT_OK;
+    if (c->kind->host) return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE;
+    status = tt__device_status(c->ctx, c, rank, b->mark(d, stream, &c->event[rank]));
+    if (status != TT_OK) return status;
+    if (!tt__meet(c->world, rank, members)) return TT_ERR_DEVICE;
+    for (int k = 0; k < members.count && status == TT_OK; k++) {
+        const int other = members.first + k * members.stride;
+        if (other != rank) status = b->after(d, stream, c->event[other]);
+    }
+    if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
+    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
+}
+
+static tt_status tt__meet_near(const tt__collective *c)
+{
+    return tt__sync(c->crew, c->rank, c->near, c->l->instr->stream);
+}
+
+/* Waits until a stream of the rank's device has done all that it was given: messages, and updates in the
+   host's memory, are of what it left. */
+static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
+{
+    const tt__backend *b = c->kind->backend;
+    if (c->kind->host) return TT_OK;
+    tt_status status = b->mark(c->device[rank], stream, &c->event[rank]);
+    if (status == TT_OK) status = b->after(c->device[rank], TT__HOST_STREAM, c->event[rank]);
+    return tt__device_status(c->ctx, c, rank, status);
+}
+
+/* Runs a phase of n collectives on a rank. */
+static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
+{
+    tt_status status = c->crew->kind->backend->launch(l, n);
+    status = tt__device_status(c->crew->ctx, c->crew, c->rank, status);
+    return status == TT_OK ? tt__meet_near(c) : status;
+}
+
+/* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
+   the host's. */
+static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
+{
+    tt__crew *crew = c->crew;
+    void *staged[TT__RANKS];
+    bool more = true;
+    tt_status status = TT_OK;
+    for (int k = 0; k < l->members; k++) {
+        const int other = c->all.first + k * c->all.stride;
+        staged[k] = other == c->rank || crew->apart[c->rank][other] ? crew->stage[other] : NULL;
+    }
+    l->staged = staged;
+    l->most = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
+    for (l->from = 0; more && status == TT_OK; l->from += l->most) {
+        status = tt__device_status(crew->ctx, crew, c->rank, crew->kind->backend->stage(l, &more));
+        if (status == TT_OK) status = tt__meet_near(c);
+        if (status == TT_OK) status = tt__launch_phase(c, l, 1);
+    }
+    l->staged = NULL;
+    return status;
+}
+
+/* ---- messages */
+
+/* What goes from one rank to another one has a tag of its own. */
+static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
+
+/* Messages of an instruction on their way. */
+typedef struct tt__mail {
+    const tt__crew *crew;
+    const tt_tape *tape;
+    const tt__instr *i;
+    int tag, count;
+    tt__request *r;         /* of each message */
+} tt__mail;
+
+static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
+{
+    const tt__mail m = {c->crew, c->l->tape, c->l->instr, c->tag, 0, r};
+    return m;
+}
+
+/* "reduce 'd(w)'" */
+static void tt__net_where(const tt__mail *m, char to[128])
+{
+    const tt__value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
+    snprintf(to, 128, "%s '%.96s'", tt__instr_name(m->i), x->name);
+}
+
+/* Fails because messages of a collective have not come, or others have failed. */
+static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
+{
+    char where[128];
+    tt__net *net = m->crew->ctx->net;
+    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank of this process */
+    if (own) return TT_ERR_DEVICE;
+    tt__net_where(m, where);
+    return tt__net_waited(net, where, late, why);
+}
+
+/* Waits for all messages, of which there are no more then. */
+static tt_status tt__net_all_there(tt__mail *m)
+{
+    tt__net *net = m->crew->ctx->net;
+    tt__world *w = m->crew->world;
+    const tt__request *r = m->r;
+    const char *why;
+    char at[128];
+    int late;
+    const int n = m->count;
+    m->count = 0;
+    if (!n) return TT_OK;
+    __atomic_add_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
+    const bool come = tt__net_wait(net, &w->failed, m->r, n, &late, &why);
+    __atomic_sub_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
+    tt__net_where(m, at);
+    pthread_mutex_lock(&net->mutex);
+    for (int k = 0; k < n; k++) if (r[k].comes && r[k].done) memcpy(net->heard[r[k].process], at, sizeof at);
+    pthread_mutex_unlock(&net->mutex);
+    return come ? TT_OK : tt__net_late(m, late, why);
+}
+
+/* Waits for the first n; the others are still on their way then. */
+static tt_status tt__net_first_there(tt__mail *m, int n)
+{
+    tt__mail first = *m;
+    first.count = n;
+    tt_status status = tt__net_all_there(&first);
+    m->count -= n;
+    memmove(m->r, m->r + n, (size_t)m->count * sizeof *m->r);
+    return status;
+}
+
+/* Sends or receives in messages of `most` bytes, each a request. */
+static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t most, bool comes)
+{
+    tt__net *n = m->crew->ctx->net;
+    const char *why = NULL;
+    pthread_mutex_lock(&n->mutex);
+    for (size_t at = 0, some; at < bytes && !why; at += some) {
+        tt__request *r = &m->r[m->count++];
+        some = bytes - at < most ? bytes - at : most;
+        why = comes ? n->wire->receive(n, process, m->tag, (char *)data + at, some, r)
+                    : n->wire->send(n, process, m->tag, (char *)data + at, some, r);
+        r->comes = comes;
+        if (!comes) n->sent += (double)some;
+    }
+    pthread_mutex_unlock(&n->mutex);
+    return why ? tt__net_late(m, -1, why) : TT_OK;
+}
+
+/* In short messages; see TT__NET_REQUESTS. */
+static tt_status tt__net_send(tt__mail *m, int process, void *data, size_t bytes)
+{
+    return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, false);
+}
+
+static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t bytes)
+{
+    return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, true);
+}
+
+/* Counts bytes that a process must send at least. */
+static void tt__net_must_send(tt__net *n, double bytes)
+{
+    pthread_mutex_lock(&n->mutex);
+    n->least += bytes;
+    pthread_mutex_unlock(&n->mutex);
+}
+
+/* ---- collectives of several processes */
+
+/* The process that is number k of those with members. */
+static int tt__net_process(const tt__collective *c, int k)
+{
+    return tt__process_of(c->crew, c->all.first + k * c->near.count * c->all.stride);
+}
+
+/* How many members of such a process have something to reduce, and how many nodes these are. */
+static int tt__net_present(const tt__collective *c, int k, int present)
+{
+    return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
+}
+
+static int tt__net_nodes(const tt__collective *c, int k, int present)
+{
+    return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
+}
+
+/* Elements [from, from + most) of each member's piece, in collective k of those that run together. */
+typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
+enum { TT__NET_JOBS = 128 };
+
+/* What a member's piece is a piece of: of what is summed, or gathered. */
+static const tt__mat *tt__net_whole(const tt__launch *l)
+{
+    return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
+}
+
+static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
+
+/* The elements of a member that a job is about, from *first on. */
+static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
+{
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* which has no unit */
+    int64_t n = member ? 0 : tt__elements(&l->in[0]);
+    *first = 0;
+    if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
+    *first += job->from;
+    return tt__max(0, tt__min(job->most, n - job->from));
+}
+
+static int64_t tt__net_longest(const tt__launch *l)
+{
+    const tt__net_job all = {0, 0, INT64_MAX};
+    int64_t longest = 0, first;
+    for (int k = 0; k < l->members; k++) longest = tt__max(longest, tt__net_piece(l, &all, k, &first));
+    return longest;
+}
+
+static size_t tt__net_size(const tt__launch *l, int64_t n)
+{
+    return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
+}
+
+/* Runs another op in place of a collective, on its stream. */
+static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int op)
+{
+    tt__instr other = *l->instr;
+    other.op = op;
+    l->instr = &other;
+    return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
+}
+
+/* Sums n elements of some leaves to y, or adds the sum to it. Kernels of devices load from the host's memory
+   of all ranks, and write to it. */
+static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
+                             char *y, int64_t n, bool add)
+{
+    const tt__mat to = {y, l->in[0].dtype, 1, n, n};
+    tt__launch s = *l;
+    s.in[0] = s.out[0] = to;
+    s.peer_in = leaves;
+    s.members = s.present = count;
+    s.me = 0;
+    s.add[0] = add;
+    return tt__net_launch(c->crew, c->rank, &s, TT__OP_SUM_SLOTS);
+}
+
+/* Copies between memories of a rank's device and the host, on the stream of a collective. */
+static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, void *to, const void *from,
+                              int64_t bytes)
+{
+    const tt__mat x = {(void *)(uintptr_t)from, TT_U8, 1, bytes, bytes}, y = {to, TT_U8, 1, bytes, bytes};
+    tt__launch s = *l;
+    s.in[0] = x;
+    s.out[0] = y;
+    return bytes && to != from ? tt__net_launch(c, rank, &s, TT__OP_COPY) : TT_OK;
+}
+
+/* The bytes that a process must send at least in a phase of a collective. */
+static double tt__net_least(const tt__collective *c, const tt__launch *l)
+{
+    const tt__mat *x = tt__net_whole(l);
+    const bool of_first = l->instr->move.root || tt__net_is(l, TT__OF_FIRST);
+    const bool sends = (l->phase == TT__REDUCE_PHASE) == (c->own > 0);
+    const double bytes = (double)tt__elements(x) * (double)tt_dtype_bytes(x->dtype);
+    if (!of_first) return bytes * (c->processes - 1) / c->processes;
+    return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : c->processes - 1) : 0;
+}
+
+/* What tt__net_reduce, tt__net_gather, tt__net_broadcast and tt__net_pair will send for the process of a rank
+   in a phase, and *least. Of one that does not lead the members: 0. */
+static double tt__net_sends(const tt__collective *c, double *least)
+{
+    const tt__net_job all = {0, 0, INT64_MAX};
+    const tt__launch *l = c->l;
+    const double item = (double)tt_dtype_bytes(l->in[0].data ? l->in[0].dtype : l->out[0].dtype);
+    double bytes = 0;
+    int64_t first;
+    *least = 0;
+    if (tt__is_pair(l->instr)) {
+        if (l->phase == TT__SPREAD_PHASE && c->me == l->instr->move.from)
+            *least = bytes = item * (double)tt__elements(&l->in[0]);
+        return bytes;
+    }
+    if (c->me != c->low) return 0;
+    *least = tt__net_least(c, l);
+    if (l->phase == TT__SPREAD_PHASE && tt__net_is(l, TT__OF_FIRST))
+        return c->own + 1 < c->processes ? item * (double)tt__elements(&l->in[0]) : 0;
+    for (int m = 0; m < c->all.count; m++) {
+        const int q = m / c->near.count, own = c->low + m % c->near.count;
+        if (q == c->own) continue;
+        if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_piece(l, &all, own, &first);
+        else
+            bytes += (double)tt__net_nodes(c, c->own, l->present) *
+                     (double)tt__net_size(l, tt__net_piece(l, &all, m, &first));
+    }
+    return bytes;
+}
+
+/* How many batches are on their way at a time: fewer of more bytes where each is for many processes. */
+static int tt__net_flights(const tt__collective *c)
+{
+    return c->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
+}
+
+/* The bytes of each in the memory that they are sent from. */
+static size_t tt__net_part(const tt__collective *c)
+{
+    return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
+}
+
+/* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
+static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
+{
+    const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
+    int count = 0;
+    while (*k < c->n && count < TT__NET_JOBS && room) {
+        const tt__launch *l = &c->l[*k];
+        const int64_t item = (int64_t)tt_dtype_bytes(l->in[0].dtype), left = tt__net_longest(l) - *from;
+        const tt__net_job next = {*k, *from, tt__min(left, (int64_t)room / item)};
+        if (left > 0) job[count++] = next;
+        if (left > 0) room -= tt__net_size(l, next.most);
+        *from += next.most;
+        if (next.most == left || left <= 0) {
+            *from = 0;
+            ++*k;
+        }
+    }
+    return count;
+}
+
+/* A batch of messages on its way, for some jobs: what each process sends each other begins at `to`, in what
+   is sent, and what comes from it at `from`. In both, jobs follow one another, of each the pieces, of each
+   the nodes. */
+typedef struct tt__net_batch {
+    tt__net_job job[TT__NET_JOBS];
+    int jobs;
+    size_t begin; /* of both, in the memory for what is sent, and in that for what comes */
+    size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
+    tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
+    tt__mail mail;
+} tt__net_batch;
+
+static void tt__net_place(const tt__collective *c, tt__net_batch *b)
+{
+    int64_t first;
+    b->to[0] = b->from[0] = 0;
+    for (int q = 0; q < c->processes; q++) {
+        size_t to = 0, from = 0;
+        for (int j = 0; j < b->jobs; j++) {
+            const tt__launch *x = &c->l[b->job[j].k];
+            for (int k = 0; k < c->near.count; k++) {
+                const int64_t there = tt__net_piece(x, &b->job[j], q * c->near.count + k, &first);
+                const int64_t here = tt__net_piece(x, &b->job[j], c->low + k, &first);
+                to += (size_t)tt__net_nodes(c, c->own, x->present) * tt__net_size(x, there);
+                from += (size_t)tt__net_nodes(c, q, x->present) * tt__net_size(x, here);
+            }
+        }
+        b->to[q + 1] = b->to[q] + to;
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own stay in what is sent */
+    }
+}
+
+/* Where kernels of a process cannot load from each other's memory: copies what a rank has of all pieces, one
+   behind the other, to the second half of its memory of the host. */
+static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
+{
+    char *to = (char *)c->crew->stage[c->rank] + TT__STAGE + b->begin;
+    tt_status status = TT_OK;
+    for (int at = 0; at < c->processes * b->jobs; at++) {
+        const int q = at / b->jobs, j = at % b->jobs;
+        const tt__launch *x = &c->l[b->job[j].k];
+        for (int k = q * c->near.count; k < (q + 1) * c->near.count && status == TT_OK; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            const int64_t bytes = c->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
+            status = tt__net_copy(c->crew, c->rank, x, to, tt__element(&x->in[0], first), bytes);
+            to += tt__net_size(x, n);
+        }
+    }
+    return status;
+}
+
+/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. `apart`:
+   they have laid out their operands. */
+static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
+{
+    tt__mat leaf[TT__RANKS];
+    tt_status status = TT_OK;
+    size_t laid = TT__STAGE + b->begin;
+    int turn = 0;
+    for (int j, at = 0; at < c->processes * b->jobs; at++) {
+        const int q = at / b->jobs;
+        j = at % b->jobs;
+        const tt__launch *x = &c->l[b->job[j].k];
+        const int present = tt__net_present(c, c->own, x->present);
+        for (int k = q * c->near.count; k < (q + 1) * c->near.count; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            for (int node = 0; node * c->grain < present && status == TT_OK; node++) {
+                const int begin = node * c->grain, end = (int)tt__min(present, begin + c->grain);
+                for (int m = begin; m < end; m++) {
+                    const int other = c->near.first + m * c->near.stride;
+                    leaf[m - begin] = x->peer_in[c->low + m];
+                    leaf[m - begin].data = tt__element(&leaf[m - begin], first);
+                    if (c->apart) leaf[m - begin].data = (char *)c->crew->stage[other] + laid;
+                }
+                const bool mine = turn++ % c->near.count == c->me - c->low;
+                if (mine && n) status = tt__net_sum(c, x, leaf, end - begin, to, n, false);
+                to += tt__net_size(x, n);
+            }
+            laid += tt__net_size(x, n);
+        }
+    }
+    return status;
+}
+
+/* Sums the nodes of all processes to this rank's piece. */
+static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
+                                const char *received)
+{
+    const char *at[TT__RANKS]; /* the next node of each process */
+    tt__mat leaf[TT__RANKS];
+    tt_status status = TT_OK;
+    for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
+    for (int j = 0; j < b->jobs; j++) {
+        const tt__launch *x = &c->l[b->job[j].k];
+        for (int k = 0; k < c->near.count && status == TT_OK; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], c->low + k, &first);
+            int leaves = 0;
+            for (int q = 0; q < c->processes; q++)
+                for (int node = 0; node < tt__net_nodes(c, q, x->present); node++) {
+                    leaf[leaves].dtype = x->in[0].dtype;
+                    leaf[leaves++].data = (void *)(uintptr_t)at[q];
+                    at[q] += tt__net_size(x, n);
+                }
+            if (tt__net_is(x, TT__PIECES_OUT)) first = b->job[j].from;
+            if (c->low + k == c->me && n)
+                status = tt__net_sum(c, x, leaf, leaves, tt__element(&x->out[0], first), n, x->add[0]);
+        }
+    }
+    return status;
+}
+
+/* Waits for a batch, and sums it. */
+static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
+{
+    const char *stage = (const char *)c->crew->stage[c->leader] + b->begin;
+    if (!b->jobs) return TT_OK;
+    tt_status status = tt__net_all_there(&b->mail);
+    if (status == TT_OK) status = tt__meet_near(c);
+    if (status == TT_OK) status = tt__net_unpack(c, b, stage, stage + TT__STAGE);
+    if (status == TT_OK) status = tt__meet_near(c);
+    b->jobs = 0;
+    return status;
+}
+
+/* Each member's piece of n sums. While a batch is summed, and where one direction of a link is ahead of the
+   other, other batches are on their way. */
+static tt_status tt__net_reduce(const tt__collective *c)
+{
+    const tt__instr *i = c->l->instr;
+    char *stage = (char *)c->crew->stage[c->leader];
+    const int flights = tt__net_flights(c);
+    tt__net_batch flight[TT__NET_FLIGHTS];
+    tt_status status = TT_OK;
+    int64_t from = 0;
+    int turn = 0;
+    for (int k = 0; k < flights; k++) flight[k].jobs = 0;
+    for (int k = 0; k < c->n && status == TT_OK; turn++) {
+        tt__net_batch *b = &flight[turn % flights];
+        b->jobs = tt__net_jobs(c, &k, &from, b->job);
+        b->begin = (size_t)(turn % flights) * tt__net_part(c);
+        b->mail = tt__mail_of(c, b->r);
+        if (!b->jobs && k < c->n)
+            return tt__fail(c->crew->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
+        tt__net_place(c, b);
+        if (c->apart) status = tt__net_lay_out(c, b);
+        if (c->apart && status == TT_OK) status = tt__meet_near(c);
+        if (status == TT_OK) status = tt__net_pack(c, b, stage + b->begin);
+        if (status == TT_OK) status = tt__meet_near(c);
+        if (status == TT_OK && c->rank == c->leader) status = tt__await_stream(c->crew, c->rank, i->stream);
+        for (int q = 0; q < c->processes && status == TT_OK && c->rank == c->leader; q++) {
+            const int process = tt__net_process(c, q);
+            if (q == c->own) continue;
+            status = tt__net_receive(&b->mail, process, stage + TT__STAGE + b->begin + b->from[q],
+                                     b->from[q + 1] - b->from[q]);
+            if (status == TT_OK)
+                status = tt__net_send(&b->mail, process, stage + b->begin + b->to[q],
+                                      b->to[q + 1] - b->to[q]);
+        }
+        if (status == TT_OK) status = tt__net_land(c, &flight[(turn + 1) % flights]);
+    }
+    for (int k = 0; k < flights && status == TT_OK; k++)
+        status = tt__net_land(c, &flight[(turn + k) % flights]);
+    return status;
+}
+
+/* Where the bytes of member m's piece begin that a job is about: in the host's memory of the leader, of which
+   each piece has `room`, or where ranks have them: the pieces of other processes in the leader's result. */
+static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
+{
+    const tt__launch *l = &c->l[job->k];
+    const bool gathers = tt__net_is(l, TT__PIECES_IN);
+    int64_t first;
+    if (!c->direct) return (char *)c->crew->stage[c->leader] + (size_t)m * room;
+    tt__net_piece(l, job, m, &first);
+    if (m / c->near.count != c->own) return (char *)tt__element(&l->out[0], first);
+    return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
+}
+
+/* Copies this rank's piece, or (come) all pieces that it does not have, to or from the host's memory, and
+   waits for the other ranks, which do so too. */
+static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
+{
+    const tt__launch *l = &c->l[job->k];
+    const bool gathers = tt__net_is(l, TT__PIECES_IN);
+    const tt__mat *x = gathers && !come ? &l->in[0] : &l->out[0];
+    tt_status status = TT_OK;
+    for (int m = come ? 0 : c->me; m < (come ? c->all.count : c->me + 1) && status == TT_OK; m++) {
+        int64_t first, bytes = (int64_t)tt_dtype_bytes(l->out[0].dtype) * tt__net_piece(l, job, m, &first);
+        char *staged = tt__net_begin(c, job, m, room);
+        char *own = (char *)tt__element(x, gathers && !come ? job->from : first);
+        if (come && m == c->me && !gathers) continue;
+        status = tt__net_copy(c->crew, c->rank, l, come ? own : staged, come ? staged : own, bytes);
+    }
+    return status == TT_OK ? tt__meet_near(c) : status;
+}
+
+/* Exchanges pieces with other processes, between the leaders, in messages of a bounded number at a time. */
+static tt_status tt__net_gather(const tt__collective *c)
+{
+    enum { REQUESTS = 4 * TT__RANKS };
+    const size_t room = 2 * TT__STAGE / (size_t)c->all.count & ~(size_t)(TT__ALIGN - 1); /* of each piece */
+    const size_t most = c->direct ? TT__NET_MESSAGE : room;
+    const bool leads = c->rank == c->leader, waits = leads && !c->direct;
+    tt__request r[REQUESTS + TT__NET_REQUESTS(2 * TT__STAGE)];
+    tt__mail mail = tt__mail_of(c, r);
+    const int stream = c->l->instr->stream;
+    tt_status status = leads && c->direct ? tt__await_stream(c->crew, c->rank, stream) : TT_OK;
+    for (int k = 0; k < c->n; k++) {
+        const tt__launch *l = &c->l[k];
+        const int64_t item = (int64_t)tt_dtype_bytes(l->out[0].dtype), longest = tt__net_longest(l);
+        tt__net_job job = {k, 0, (int64_t)most / item};
+        for (; job.from < longest && status == TT_OK; job.from += job.most) {
+            if (!c->direct) status = tt__net_stage(c, &job, room, false);
+            if (waits && status == TT_OK) status = tt__await_stream(c->crew, c->rank, stream);
+            for (int m = 0; m < c->all.count && status == TT_OK && leads; m++) {
+                const int own = c->low + m % c->near.count, process = tt__net_process(c, m / c->near.count);
+                int64_t first, come = item * tt__net_piece(l, &job, m, &first);
+                const int64_t go = item * tt__net_piece(l, &job, own, &first);
+                if (m / c->near.count == c->own) continue;
+                status = tt__net_receive(&mail, process, tt__net_begin(c, &job, m, room), (size_t)come);
+                if (status == TT_OK)
+                    status = tt__net_send(&mail, process, tt__net_begin(c, &job, own, room), (size_t)go);
+            }
+            if (status == TT_OK && c->direct && mail.count > REQUESTS - 2 * TT__RANKS)
+                status = tt__net_first_there(&mail, mail.count / 2);
+            if (status != TT_OK || c->direct) continue;
+            status = tt__net_all_there(&mail);
+            if (status == TT_OK) status = tt__meet_near(c);
+            if (status == TT_OK) status = tt__net_stage(c, &job, room, true);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(&mail) : status;
+}
+
+/* What member 0 has goes from process to process. */
+static tt_status tt__net_broadcast(const tt__collective *c)
+{
+    const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
+    const size_t most = c->direct ? TT__NET_MESSAGE : TT__STAGE;
+    const int stream = c->l->instr->stream;
+    tt__request r[2][TT__NET_REQUESTS(TT__STAGE)];
+    tt__mail in = tt__mail_of(c, r[0]), out = tt__mail_of(c, r[1]);
+    tt_status status = leads && c->direct ? tt__await_stream(c->crew, c->rank, stream) : TT_OK;
+    for (int k = 0; k < c->n; k++) {
+        const tt__launch *l = &c->l[k];
+        const int64_t bytes = tt__elements(&l->in[0]) * (int64_t)tt_dtype_bytes(l->in[0].dtype);
+        char *own = (char *)(c->own || c->me ? l->out[0].data : l->in[0].data);
+        for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
+            m = tt__min(bytes - at, (int64_t)most);
+            char *data = c->direct ? own + at : (char *)c->crew->stage[c->leader];
+            if (c->me == 0) status = tt__net_copy(c->crew, c->rank, l, data, (char *)l->in[0].data + at, m);
+            if (status == TT_OK && waits) status = tt__await_stream(c->crew, c->rank, stream);
+            if (status == TT_OK && leads && c->own)
+                status = tt__net_receive(&in, tt__net_process(c, c->own - 1), data, (size_t)m);
+            if (status == TT_OK) status = tt__net_all_there(&in);
+            if (status == TT_OK && leads && !last)
+                status = tt__net_send(&out, tt__net_process(c, c->own + 1), data, (size_t)m);
+            if (status == TT_OK && (!c->direct || out.count >= TT__RANKS)) status = tt__net_all_there(&out);
+            if (c->direct) continue;
+            if (status == TT_OK) status = tt__meet_near(c);
+            if (status == TT_OK && (c->me || l->out[0].data != l->in[0].data))
+                status = tt__net_copy(c->crew, c->rank, l, (char *)l->out[0].data + at, data, m);
+            if (status == TT_OK) status = tt__meet_near(c);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(&out) : status;
+}
+
+/* Copies what the leader has got, and what others of this process have, on this rank. */
+static tt_status tt__net_spread(const tt__collective *c)
+{
+    const bool all = tt__net_is(c->l, TT__OF_FIRST);
+    for (int k = 0; k < c->n; k++) {
+        tt__launch *l = &c->l[k];
+        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out; /* own */
+        const tt__mat *at = all && !c->own ? &in[c->low] : &out[c->low];
+        for (int m = 0; m < c->all.count; m++) {
+            int64_t first;
+            if (m / c->near.count == c->own && !all) continue;
+            tt__piece_of(l, &l->out[0], l->instr->move.root, m, &first);
+            if (m != c->low) out[m].data = at->data;
+            if (!all) in[m].data = tt__element(at, first);
+        }
+        if (all) out[c->low].data = at->data;
+    }
+    return tt__launch_phase(c, c->l, c->n);
+}
+
+/* From one member to another one, of another process. */
+static tt_status tt__net_pair(const tt__collective *c)
+{
+    const tt__instr *i = c->l->instr;
+    const tt__move *move = &i->move;
+    const int from = c->all.first + move->from * c->all.stride, to = c->all.first + move->to * c->all.stride;
+    const bool receives = c->me == move->to;
+    const bool direct = c->crew->kind->host || c->crew->ctx->net->cuda_aware;
+    const size_t most = direct ? TT__NET_MESSAGE : TT__STAGE;
+    const int process = tt__process_of(c->crew, receives ? from : to);
+    tt__request r[TT__NET_REQUESTS(TT__STAGE)];
+    tt__mail mail = tt__mail_of(c, r);
+    tt_status status = direct ? tt__await_stream(c->crew, c->rank, i->stream) : TT_OK;
+    mail.tag = tt__pair_tag(from, to);
+    for (int k = 0; k < c->n; k++) {
+        const tt__launch *l = &c->l[k];
+        const tt__mat *x = receives ? &l->out[0] : &l->in[0];
+        const int64_t bytes = tt__elements(x) * (int64_t)tt_dtype_bytes(x->dtype);
+        if (!receives) tt__net_must_send(c->crew->ctx->net, (double)bytes);
+        for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
+            m = tt__min(bytes - at, (int64_t)most);
+            char *own = (char *)x->data + at, *data = direct ? own : (char *)c->crew->stage[c->rank];
+            if (!receives) status = tt__net_copy(c->crew, c->rank, l, data, own, m);
+            if (status == TT_OK && !direct) status = tt__await_stream(c->crew, c->rank, i->stream);
+            if (status == TT_OK)
+                status = tt__net_post(&mail, process, data, (size_t)m, TT__NET_MESSAGE, receives);
+            if (status == TT_OK && (!direct || mail.count >= TT__RANKS)) status = tt__net_all_there(&mail);
+            if (status == TT_OK && receives) status = tt__net_copy(c->crew, c->rank, l, own, data, m);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(&mail) : status;
+}
+
+/* A phase of collectives with members in several processes. */
+static tt_status tt__net_phase(const tt__collective *c)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < c->n && c->rank == c->leader; k++)
+        tt__net_must_send(c->crew->ctx->net, tt__net_least(c, &c->l[k]));
+    if (c->l->phase == TT__REDUCE_PHASE) return tt__net_reduce(c);
+    status = tt__net_is(c->l, TT__OF_FIRST) ? tt__net_broadcast(c) : tt__net_gather(c);
+    if (status == TT_OK && c->direct) status = tt__meet_near(c);
+    return status == TT_OK && c->direct ? tt__net_spread(c) : status;
+}
+
+/* Runs the collectives: in each phase all members, which wait for each other before and after. met: they have
+   waited right before. */
+static tt_status tt__run_collective(const tt__collective *c, bool met)
+{
+    const int phases = tt__rules_of(c->l->instr)->phases;
+    const bool net = c->processes > 1, from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
+    tt_status status = met ? TT_OK : tt__meet_near(c);
+    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
+        if (!(phases & phase) || (net && from_first && phase == TT__REDUCE_PHASE)) continue;
+        for (int k = 0; k < c->n; k++) c->l[k].phase = phase;
+        if (net) status = tt__net_phase(c);
+        else if (!c->apart) status = tt__launch_phase(c, c->l, c->n);
+        for (int k = 0; k < c->n && c->apart && !net && status == TT_OK; k++)
+            status = tt__launch_staged(c, &c->l[k]);
+    }
+    return status;
+}
+
+/* ===========================================================================================================
+   CONTEXT                                                                                           >>context
+   Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
+   ======================================================================================================== */
+
+/* ------------------------------------------------------------------------------------------------- memory */
+
+/* Where an arena has a parameter. */
+typedef struct tt__home {
+    size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none */
+    tt_dtype dtype;
+    tt__space space;    /* in the host's memory, an offset there */
+    tt__part part;      /* of the parameter, that lies there */
+} tt__home;
 
 /* What tt_compile_options.memory names. */
 typedef enum tt__memory_kind {
@@ -17344,23 +18046,6 @@ static const tt__device_kind tt__device_kinds[TT__KINDS] = {
 #endif
 };
 
-/* "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
-static const char *tt__device_name(const tt__device_kind *kind, int index, char to[32])
-{
-    if (index) snprintf(to, 32, "%s:%d", kind->name, index);
-    else snprintf(to, 32, "%s", kind->name);
-    return to;
-}
-
-/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
-static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
-{
-    if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
-    char name[32];
-    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(c->kind, c->index[rank], name),
-                    c->kind->backend->error(c->device[rank]));
-}
-
 /* Tries which devices of a crew reach each other's memory, and warns where some don't. */
 static void tt__crew_try(tt_context *ctx, tt__crew *c)
 {
@@ -17422,8 +18107,10 @@ static void tt__crew_free(tt_context *ctx, tt__crew *c)
 {
     tt__pool_free(ctx, c->threads);
     tt__world_free(c->world);
-    for (int r = 0; r < c->ranks; r++)
+    for (int r = 0; r < c->ranks; r++) {
         if (c->stage[r]) c->kind->backend->release_host(c->device[r], c->stage[r]);
+        if (c->event[r]) c->kind->backend->release_event(c->device[r], c->event[r]);
+    }
     for (int r = 0; r < c->ranks; r++) if (c->device[r]) c->kind->backend->close(c->device[r]);
     for (int r = 0; r < c->ranks; r++) if (c->host[r]) tt__cpu_close(c->host[r]);
     tt__free(ctx, c);
@@ -17478,65 +18165,72 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(voi
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* Reads n numbers of `dtype` from memory of a rank, in a space, and converts them. */
-static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space, void *to,
-                                 tt_dtype to_type, const void *memory, tt_dtype dtype, size_t n)
+/* Numbers in memory of a rank; data NULL: of a rank of another process. */
+typedef struct tt__memory {
+    const tt__arena *arena;
+    int rank;
+    tt__space space;
+    tt_dtype dtype;
+    void *data;
+} tt__memory;
+
+/* The first n of them, converted to another dtype. */
+static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
+    const tt__arena *a = x->arena;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[rank];
-    const size_t item = tt_dtype_bytes(dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
+    tt__device *d = a->crew->device[x->rank];
+    const size_t item = tt_dtype_bytes(x->dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
     float piece[TT__PIECE / 4];
-    const bool of_host = a->kind->host || space == TT__HOST;
+    const bool of_host = a->kind->host || x->space == TT__HOST;
     tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
-    if (of_host && status == TT_OK) tt__convert(to, to_type, memory, dtype, n);
-    else if (of_host) return tt__device_status(ctx, a->crew, rank, status);
-    else if (dtype == to_type) status = b->read(d, to, memory, n * item);
+    if (of_host && status == TT_OK) tt__convert(to, to_type, x->data, x->dtype, n);
+    else if (x->dtype == to_type && !of_host) status = b->read(d, to, x->data, n * item);
     else
-        for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
+        for (size_t done = 0, m; done < n && !of_host && status == TT_OK; done += m) {
             m = n - done < most ? n - done : most;
-            status = b->read(d, piece, (const char *)memory + done * item, m * item);
-            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, dtype, m);
+            status = b->read(d, piece, (const char *)x->data + done * item, m * item);
+            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, x->dtype, m);
         }
-    return tt__device_status(ctx, a->crew, rank, status);
+    return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
 /* The same where the rank may be of another process: all processes get what that one reads. */
-static tt_status tt__fetch_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space, void *to,
-                                  tt_dtype to_type, const void *memory, tt_dtype dtype, size_t n)
+static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
-    const tt__crew *c = a->crew;
-    tt_status status = TT_OK;
-    if (tt__is_local(c, rank)) status = tt__read_memory(ctx, a, rank, space, to, to_type, memory, dtype, n);
+    const tt__crew *c = x->arena->crew;
+    tt_status status = tt__is_local(c, x->rank) ? tt__read_memory(x, to, to_type, n) : TT_OK;
     if (c->local == c->ranks) return status;
-    if (status != TT_OK) return tt__net_fail(ctx, status);
-    return tt__net_fetch(ctx, tt__process_of(c, rank), "what a rank has", to, n * tt_dtype_bytes(to_type));
+    if (status != TT_OK) return tt__net_fail(c->ctx, status);
+    return tt__net_fetch(c->ctx, tt__process_of(c, x->rank), -1, "what a rank has", to,
+                         n * tt_dtype_bytes(to_type));
 }
 
 /* The first process gets what the one of a rank has read there. */
-static tt_status tt__net_to_first(tt_context *ctx, const tt__crew *c, int rank, void *data, size_t bytes)
+static tt_status tt__net_to_first(const tt__crew *c, int rank, void *data, size_t bytes)
 {
-    return c->local < c->ranks ? tt__net_move(ctx, tt__process_of(c, rank), data, bytes) : TT_OK;
+    if (c->local == c->ranks) return TT_OK;
+    return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
 }
 
-/* Converts n numbers to `dtype` and writes them to memory of a rank, in a space. */
-static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space,
-                                  void *memory, tt_dtype dtype, const void *from, tt_dtype from_type,
-                                  size_t n)
+/* Converts n numbers and writes them there. */
+static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtype from_type, size_t n)
 {
+    const tt__arena *a = x->arena;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[rank];
-    const size_t item = tt_dtype_bytes(dtype);
-    const bool of_host = a->kind->host || space == TT__HOST;
+    tt__device *d = a->crew->device[x->rank];
+    const size_t item = tt_dtype_bytes(x->dtype);
+    const bool of_host = a->kind->host || x->space == TT__HOST;
     tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
-    if (of_host && status == TT_OK) tt__convert(memory, dtype, from, from_type, n);
+    if (of_host && status == TT_OK) tt__convert(x->data, x->dtype, from, from_type, n);
     for (size_t done = of_host ? n : 0, m; done < n && status == TT_OK; done += m) {
         m = n - done < TT__PIECE ? n - done : TT__PIECE;
-        void *bounce = a->bounce[rank];
-        tt__convert(bounce, dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
-        status = b->copy(d, TT__COMPUTE_STREAM, (char *)memory + done * item, bounce, m * item);
+        void *bounce = a->bounce[x->rank];
+        tt__convert(bounce, x->dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
+        status = b->copy(d, TT__COMPUTE_STREAM, (char *)x->data + done * item, bounce, m * item);
         if (status == TT_OK) status = b->wait(d);
     }
-    return tt__device_status(ctx, a->crew, rank, status);
+    return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
 /* The option, or the environment variable where it is NULL or ""; NULL where that is empty too. */
@@ -17607,6 +18301,7 @@ static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const
     }
     tt__crew *c = (tt__crew *)tt__calloc(ctx, sizeof *c);
     if (!c) return NULL;
+    c->ctx = ctx;
     c->kind = kind;
     c->ranks = processes * local;
     c->local = local;
@@ -17667,67 +18362,6 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
 
 int tt_process(const tt_context *ctx) { return ctx->net ? ctx->net->me : 0; }
 int tt_processes(const tt_context *ctx) { return ctx->net ? ctx->net->processes : 1; }
-
-/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
-static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
-{
-    char text[512];
-    tt__text all = {text, sizeof text, 0};
-    if (p->tensor == 0) p->tensor = 1;
-    if (p->pipeline == 0) p->pipeline = 1;
-    if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
-        p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
-    if (p->groups == 0) p->groups = p->data;
-    const char *schedule = p->schedule ? p->schedule : "1f1b";
-    const bool gpipe = strcmp(schedule, "gpipe") == 0;
-    const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
-    char stages[32] = "";
-    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
-    const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
-    if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
-        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
-                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
-                  (long long)p->data * p->tensor * p->pipeline);
-    else if (p->groups < 0 || p->groups % p->data)
-        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
-    else if (p->groups > p->data && !power)
-        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
-                  p->groups, p->data);
-    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
-    if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
-        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
-    if (p->server && (p->zero > 1 || p->zero == TT_ZERO_BUDGET))
-        tt__print(&all, "; a parameter server keeps whole gradients and parameters: use zero 0 or 1");
-    if (p->sequence && p->tensor == 1) tt__print(&all, "; sequence needs tensor > 1");
-    if (!gpipe && strcmp(schedule, "1f1b") != 0)
-        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
-    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
-    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET;
-    if (p->pipeline > 1 && (divides || p->server || p->reduce_micros))
-        tt__print(&all, "; pipeline does not go with %s: use zero 0 or 1 alone",
-                  divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros");
-    if (p->pipeline > 1 && gpipe && p->micros == 0)
-        tt__print(&all, "; schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, "
-                  "for which it plans memory");
-    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
-    const int of_stage = ranks ? p->data * p->tensor : 1;
-    if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
-        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
-                  "them", of_stage, c->local);
-    if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
-        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
-                  p->tensor, c->local);
-    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
-}
-
-tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p)
-{
-    tt_parallel filled = *p;
-    const tt__crew *c = tt__find_devices(ctx, device);
-    tt_status status = c ? tt__parallel_for(ctx, c, &filled) : ctx->status;
-    if (status == TT_OK) *p = filled;
-    return status;
-}
 
 /* ------------------------------------------------------------------------------------------------ context */
 
@@ -18182,8 +18816,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
     tt_status status = tt__check_whole(p->ctx, p->holder);
-    const tt_dtype dtype = tt__param_home(p)->dtype;
-    const tt__space space = tt__param_home(p)->space;
+    const tt__home *home = tt__param_home(p);
     const tt__stored stored = tt__param_stored(p);
     const tt__crew *c = p->holder->crew;
     const bool everywhere = tt__is_everywhere(&stored, p->holder); /* on the ranks of each as on the first */
@@ -18191,11 +18824,11 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
         if (everywhere) rank += c->first;
-        const char *memory = tt__param_memory(p, rank);
-        if (memory) memory += (size_t)at * tt_dtype_bytes(dtype);
+        char *memory = tt__param_memory(p, rank);
+        if (memory) memory += (size_t)at * tt_dtype_bytes(home->dtype);
+        const tt__memory x = {p->holder, rank, home->space, home->dtype, memory};
         m = tt__min(m, n - done);
-        status = (everywhere ? tt__read_memory : tt__fetch_memory)(p->ctx, p->holder, rank, space, to + done,
-                                                                   TT_F32, memory, dtype, (size_t)m);
+        status = (everywhere ? tt__read_memory : tt__fetch_memory)(&x, to + done, TT_F32, (size_t)m);
     }
     return status;
 }
@@ -18248,9 +18881,8 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
         n = tt__min(TT__PIECE - before, n);
         status = tt__param_read_for(p, a, e - before, n + before, piece);
         if (status == TT_OK) status = tt__param_fits(p, piece + before, e, n);
-        if (status == TT_OK)
-            status = tt__write_memory(p->ctx, a, rank, home->space, to, home->dtype, piece + before, TT_F32,
-                                      (size_t)n);
+        const tt__memory x = {a, rank, home->space, home->dtype, to};
+        if (status == TT_OK) status = tt__write_memory(&x, piece + before, TT_F32, (size_t)n);
     }
     tt__float_restore(mode);
     return status;
@@ -18277,8 +18909,8 @@ tt_status tt_param_set(tt_param *p, const float *values)
             for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
                 const int64_t e = tt__stored_element(&stored, rank, at, &n);
                 char *to = memory + (size_t)at * tt_dtype_bytes(home->dtype);
-                status = tt__write_memory(p->ctx, a, rank, home->space, to, home->dtype, values + e, TT_F32,
-                                          (size_t)n);
+                const tt__memory x = {a, rank, home->space, home->dtype, to};
+                status = tt__write_memory(&x, values + e, TT_F32, (size_t)n);
             }
         }
     }
@@ -18419,6 +19051,14 @@ typedef struct tt__passed {
     int parts[2];
 } tt__passed;
 
+/* The run at hand on a rank. */
+typedef struct tt__now {
+    int64_t round;          /* of the step: the micro-batch is that number of its data rank */
+    int present;            /* data ranks that have a micro-batch in this round */
+    bool later;             /* what adds from the second lap on does add */
+    const int64_t *rows;    /* of each axis, instead of those that are set; NULL: these */
+} tt__now;
+
 /* What a program has for each rank, beside the arena's memory there. */
 typedef struct tt__rank {
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
@@ -18434,8 +19074,7 @@ typedef struct tt__rank {
     char *host;             /* values in the host's memory (tt__host_region) */
     tt__launch *launches;   /* of instructions that run together */
     tt__mat *peers;         /* operands of these in other ranks */
-    void *event;            /* with which other ranks' devices wait for this one's */
-    void *ready;            /* ... and other streams for that of computation */
+    void *ready;            /* an event, with which other streams wait for that of computation */
     void *taken;            /* ... and copies to arrivals for those from there */
     /* Of a pipeline's stage, for each of `in_flight` micro-batches: what goes to the next stage (0) and to
        the one before (1) is there; what has come that way has been taken. */
@@ -18443,6 +19082,7 @@ typedef struct tt__rank {
     tt__started *started;   /* built.under_way entries */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run asks for */
+    tt__now now;
     bool never_records;     /* the device has failed to record what it can run ... */
     char why[256];          /* ... which is still to be told */
 } tt__rank;
@@ -18463,34 +19103,35 @@ typedef struct tt__fed {
    of the parameters. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
+/* A program is an array of stages, each with a tape, a plan and an arena of its own; without a pipeline there
+   is one. The caller has the first, which also has, for all of them, what is said to be the head's. */
 struct tt_program {
     tt_context *ctx;
-    /* Of a pipeline: the programs of all stages. What follows is the first stage's, but for the step at hand,
-       which is that of all: those of other stages are used as tt__stage_view shows them. NULL: one stage. */
-    struct tt_program **stage;
-    bool is_later;          /* it is of another stage than the first, whose `rank` it has */
-    tt__fed *fed; int n_fed, cap_fed; /* micro-batch r of data rank d: number r * data + d */
-    size_t *fed_at;         /* of each input; of number `n_recorded`, the bytes of all */
-    int n_recorded, n_axes; /* values of the tape that was compiled, and its axes */
-    int64_t last_round;     /* that was run */
+    struct tt_program *head;
     tt__settings settings;
     tt__built built;
     tt__arena *arena;
     struct tt_program *next; /* of its arena */
-    tt__rank *rank;         /* of each rank of its crew, the same for all stages of a pipeline */
+    tt__rank *rank;         /* of each rank of its crew, the same for all stages */
+    bool zeroed;            /* tt__zero_states has run */
+    bool ready;             /* its arena and all its parameters have memory */
+    bool tunes;             /* tt_compile_options.tune is not "off"; */
+    char *tune_file;        /* it names this file, or NULL */
+    int builds;             /* tried to fit the budget */
+    tt__choice chosen;      /* which of them it is, but for `drop` */
+    /* The head's. */
+    struct tt_program *stage[TT__RANKS]; int stages;
+    tt__fed *fed; int n_fed, cap_fed; /* micro-batch r of data rank d: number r * data + d */
+    size_t *fed_at;         /* of each input; of number `n_recorded`, the bytes of all; NULL: no pipeline */
+    int n_recorded, n_axes; /* values of the tape that was compiled, and its axes */
+    int64_t last_round;     /* that was run */
     tt__run run;            /* settings of the next run; `micro` is set for each rank */
     tt__results results;    /* of all ranks, as read last */
     /* Of the step at hand: rounds done, of a micro-batch on each data rank; how many of these have one in the
        round that is run, and have had one in a slot. */
     int64_t round;
     int present, in_slot[TT__RANKS];
-    bool later;             /* in the segment that is run, what adds from the second lap on does add */
-    bool zeroed;            /* tt__zero_states has run */
     bool scale_set;         /* the devices have results.scale */
-    bool ready;             /* its arena and all its parameters have memory */
-    bool tunes;             /* tt_compile_options.tune is not "off"; */
-    char *tune_file;        /* it names this file, or NULL */
-    const int64_t *rows_in_place; /* of each axis, instead of those of the coming run; NULL: none */
     bool poison;            /* tests: overwrite storages as soon as they are dead */
     bool micro_failed, norm_known;
     tt__outcome outcome;
@@ -18498,8 +19139,6 @@ struct tt_program {
     tt__unread unread;
     tt_stats done;          /* of the last step that was read ... */
     int64_t reads;          /* ... of so many that did not fail */
-    int builds;             /* tried to fit the budget */
-    tt__choice chosen;      /* which of them it is, but for `drop` */
     char refused[TT__ERROR]; /* why the first tt_set since the last run failed, if one did */
 };
 
@@ -18546,14 +19185,9 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
 {
     char text[512];
     tt__text all = {text, sizeof text, 0}; /* everything that is wrong, in one message */
-    const bool sgd = o->kind == TT_SGD;
-    if ((unsigned)o->kind > TT_ADAMW) tt__print(&all, "; kind %d is unknown", (int)o->kind);
-    if (sgd && !(o->momentum >= 0 && o->momentum < 1))
-        tt__print(&all, "; momentum %g is not in [0, 1)", o->momentum);
-    if (sgd && o->nesterov && !(o->momentum > 0)) tt__print(&all, "; nesterov needs a momentum above 0");
-    if (!sgd && !(o->beta1 >= 0 && o->beta1 < 1)) tt__print(&all, "; beta1 %g is not in [0, 1)", o->beta1);
-    if (!sgd && !(o->beta2 >= 0 && o->beta2 < 1)) tt__print(&all, "; beta2 %g is not in [0, 1)", o->beta2);
-    if (!sgd && !(o->eps >= 0)) tt__print(&all, "; eps %g is negative", o->eps);
+    tt__attr unread;
+    if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
+    else tt__print(&all, "; kind %d is unknown", (int)o->kind);
     if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
         tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
@@ -18659,8 +19293,7 @@ static void tt__built_free(tt_context *ctx, tt__built *b)
     tt__free(ctx, b->box);
 }
 
-static int tt__stages(const tt_program *p) { return p->stage ? p->settings.options.parallel.pipeline : 1; }
-static tt_program *tt__stage_of(tt_program *p, int s) { return s ? p->stage[s] : p; }
+static int tt__stages(const tt_program *p) { return p->head->stages; }
 
 /* Takes a program out of its arena; the last takes the parameters out of one that was never allocated. */
 static void tt__leave_arena(tt_program *p)
@@ -18701,7 +19334,6 @@ static void tt__rank_free(tt_program *p, int rank)
         if (r->passed[k / 2].taken[k % 2]) b->release_event(d, r->passed[k / 2].taken[k % 2]);
     }
     tt__free(ctx, r->passed);
-    if (r->event) b->release_event(d, r->event);
     if (r->ready) b->release_event(d, r->ready);
     if (r->taken) b->release_event(d, r->taken);
     if (r->has_found) b->release_event(d, r->has_found);
@@ -18723,8 +19355,7 @@ void tt_program_free(tt_program *p)
 {
     if (!p) return;
     tt_context *ctx = p->ctx;
-    for (int s = 1; p->stage && s < p->settings.options.parallel.pipeline; s++) tt_program_free(p->stage[s]);
-    tt__free(ctx, p->stage);
+    for (int s = 1; s < p->stages; s++) tt_program_free(p->stage[s]);
     for (int k = 0; k < p->n_fed; k++) {
         tt__free(ctx, p->fed[k].inputs);
         tt__free(ctx, p->fed[k].rows);
@@ -18736,7 +19367,7 @@ void tt_program_free(tt_program *p)
     for (int r = first; p->rank && r < first + ranks; r++) tt__rank_free(p, r);
     if (p->arena) tt__leave_arena(p);
     tt__built_free(ctx, &p->built);
-    if (!p->is_later) tt__free(ctx, p->rank);
+    if (p->head == p) tt__free(ctx, p->rank);
     tt__free(ctx, p->tune_file);
     tt__free(ctx, p);
 }
@@ -18856,67 +19487,111 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     return TT_OK;
 }
 
-static tt_status tt__check_matmul(tt_context *ctx, const tt__settings *s)
-{
-    if (s->matmul != TT__MATMUL_FP8) return TT_OK;
-    if (s->kind && s->kind->host)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
-                        s->kind->name);
-    if (s->precision.kind != TT__32_TRUE) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision "
-                    "'32-true' has none");
-}
-
-/* Where parameters are updated; update "backward" with what it cannot do is refused. */
-static tt_status tt__parse_update(tt_context *ctx, const tt_compile_options *o, bool scales, tt__update *out)
+/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
+static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
 {
     char text[512];
     tt__text all = {text, sizeof text, 0};
-    int k;
-    tt_status status = tt__parse(ctx, "update", o->update ? o->update : "end", tt__update_names,
-                                 TT__COUNT(tt__update_names), "end, backward or host", &k);
-    *out = (tt__update)k;
-    if (status != TT_OK || *out != TT__UPDATE_BACKWARD || !o->train) return status;
-    if (o->accumulate)
-        tt__print(&all, ", nor with accumulate, as gradients are final at the step's end only");
-    if (o->optimizer.clip_norm > 0)
-        tt__print(&all, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
-                  "only", o->optimizer.clip_norm);
-    if (scales) tt__print(&all, ", nor with precision '%s', as loss scaling skips whole steps", o->precision);
-    if (o->parallel.server) tt__print(&all, ", nor with parallel.server");
-    if (o->parallel.pipeline > 1) tt__print(&all, ", nor with parallel.pipeline");
-    if (!all.length) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'", text + 5);
+    if (p->tensor == 0) p->tensor = 1;
+    if (p->pipeline == 0) p->pipeline = 1;
+    if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
+        p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
+    if (p->groups == 0) p->groups = p->data;
+    const char *schedule = p->schedule ? p->schedule : "1f1b";
+    const bool gpipe = strcmp(schedule, "gpipe") == 0;
+    const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
+    char stages[32] = "";
+    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
+    const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
+    if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
+        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
+                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
+                  (long long)p->data * p->tensor * p->pipeline);
+    else if (p->groups < 0 || p->groups % p->data)
+        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
+    else if (p->groups > p->data && !power)
+        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
+                  p->groups, p->data);
+    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
+    if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
+        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
+    if (!gpipe && strcmp(schedule, "1f1b") != 0)
+        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
+    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
+    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
+    const int of_stage = ranks ? p->data * p->tensor : 1;
+    if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
+        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
+                  "them", of_stage, c->local);
+    if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
+        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
+                  p->tensor, c->local);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
-static tt_status tt__parse_memory(tt_context *ctx, const char *name, tt__memory_kind *out)
+/* Which options go together, each of which is right alone: appends "; " and a sentence for each rule that is
+   broken, and returns the status of the first. A row is TT__RULE(what breaks the rule, status, sentence). */
+static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
 {
-    int k;
-    tt_status status = tt__parse(ctx, "memory", name ? name : "device", tt__memory_names, TT__MEMORY_KINDS,
-                                 "device, managed or managed-oversubscribed", &k);
-    *out = (tt__memory_kind)k;
+    const tt_compile_options *o = &s->options;
+    const tt_parallel *p = &o->parallel;
+    const char *kind = s->kind ? s->kind->name : "", *memory = tt__memory_names[s->memory];
+    const int ranks = s->crew ? s->crew->ranks : 1;
+    const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
+    const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* gradients, too */
+    const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
+    const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
+    tt_status status = TT_OK;
+    char text[400];
+    tt__text late = {text, sizeof text, 0}; /* what needs all gradients at once */
+    if (o->accumulate)
+        tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
+    if (o->optimizer.clip_norm > 0)
+        tt__print(&late, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
+                  "only", o->optimizer.clip_norm);
+    if (s->scales)
+        tt__print(&late, ", nor with precision '%s', as loss scaling skips whole steps",
+                  tt__precision_names[s->precision.kind]);
+    if (p->server) tt__print(&late, ", nor with parallel.server");
+    if (staged) tt__print(&late, ", nor with parallel.pipeline");
+
+#define TT__RULE(broken, code, ...) \
+    if (broken) { tt__print(all, "; " __VA_ARGS__); if (status == TT_OK) status = code; }
+    TT__RULE(!o->memory_budget && (recompute_fits || s->offload_fits || s->zero_fits), TT_ERR_ARGUMENT,
+             "%s 'budget' chooses what fits memory_budget, which is not set",
+             recompute_fits ? "recompute" : s->offload_fits ? "offload" : "zero")
+    TT__RULE(early && late.length, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'",
+             text + 5)
+    TT__RULE(p->server && divides, TT_ERR_ARGUMENT,
+             "parallel: a parameter server keeps whole gradients and parameters: use zero 0 or 1")
+    TT__RULE(p->sequence && p->tensor == 1, TT_ERR_ARGUMENT, "parallel: sequence needs tensor > 1")
+    TT__RULE(staged && (divides || p->server || p->reduce_micros), TT_ERR_ARGUMENT,
+             "parallel: pipeline does not go with %s: use zero 0 or 1 alone",
+             divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros")
+    TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
+             "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
+             "which it plans memory")
+    TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
+             kind)
+    TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
+             "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none")
+    TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
+             "memory '%s' is for device 'cuda', and the device is '%s'", memory, kind)
+    TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
+             "memory '%s' is for one rank, and '%s' has %d: leave `memory` out", memory, s->crew->name, ranks)
+#undef TT__RULE
     return status;
 }
 
-static tt_status tt__check_memory(tt_context *ctx, const tt__settings *s)
+/* Do the options still go together with this parallel.zero and this update? */
+static bool tt__goes_together(const tt__settings *s, int zero, tt__update update)
 {
-    const char *name = tt__memory_names[s->memory];
-    if (!s->crew || s->memory == TT__OWN_MEMORY) return TT_OK;
-    if (s->kind->host)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "memory '%s' is for device 'cuda', and the device is '%s'",
-                        name, s->kind->name);
-    if (s->crew->ranks == 1) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "memory '%s' is for one rank, and '%s' has %d: leave `memory` "
-                    "out", name, s->crew->name, s->crew->ranks);
-}
-
-/* Options that say "budget" need one. */
-static tt_status tt__check_budget(tt_context *ctx, const tt__settings *s)
-{
-    const bool recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
-    if (s->options.memory_budget || !(recompute || s->offload_fits || s->zero_fits)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "%s 'budget' chooses what fits memory_budget, which is not set",
-                    recompute ? "recompute" : s->offload_fits ? "offload" : "zero");
+    tt__settings other = *s;
+    tt__text unread = {NULL, 0, 0};
+    other.options.parallel.zero = zero;
+    other.update = update;
+    return tt__contradictions(&other, &unread) == TT_OK;
 }
 
 /* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
@@ -18924,6 +19599,29 @@ static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
+}
+
+/* Finds what words stand for, each of one list. NULL: the default. */
+static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text *all,
+                            tt_status *status)
+{
+    const struct {
+        const char *option, *word, *usual; const char *const *names; int n; const char *use;
+    } rows[] = {
+        {"matmul", o->matmul, "fp32", tt__matmul_names, 3, "fp32, tf32 or fp8"},
+        {"recompute", o->recompute, "cheap", tt__recompute_names, 5,
+         "none, cheap, attention, blocks or budget"},
+        {"memory", o->memory, "device", tt__memory_names, 3, "device, managed or managed-oversubscribed"},
+        {"update", o->update, "end", tt__update_names, 3, "end, backward or host"}};
+    int found[TT__COUNT(rows)];
+    for (int k = 0; k < TT__COUNT(rows); k++)
+        tt__note_error(ctx, all, status,
+                       tt__parse(ctx, rows[k].option, rows[k].word ? rows[k].word : rows[k].usual,
+                                 rows[k].names, rows[k].n, rows[k].use, &found[k]));
+    s->matmul = (tt__matmul)found[0];
+    s->recompute = (tt__recompute)found[1];
+    s->memory = (tt__memory_kind)found[2];
+    s->update = (tt__update)found[3];
 }
 
 /* Checks options and finds what their names stand for. One message names all that is wrong. */
@@ -18937,27 +19635,30 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt__note_error(ctx, &all, &status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
     s->scales = o->train && s->precision.half == TT_F16;
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
-    tt__note_error(ctx, &all, &status, tt__parse_matmul(ctx, o->matmul, &s->matmul));
-    tt__note_error(ctx, &all, &status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
+    tt__parse_words(ctx, o, s, &all, &status);
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
-    tt__note_error(ctx, &all, &status, tt__check_budget(ctx, s));
-    tt__note_error(ctx, &all, &status, tt__parse_memory(ctx, o->memory, &s->memory));
     if (o->tune && !*o->tune)
         tt__note_error(ctx, &all, &status,
                        tt__fail(ctx, TT_ERR_ARGUMENT, "tune '' is neither off nor on, nor a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
-    tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o, s->scales, &s->update));
     s->crew = tt__find_devices(ctx, o->device);
     s->kind = s->crew ? s->crew->kind : NULL;
     s->threads = s->crew ? tt__rank_threads(ctx, s->crew->local) : ctx->cpu.pool->threads;
     tt__note_error(ctx, &all, &status,
                    s->crew ? tt__parallel_for(ctx, s->crew, &s->options.parallel) : ctx->status);
-    tt__note_error(ctx, &all, &status, tt__check_matmul(ctx, s));
-    tt__note_error(ctx, &all, &status, tt__check_memory(ctx, s));
+    const tt_status together = tt__contradictions(s, &all);
+    if (status == TT_OK) status = together;
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
+}
+tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
+{
+    tt__settings s;
+    tt_status status = tt__parse_settings(ctx, o, &s);
+    if (status == TT_OK) o->parallel = s.options.parallel;
+    return status;
 }
 
 /* Places transient storages and workspaces, and what lies in the host's memory. */
@@ -19037,19 +19738,17 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
     }
 }
 
-/* Notes what goes to other stages, and where it is written first. */
-static void tt__note_sends(tt__built *b)
+/* Notes what goes to other stages, and where it is written first. first: tt__first_writers. */
+static void tt__note_sends(tt__built *b, const int32_t *first)
 {
-    tt_tape *t = b->t;
-    tt__note_first_writers(t);
+    const tt_tape *t = b->t;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         if (i->move.over != TT__OVER_STAGES || i->out[0]) continue;
         const int way = i->move.to > i->move.from;
         b->send[way] = k + 1;
-        b->sends_from[way] = t->code[t->values[t->values[i->in[0]].base].instead - 1].segment;
+        b->sends_from[way] = t->code[first[t->values[i->in[0]].base] - 1].segment;
     }
-    tt__forget_first_writers(t);
 }
 
 /* A copy of a tape after the first passes. After an error, *b is empty. */
@@ -19080,8 +19779,11 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
     tt_tape *t = b->t;
     tt_status status = tt__last_passes(b, s, choice);
     if (status == TT_OK && s->options.parallel.pipeline > 1) {
-        tt__hold_micros(t, s->in_flight);
-        tt__note_sends(b);
+        int32_t *first = tt__first_writers(t);
+        if (!first) return TT_ERR_MEMORY;
+        tt__hold_micros(t, first, s->in_flight);
+        tt__note_sends(b, first);
+        tt__free(t->ctx, first);
     }
     for (int32_t v = 1; status == TT_OK && v < t->n_values; v++) {
         tt__value *x = &t->values[v];
@@ -20213,15 +20915,13 @@ static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
     if (!o->train || (update == TT__UPDATE_HOST && tt__one_memory(p))) return update == p->settings.update;
-    return update != TT__UPDATE_BACKWARD || !(o->accumulate || o->optimizer.clip_norm > 0 ||
-                                              p->settings.scales || o->parallel.server ||
-                                              o->parallel.pipeline > 1);
+    return tt__goes_together(&p->settings, o->parallel.zero, update);
 }
 
 static bool tt__may_zero(const tt_program *p, int zero)
 {
     const tt_parallel *r = &p->settings.options.parallel;
-    return zero == r->zero || (r->data > 1 && (zero < 2 || (!r->server && r->pipeline <= 1)));
+    return zero == r->zero || (r->data > 1 && tt__goes_together(&p->settings, zero, p->settings.update));
 }
 
 enum { TT__VALUES = 4 + 4 + 4 + 3 };
@@ -20467,8 +21167,8 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
                                    TT__OUT_PARAMETERS};
     const tt_compile_options *o = &p->settings.options;
     const tt__choice was = *x;
-    const bool staged = o->parallel.pipeline > 1, moves = !tt__one_memory(p);
-    if (k == 0 && o->parallel.data > 1 && !o->parallel.server && !staged) x->zero = 3;
+    const bool moves = !tt__one_memory(p);
+    if (k == 0 && tt__may_zero(p, 3)) x->zero = 3;
     if (k == 0) snprintf(name, capacity, "zero 3");
     if (k >= 1 && k <= 3) {
         const tt__recompute policy = (tt__recompute)(TT__RECOMPUTE_CHEAP + k - 1);
@@ -20482,8 +21182,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
         snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 6 ? 3 : k == 7 ? 2 : k - 4]);
     }
     if (k == 8) {
-        const bool once = !o->accumulate && !(o->optimizer.clip_norm > 0) && !p->settings.scales;
-        const bool may = o->train && once && !o->parallel.server && !staged;
+        const bool may = o->train && tt__may_update(p, TT__UPDATE_BACKWARD);
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
         snprintf(name, capacity, "update \"backward\"");
     }
@@ -20678,7 +21377,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
     c.offload = s->offload_fits && !tt__one_memory(j->p);
-    c.zero = s->zero_fits && ranks->data > 1 && ranks->pipeline <= 1; /* stages have zero 0 or 1 */
+    c.zero = s->zero_fits && ranks->data > 1;
     const bool moves = s->offload || (ranks->data > 1 && c.base.zero == 3);
     c.by_seconds = c.offload || c.zero || (c.recompute && moves);
     c.best = INFINITY;
@@ -20996,8 +21695,8 @@ static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
     *all = *split = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
-        if (p->stage && v >= p->n_recorded) break;
-        for (int s = 0; s < tt__stages(p) && x->elsewhere; s++) x = &p->stage[s]->built.t->values[v];
+        if (p->stages > 1 && v >= p->n_recorded) break;
+        for (int s = 0; s < p->stages && x->elsewhere; s++) x = &p->stage[s]->built.t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
         *all += p->ctx->params[x->param]->size;
         if (x->part.split != TT__WHOLE) *split += p->ctx->params[x->param]->size;
@@ -21018,8 +21717,8 @@ static void tt__tell_unsplit(const tt_program *p)
 /* Is an input read by a stage? */
 static bool tt__reads_input(const tt_program *p, int32_t v)
 {
-    bool read = p->built.t->values[v].place != TT__NO_PLACE;
-    for (int s = 1; s < tt__stages(p) && !read; s++)
+    bool read = false;
+    for (int s = 0; s < p->stages && !read; s++)
         read = p->stage[s]->built.t->values[v].place != TT__NO_PLACE;
     return read;
 }
@@ -21062,12 +21761,9 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     tt__short_stages refused;
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
-    p->stage = (tt_program **)tt__calloc(p->ctx, sizeof *p->stage * (size_t)stages);
+    p->stages = stages;
     p->fed_at = (size_t *)tt__calloc(p->ctx, sizeof *p->fed_at * (values + 1));
-    if (!p->stage || !p->fed_at) return TT_ERR_MEMORY;
-    p->stage[0] = p;
-    p->n_recorded = t->n_values;
-    p->n_axes = t->n_axes;
+    if (!p->fed_at) return TT_ERR_MEMORY;
     for (int s = 0;;) {
         if (status != TT_OK && (status != TT_ERR_BUDGET || !all)) return status;
         if (status != TT_OK) tt__note_stage(p->ctx, s, &refused);
@@ -21076,8 +21772,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
         tt_program *q = p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q);
         if (!q) return TT_ERR_MEMORY;
         q->ctx = p->ctx;
+        q->head = p;
         q->rank = p->rank;
-        q->is_later = true;
         if (o->share) of_stage.share = o->share->stage[s];
         status = tt__compile_into(q, t, root, &of_stage, s);
     }
@@ -21090,19 +21786,9 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* The fewest digits that stand for this number alone. */
-static const char *tt__shortest(float x, char to[32])
-{
-    int digits = 5;
-    do snprintf(to, 32, "%.*g", ++digits, (double)x);
-    while (digits < 9 && (float)strtod(to, NULL) != x);
-    return to;
-}
-
 /* What the programs of all processes must have in common, a line of each; the bits depend on it. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
-    static const char *const kinds[] = {"sgd", "adam", "adamw"}; /* tt_optimizer_kind */
     tt__text text = {to, capacity, 0};
     char n[6][32];
     const tt_compile_options *o = &p->settings.options;
@@ -21122,7 +21808,7 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
               tt__update_names[p->chosen.update], p->tunes);
     if (o->train)
         tt__print(&text, "optimizer %s with weight_decay %s, clip_norm %s, beta1 %s, beta2 %s, eps %s, "
-                  "momentum %s\n", kinds[u->kind], tt__shortest(u->weight_decay, n[0]),
+                  "momentum %s\n", tt__optimizers[u->kind].name, tt__shortest(u->weight_decay, n[0]),
                   tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
                   tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
                   tt__shortest(u->momentum, n[5]));
@@ -21175,6 +21861,10 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
     *status = TT_ERR_MEMORY;
     if (!p) return NULL;
     p->ctx = t->ctx;
+    p->head = p->stage[0] = p;
+    p->stages = 1;
+    p->n_recorded = t->n_values;
+    p->n_axes = t->n_axes;
     *status = t->status;
     if (t->status != TT_OK) tt__fail(t->ctx, t->status, "%s", t->error);
     else if (!tt__has_value(t, root))
@@ -21189,7 +21879,7 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
 {
     size_t most = 0;
     for (int s = 0; s < tt__stages(p); s++) {
-        const tt_program *q = tt__stage_of(p, s);
+        const tt_program *q = p->stage[s];
         const size_t moved = tt__one_memory(q) ? q->arena->on_host + tt__offloaded_bytes(&q->built) : 0;
         const size_t bytes = tt__arena_size(q->arena, tt__first_rank(q->arena)) + moved;
         if (bytes > most) most = bytes;
@@ -21390,28 +22080,13 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* The program as its stage number s has it: itself, or *room, where it has several. */
-static tt_program *tt__stage_view(const tt_program *p, int s, tt_program *room)
+/* The stage of a rank, and the last, which has the loss. */
+static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
-    if (!p->stage) return (tt_program *)(uintptr_t)p;
-    const tt_program *q = p->stage[s];
-    *room = *p;
-    room->settings = q->settings;
-    room->built = q->built;
-    room->arena = q->arena;
-    return room;
+    return p->head->stage[rank / tt__stage_ranks(p->arena)];
 }
 
-static tt_program *tt__rank_view(const tt_program *p, int rank, tt_program *room)
-{
-    return tt__stage_view(p, rank / tt__stage_ranks(p->arena), room);
-}
-
-/* The last stage, which has the loss. */
-static tt_program *tt__last_view(const tt_program *p, tt_program *room)
-{
-    return tt__stage_view(p, tt__stages(p) - 1, room);
-}
+static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
 /* Has this process such a rank, and a rank of such a data rank? */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
@@ -21441,12 +22116,6 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* Is a collective between two of its members? */
-static bool tt__is_pair(const tt__instr *i)
-{
-    return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
-}
-
 /* The rank of a neighbouring stage at the same place, and which way instruction i moves something: to the
    next stage (0) or to the one before (1). */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
@@ -21463,38 +22132,50 @@ static int tt__slots(const tt_program *p)
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
 }
 
-static int tt__slot(const tt_program *p) { return (int)(p->round % tt__slots(p)); }
+static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
 /* How many slots, from the first on, have contents when a segment sums them. */
-static int tt__slots_used(const tt_program *p, tt__segment segment)
+static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
-    return (int)(segment == TT__EACH_LAP ? (p->round + slots - 1) % slots + 1 : tt__min(p->round, slots));
+    return (int)(segment == TT__EACH_LAP ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
 }
 
-/* The rows of each axis in the coming run on a rank; of a pipeline, in the micro-batch at hand. */
-static const int64_t *tt__run_rows(const tt_program *p, int rank)
+/* What a pipeline was fed for a rank. */
+static const tt__fed *tt__fed_at(const tt_program *p, int64_t round, int rank)
 {
-    if (p->rows_in_place) return p->rows_in_place;
-    if (!p->stage) return p->rank[rank].axis_rows;
-    return p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].rows;
+    return &p->head->fed[round * p->arena->data + tt__data_rank(p, rank)];
 }
 
-/* The rows that a rank has of an axis in the coming run; *first: the number of the first. */
-static int64_t tt__axis_rows(const tt_program *p, int rank, int32_t axis, int64_t *first)
+static tt__now tt__now_of(const tt_program *head)
+{
+    const tt__now now = {head->round, head->present, false, NULL};
+    return now;
+}
+
+/* The rows of each axis in a run on a rank; of a pipeline, in the micro-batch at hand. */
+static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int rank)
+{
+    if (now->rows) return now->rows;
+    if (tt__stages(p) == 1) return p->rank[rank].axis_rows;
+    return tt__fed_at(p, now->round, rank)->rows;
+}
+
+/* The rows that a rank has of an axis then; *first: the number of the first. */
+static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__axis *a = &p->built.t->axes[axis];
-    const int64_t *rows = tt__run_rows(p, rank);
+    const int64_t *rows = tt__run_rows(p, now, rank);
     *first = 0;
     if (!a->parts) return rows[axis];
     return tt__piece(rows[a->of], 1, false, rank % p->arena->tensor, a->parts, first);
 }
 
-static int64_t tt__actual_rows(const tt_program *p, int rank, int32_t id)
+static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__shape *s = &p->built.t->values[id].shape;
     int64_t first;
-    return s->axis ? tt__axis_rows(p, rank, s->axis, &first) + s->extra : s->rows;
+    return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
 /* Parameters of another program must have memory there, and be what this one takes them for. */
@@ -21554,7 +22235,7 @@ static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
     tt_status status = TT_OK;
-    for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
+    for (int s = 1; s < p->stages && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
     for (int r = tt__near_rank(a); r < tt__near_end(a) && !p->zeroed && status == TT_OK; r++) {
         for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
             const tt__value *x = &p->built.t->values[v];
@@ -21950,9 +22631,8 @@ static tt_status tt__memory_suffices(const tt_program *p)
     tt_context *ctx = p->ctx;
     double bytes = 0;
     int processes = 1;
-    for (int s = 0; s < tt__stages(p); s++) {
-        tt_program room;
-        const tt_program *q = tt__stage_view(p, s, &room);
+    for (int s = 0; s < p->stages; s++) {
+        const tt_program *q = p->stage[s];
         for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
             const size_t own = q->settings.kind->host ? tt__arena_size(q->arena, r) : 0;
             bytes += (double)own + (double)q->arena->on_host + (double)tt__host_size(q, r) +
@@ -21985,40 +22665,41 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
-    if (!p->arena->allocated && !p->is_later) { /* all look before one takes its memory */
+    if (!p->arena->allocated && p->head == p) { /* all look before one takes its memory */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
     if (status == TT_OK && p->built.t->on_host) status = tt__crew_open_host(p->ctx, p->settings.crew);
-    if (status == TT_OK && p->stage) status = tt__check_neighbours(p);
+    if (status == TT_OK && p->stages > 1) status = tt__check_neighbours(p);
     for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena) && status == TT_OK; r++)
         status = tt__device_status(p->ctx, c, r, tt__allocate_rank(p, r));
-    for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt_allocate(p->stage[s]);
+    for (int s = 1; s < p->stages && status == TT_OK; s++) status = tt_allocate(p->stage[s]);
     status = tt__agree(p->ctx, "tt_allocate", status, NULL, 0);
     p->ready = status == TT_OK;
     return status;
 }
 
 /* Of a view that has a rank's own rows: elements in front of them in the storage. */
-static int64_t tt__own_first(const tt_program *p, int rank, int32_t id)
+static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__value *v = &p->built.t->values[id];
     int64_t first = rank % p->arena->tensor * v->shape.rows;
-    if (v->shape.axis) tt__axis_rows(p, rank, v->shape.axis, &first);
+    if (v->shape.axis) tt__axis_rows(p, now, rank, v->shape.axis, &first);
     return first * v->ld;
 }
 
 /* Moves m from where a storage begins to the slot, piece or rank's own rows of it that the value is. */
-static void tt__resolve_part(const tt_program *p, int rank, int32_t id, tt__mat *m)
+static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
     const size_t item = m->data ? tt_dtype_bytes(base->shape.dtype) : 0;
     char *data = (char *)m->data;
     int64_t first;
-    if (base->slots > 1 && item) data += (size_t)(v->slot ? v->slot - 1 : tt__slot(p)) * tt__slot_bytes(base);
-    if (base->copies > 1) data += (size_t)(p->round % base->copies) * tt__slot_bytes(base);
-    if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, rank, id) * item;
+    const int slot = v->slot ? v->slot - 1 : tt__slot(p, now->round);
+    if (base->slots > 1 && item) data += (size_t)slot * tt__slot_bytes(base);
+    if (base->copies > 1) data += (size_t)(now->round % base->copies) * tt__slot_bytes(base);
+    if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, now, rank, id) * item;
     if (v->part.unit) {
         m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
@@ -22027,8 +22708,8 @@ static void tt__resolve_part(const tt_program *p, int rank, int32_t id, tt__mat 
     m->data = data;
 }
 
-/* The matrix that instruction operand `id` is on a rank in the coming run; data NULL: in another process. */
-static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
+/* The matrix that instruction operand `id` is on a rank in a run; data NULL: in another process. */
+static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
     if (!id) return m;
@@ -22036,9 +22717,14 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     const size_t item = tt_dtype_bytes(base->shape.dtype);
     m.data = tt__storage_memory(p, rank, base);
     if (m.data) m.data = (char *)m.data + (size_t)v->offset * item;
-    m.rows = tt__actual_rows(p, rank, id);
-    if (v->parted) tt__resolve_part(p, rank, id, &m);
+    m.rows = tt__actual_rows(p, now, rank, id);
+    if (v->parted) tt__resolve_part(p, now, rank, id, &m);
     return m;
+}
+
+static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
+{
+    return tt__resolve_in(p, &p->rank[rank].now, rank, id);
 }
 
 /* Writes a value on a rank before what is run from now on. The data may change once this returns. */
@@ -22196,7 +22882,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld%s",
                         (long long)rows, x->name, !x->shape.axis ? "" : x->shape.extra ? "2 to " : "1 to ",
                         (long long)x->shape.rows, x->shape.extra ? ": one more than sequences" : "");
-    if (p->stage) return tt__feed_input(p, rank, v.id, data, rows);
+    if (p->stages > 1) return tt__feed_input(p, rank, v.id, data, rows);
     for (int k = 0; k < p->arena->tensor && status == TT_OK; k++)
         status = tt__set_input(p, tt__first_of(p, rank) + k, v.id, data, rows);
     return status;
@@ -22246,26 +22932,22 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     return status;
 }
 
-/* The last stage that has a value, as the last micro-batch left it. */
-static tt_program *tt__view_with(const tt_program *p, int32_t v, tt_program *room)
+/* The last stage that has a value. */
+static tt_program *tt__stage_with(tt_program *p, int32_t v)
 {
-    tt_program *q = tt__stage_view(p, 0, room);
-    for (int s = tt__stages(p) - 1; s > 0 && p->stage; s--) {
+    for (int s = p->stages - 1; s > 0 && v > 0 && v < p->n_recorded; s--) {
         const tt_tape *t = p->stage[s]->built.t;
-        if (v <= 0 || v >= p->n_recorded) break;
         const tt__value *base = &t->values[t->values[v].base];
-        if (!base->persistent && base->place == TT__NO_PLACE) continue;
-        q = tt__stage_view(p, s, room);
-        break;
+        if (base->persistent || base->place != TT__NO_PLACE) return p->stage[s];
     }
-    if (p->stage) q->round = p->last_round;
-    return q;
+    return p;
 }
 
 tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t capacity)
 {
-    tt_program room, *p = tt__view_with(head, v.id, &room);
+    tt_program *p = tt__stage_with(head, v.id);
     const tt_tape *t = p->built.t;
+    tt__now now = tt__now_of(head);
     const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     tt_status status = tt__check_data_rank(p, "tt_get_rank", rank);
     if (status != TT_OK) return status;
@@ -22277,13 +22959,14 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
     if (!p->arena->allocated || (!x->persistent && head->arena->results_of != head))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this "
                         "program, before the next tt_set and other programs of its arena", x->name);
-    if (!x->persistent && rank >= p->present)
+    if (!x->persistent && rank >= now.present)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents on data rank %d, which had no "
                         "micro-batch in the last run", x->name, rank);
     if (x->storage == TT__PARAMETER && tt__is_in_parts(&t->values[x->base]))
         return tt__get_parameter(p, v.id, to, capacity);
     const int of = tt__first_of(p, rank);
-    const tt__mat m = tt__resolve(p, of, v.id);
+    if (head->stages > 1) now.round = head->last_round;
+    const tt__mat m = tt__resolve_in(p, &now, of, v.id);
     const size_t n = (size_t)(m.rows * m.cols);
     if (!tt__is_float(m.dtype))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name,
@@ -22292,9 +22975,11 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %zu floats, the buffer %zu", x->name, n,
                         capacity);
     status = x->persistent ? tt__zero_states(head) : TT_OK;
-    for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols)
-        status = tt__fetch_memory(p->ctx, p->arena, of, t->values[x->base].space, to, TT_F32,
-                                  m.data ? tt__at(&m, r) : NULL, m.dtype, (size_t)m.cols);
+    tt__memory row = {p->arena, of, t->values[x->base].space, m.dtype, NULL};
+    for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols) {
+        row.data = m.data ? tt__at(&m, r) : NULL;
+        status = tt__fetch_memory(&row, to, TT_F32, (size_t)m.cols);
+    }
     return status;
 }
 
@@ -22316,8 +23001,7 @@ static void tt__forget_inputs(tt_program *p)
 /* Does an input of a rank that instructions read have data, or has it had some? */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
-    const int values = p->stage ? p->n_recorded : p->built.t->n_values;
-    for (int32_t v = 1; v < values; v++)
+    for (int32_t v = 1; v < p->n_recorded; v++)
         if (p->rank[rank].input[v] != TT__UNSET && tt__reads_input(p, v)) return true;
     return false;
 }
@@ -22355,7 +23039,7 @@ static tt_status tt__inputs_ready(tt_program *p)
         if (tt__has_inputs(p, tt__first_of(p, p->present - 1))) break;
     for (int d = 0; d < p->present; d++)
         for (int s = 0; s < tt__stages(p) && status == TT_OK; s++)
-            status = tt__rank_inputs(p, tt__stage_of(p, s)->built.t, tt__first_of(p, d));
+            status = tt__rank_inputs(p, p->stage[s]->built.t, tt__first_of(p, d));
     if (status == TT_OK && p->round > 0 && p->present > before)
         status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "data rank %d has a micro-batch, and had none in an "
                           "earlier round of this step: only the last round may leave data ranks out", before);
@@ -22387,10 +23071,12 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     const tt__value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
-    if (x->storage != TT__INPUT || (!p->stage && !staged->buffer[0])) return m;
-    const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, rank, id) : 0;
-    const char *from = p->stage ? p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].inputs +
-                                  p->fed_at[x->base] : staged->buffer[staged->now];
+    const tt__now *now = &p->rank[rank].now;
+    const bool waits = tt__stages(p) > 1; /* in what a pipeline was fed */
+    if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
+    const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
+    const char *from = waits ? tt__fed_at(p, now->round, rank)->inputs + p->head->fed_at[x->base]
+                             : staged->buffer[staged->now];
     m.data = (char *)(uintptr_t)from + (size_t)(x->offset + own) * tt_dtype_bytes(m.dtype);
     return m;
 }
@@ -22400,6 +23086,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
     const tt__instr *i = l->instr;
     const int tensor = p->arena->tensor, me = rank % tensor;
+    const tt__now *now = &p->rank[rank].now;
     int32_t split = 0;
     l->first_row = l->first_col = l->whole_rows = 0;
     for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT && !split; j++) {
@@ -22409,9 +23096,9 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     const tt__value *v = &p->built.t->values[split];
     const bool own = v->part.split == TT__ROWS && v->shape.axis; /* of an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
-    if (own) l->whole_rows = tt__run_rows(p, rank)[p->built.t->axes[v->shape.axis].of];
+    if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
-    else if (own) tt__axis_rows(p, rank, v->shape.axis, &l->first_row);
+    else if (own) tt__axis_rows(p, now, rank, v->shape.axis, &l->first_row);
     else if (split) l->first_row = me * v->shape.rows;
     for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
 }
@@ -22420,12 +23107,13 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
    arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
-    tt_program room, *p = tt__rank_view((tt_program *)arg, rank, &room);
+    tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
     tt__launch *l = &p->rank[rank].launches[0];
     tt_status status = TT_OK;
     const int end = tt__segment_first(p->built.t, TT__EACH_LAP);
     p->rank[rank].flops = 0;
-    if (tt__data_rank(p, rank) >= p->present) return TT_OK;
+    p->rank[rank].now = tt__now_of(head);
+    if (tt__data_rank(p, rank) >= head->present) return TT_OK;
     memset(l, 0, sizeof *l);
     l->tape = p->built.t;
     for (int k = 0; k < end && status == TT_OK; k++) {
@@ -22453,8 +23141,9 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 {
     tt__rank *r = &p->rank[rank];
     const size_t all = sizeof *r->axis_rows * (size_t)p->built.t->n_axes;
-    const bool later = p->later;
-    const int slot = segment == TT__EACH_MICRO ? tt__slot(p) : tt__slots_used(p, segment);
+    const bool later = r->now.later;
+    const int slot = segment == TT__EACH_MICRO ? tt__slot(p, r->now.round)
+                                               : tt__slots_used(p, r->now.round, segment);
     for (int k = 0; k < TT__RECORDINGS; k++) {
         tt__recording *x = &r->recordings[k];
         if (!x->rows || x->segment != segment || x->later != later || x->slot != slot) continue;
@@ -22478,45 +23167,24 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 
 /* ---- collectives ---- */
 
-static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
-
-/* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
-   device goes. */
-static tt_status tt__sync(tt_program *p, int rank, tt__members members, int stream)
-{
-    const tt__crew *c = p->settings.crew;
-    const tt__backend *b = c->kind->backend;
-    tt__device *d = c->device[rank];
-    tt_status status = TT_OK;
-    if (c->kind->host) return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE;
-    status = tt__device_status(p->ctx, c, rank, b->mark(d, stream, &p->rank[rank].event));
-    if (status != TT_OK) return status;
-    if (!tt__meet(c->world, rank, members)) return TT_ERR_DEVICE;
-    for (int k = 0; k < members.count && status == TT_OK; k++) {
-        const int other = members.first + k * members.stride;
-        if (other != rank) status = b->after(d, stream, p->rank[other].event);
-    }
-    if (status != TT_OK) return tt__device_status(p->ctx, c, rank, status);
-    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
-}
-
 /* How many members, from the first on, have something to add. */
-static int tt__present(const tt_program *p, const tt__instr *i, int members)
+static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
-    if (i->move.over == TT__OVER_SLOTS) return tt__slots_used(p, i->segment);
+    const tt__now *now = &p->rank[rank].now;
+    if (i->move.over == TT__OVER_SLOTS) return tt__slots_used(p, now->round, i->segment);
     if (i->move.over != TT__OVER_DATA) return members;
-    return i->segment == TT__EACH_MICRO ? p->present : i->slot ? p->in_slot[i->slot - 1] : members;
+    return i->segment == TT__EACH_MICRO ? now->present : i->slot ? p->head->in_slot[i->slot - 1] : members;
 }
 
 /* Where a rank of another stage has what is `own` here and value v there: of its size, as ranks at the same
    place of their stages have the same rows. */
-static tt__mat tt__on_stage(const tt_program *q, int other, int32_t v, tt__mat own)
+static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
     const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
     if (!v) return own;
     own.data = tt__storage_memory(q, other, base);
     if (own.data) own.data = (char *)own.data + (size_t)x->offset * tt_dtype_bytes(own.dtype);
-    if (x->parted) tt__resolve_part(q, other, v, &own);
+    if (x->parted) tt__resolve_part(q, now, other, v, &own);
     return own;
 }
 
@@ -22525,9 +23193,9 @@ static tt__mat tt__on_stage(const tt_program *q, int other, int32_t v, tt__mat o
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
-    tt_program room;
-    const tt_program *q = tt__rank_view(p, other, &room);
+    const tt_program *q = tt__stage_of(p, other);
     const tt_tape *t = q->built.t;
+    const tt__now *now = &p->rank[rank].now;
     const tt__mat x = tt__resolve(p, rank, i->in[0] ? i->in[0] : i->out[0]);
     int32_t from = i->in[0] ? 0 : i->out[0], to = from;
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code && i->in[0] && i->out[0]; k++) {
@@ -22537,8 +23205,8 @@ static void tt__set_stage_member(const tt_program *p, int rank, int other, const
         from = j->in[0];
         to = j->out[0];
     }
-    *in = tt__on_stage(q, other, from, x);
-    *out = tt__on_stage(q, other, to, x);
+    *in = tt__on_stage(q, now, other, from, x);
+    *out = tt__on_stage(q, now, other, to, x);
 }
 
 /* Fills in what a launch says of members: other ranks, or the slots of the operand. */
@@ -22550,7 +23218,7 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     l->me = 0;
     if (!slots) m = tt__members_of(p, rank, &i->move, &l->me);
     l->members = m.count;
-    l->present = tt__present(p, i, m.count);
+    l->present = tt__present(p, rank, i, m.count);
     l->peer_in = peers;
     l->peer_out = peers + m.count;
     const bool stages = i->move.over == TT__OVER_STAGES || i->move.over == TT__OVER_TIED;
@@ -22560,19 +23228,11 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
             tt__set_stage_member(p, rank, other, i, &peers[k], &peers[m.count + k]);
             continue;
         }
-        peers[k] = tt__resolve(p, other, i->in[0]);
-        peers[m.count + k] = tt__resolve(p, other, i->out[0]);
+        peers[k] = tt__resolve_in(p, &p->rank[rank].now, other, i->in[0]);
+        peers[m.count + k] = tt__resolve_in(p, &p->rank[rank].now, other, i->out[0]);
         const tt__value *base = &p->built.t->values[p->built.t->values[i->in[0]].base];
         if (slots) peers[k].data = (char *)l->in[0].data + (size_t)k * tt__slot_bytes(base);
     }
-}
-
-/* Runs a phase of n collectives on a rank. */
-static tt_status tt__launch_phase(tt_program *p, int rank, tt__launch *l, int n, tt__members members)
-{
-    const tt__crew *c = p->settings.crew;
-    tt_status status = tt__device_status(p->ctx, c, rank, c->kind->backend->launch(l, n));
-    return status == TT_OK ? tt__sync(p, rank, members, l->instr->stream) : status;
 }
 
 /* A collective of computation uses the same memory of the host as those of the other stream. */
@@ -22588,338 +23248,43 @@ static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
-   the host's. */
-static tt_status tt__launch_staged(tt_program *p, int rank, tt__launch *l, tt__members members)
+static tt__collective tt__collective_on(const tt_program *p, int rank, const tt__move *move)
 {
-    const tt__crew *c = p->settings.crew;
-    void *staged[TT__RANKS];
-    bool more = true;
-    tt_status status = tt__after_staged(p, rank, l->instr);
-    const tt__members all = tt__members_of(p, rank, &l->instr->move, &l->me);
-    for (int k = 0; k < l->members; k++) {
-        const int other = all.first + k * all.stride;
-        staged[k] = other == rank || c->apart[rank][other] ? c->stage[other] : NULL;
-    }
-    l->staged = staged;
-    l->most = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
-    for (l->from = 0; more && status == TT_OK; l->from += l->most) {
-        status = tt__device_status(p->ctx, c, rank, c->kind->backend->stage(l, &more));
-        if (status == TT_OK) status = tt__sync(p, rank, members, l->instr->stream);
-        if (status == TT_OK) status = tt__launch_phase(p, rank, l, 1, members);
-    }
-    l->staged = NULL;
-    return status;
+    int me;
+    const tt__members all = tt__members_of(p, rank, move, &me);
+    return tt__collective_of(p->settings.crew, rank, all, me, move->over);
 }
 
-/* Can a member not load from another's memory? */
-static bool tt__is_apart(const tt__crew *c, tt__members m)
-{
-    for (int a = 0; a < m.count; a++)
-        for (int b = 0; b < m.count; b++)
-            if (c->apart[m.first + a * m.stride][m.first + b * m.stride]) return true;
-    return false;
-}
+/* What the ranks of this process will send in a step of one full micro-batch on each data rank, and *least:
+   the least that they could. */
 
-/* ---- collectives of several processes ----
-
-   Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
-   a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
-   members of a process are a power of two, they are one node, and no byte is sent that need not be. */
-typedef struct tt__net_group {
-    tt__members all, near;  /* members; those of this process */
-    int me, low;            /* which member this rank is; the first of this process */
-    int processes, own;     /* that have members; which of these this one is */
-    int grain, nodes;       /* nodes of a process */
-    int leader, tag;        /* the rank that sends and receives for this process, and with what */
-} tt__net_group;
-
-static tt__net_group tt__net_group_of(const tt_program *p, int rank, const tt__move *move)
-{
-    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* by tt__over */
-    const tt__crew *c = p->settings.crew;
-    tt__net_group g;
-    int local = 0;
-    g.all = tt__members_of(p, rank, move, &g.me);
-    for (int k = 0; k < g.all.count; k++) local += tt__is_local(c, g.all.first + k * g.all.stride);
-    g.low = g.me / local * local;
-    g.processes = g.all.count / local;
-    g.own = g.me / local;
-    g.leader = g.all.first + g.low * g.all.stride;
-    g.near = g.all;
-    g.near.first = g.leader;
-    g.near.count = local;
-    g.grain = local & -local;
-    g.nodes = local / g.grain;
-    g.tag = TT__DATA_TAG + tags[move->over] * (int)TT__RANKS + g.all.first;
-    return g;
-}
-
-/* What goes from one rank to another one has a tag of its own. */
-static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
-
-/* The process that is number k of those of a group. */
-static int tt__net_process(const tt_program *p, const tt__net_group *g, int k)
-{
-    return tt__process_of(p->settings.crew, g->all.first + k * g->near.count * g->all.stride);
-}
-
-/* How many members of such a process have something to reduce, and how many nodes these are. */
-static int tt__net_present(const tt__net_group *g, int k, int present)
-{
-    return (int)tt__max(0, tt__min(g->near.count, present - k * g->near.count));
-}
-
-static int tt__net_nodes(const tt__net_group *g, int k, int present)
-{
-    return (tt__net_present(g, k, present) + g->grain - 1) / g->grain;
-}
-
-/* Elements [from, from + most) of each member's piece, in collective k of those that run together. */
-typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
-enum { TT__NET_JOBS = 128 };
-
-/* What a member's piece is a piece of: of what is summed, or gathered. */
-static const tt__mat *tt__net_whole(const tt__launch *l)
-{
-    return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
-}
-
-static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
-
-/* The elements of a member that a job is about, from *first on. */
-static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
-{
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* which has no unit */
-    int64_t n = member ? 0 : tt__elements(&l->in[0]);
-    *first = 0;
-    if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
-    *first += job->from;
-    return tt__max(0, tt__min(job->most, n - job->from));
-}
-
-static int64_t tt__net_longest(const tt__launch *l)
-{
-    const tt__net_job all = {0, 0, INT64_MAX};
-    int64_t longest = 0, first;
-    for (int k = 0; k < l->members; k++) longest = tt__max(longest, tt__net_piece(l, &all, k, &first));
-    return longest;
-}
-
-static size_t tt__net_size(const tt__launch *l, int64_t n)
-{
-    return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
-}
-
-/* Runs another op in place of a collective, on its stream. */
-static tt_status tt__net_launch(tt_program *p, int rank, tt__launch *l, int op)
-{
-    tt__instr other = *l->instr;
-    other.op = op;
-    l->instr = &other;
-    return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, 1));
-}
-
-/* Sums n elements of some leaves to y, or adds the sum to it. Kernels of devices load from the host's memory
-   of all ranks, and write to it. */
-static tt_status tt__net_sum(tt_program *p, int rank, const tt__launch *l, const tt__mat *leaves, int count,
-                             char *y, int64_t n, bool add)
-{
-    const tt__mat to = {y, l->in[0].dtype, 1, n, n};
-    tt__launch s = *l;
-    s.in[0] = s.out[0] = to;
-    s.peer_in = leaves;
-    s.members = s.present = count;
-    s.me = 0;
-    s.add[0] = add;
-    return tt__net_launch(p, rank, &s, TT__OP_SUM_SLOTS);
-}
-
-/* Copies between memories of a device and the host, on the stream of a collective. */
-static tt_status tt__net_copy(tt_program *p, int rank, const tt__launch *l, void *to, const void *from,
-                              int64_t bytes)
-{
-    const tt__mat x = {(void *)(uintptr_t)from, TT_U8, 1, bytes, bytes}, y = {to, TT_U8, 1, bytes, bytes};
-    tt__launch s = *l;
-    s.in[0] = x;
-    s.out[0] = y;
-    return bytes && to != from ? tt__net_launch(p, rank, &s, TT__OP_COPY) : TT_OK;
-}
-
-/* Waits until a stream of the rank's device has done all that it was given: messages, and updates in the
-   host's memory, are of what it left. */
-static tt_status tt__await_stream(tt_program *p, int rank, int stream)
-{
-    const tt__crew *c = p->settings.crew;
-    void **event = &p->rank[rank].event;
-    if (c->kind->host) return TT_OK;
-    tt_status status = c->kind->backend->mark(c->device[rank], stream, event);
-    if (status == TT_OK) status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, *event);
-    return tt__device_status(p->ctx, c, rank, status);
-}
-
-/* "reduce 'd(w)'" */
-static void tt__net_where(const tt_program *p, const tt__instr *i, char to[128])
-{
-    const tt__value *x = &p->built.t->values[i->in[0] ? i->in[0] : i->out[0]];
-    snprintf(to, 128, "%s '%.96s'", tt__instr_name(i), x->name);
-}
-
-/* Fails because messages of a collective have not come, or others have failed. */
-static tt_status tt__net_late(tt_program *p, const tt__instr *i, int late, const char *why)
-{
-    char where[128];
-    const bool own = late < 0 && !why && !tt__net_has_failed(p->ctx->net); /* a rank of this process */
-    if (own) return TT_ERR_DEVICE;
-    tt__net_where(p, i, where);
-    return tt__net_waited(p->ctx->net, where, late, why);
-}
-
-/* Waits for all of these, of which there are no more then. */
-static tt_status tt__net_all_there(tt_program *p, const tt__instr *i, tt__request *r, int *count)
-{
-    tt__net *net = p->ctx->net;
-    tt__world *w = p->settings.crew->world;
-    const char *why;
-    char at[128];
-    int late;
-    const int n = *count;
-    *count = 0;
-    if (!n) return TT_OK;
-    __atomic_add_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
-    const bool come = tt__net_wait(net, &w->failed, r, n, &late, &why);
-    __atomic_sub_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
-    tt__net_where(p, i, at);
-    pthread_mutex_lock(&net->mutex);
-    for (int k = 0; k < n; k++) if (r[k].comes && r[k].done) memcpy(net->heard[r[k].process], at, sizeof at);
-    pthread_mutex_unlock(&net->mutex);
-    return come ? TT_OK : tt__net_late(p, i, late, why);
-}
-
-/* The same of the first n; the others are still on their way then. */
-static tt_status tt__net_first_there(tt_program *p, const tt__instr *i, tt__request *r, int *count, int n)
-{
-    const int others = *count - n;
-    tt_status status = tt__net_all_there(p, i, r, &n);
-    memmove(r, r + *count - others, (size_t)others * sizeof *r);
-    *count = others;
-    return status;
-}
-
-/* Sends or receives in messages of `most` bytes, each a request. */
-static tt_status tt__net_post(tt_program *p, const tt__instr *i, int process, int tag, char *data,
-                              size_t bytes, size_t most, bool comes, tt__request *r, int *count)
-{
-    tt__net *n = p->ctx->net;
-    const char *why = NULL;
-    pthread_mutex_lock(&n->mutex);
-    for (size_t at = 0, some; at < bytes && !why; at += some) {
-        some = bytes - at < most ? bytes - at : most;
-        why = comes ? n->wire->receive(n, process, tag, data + at, some, &r[*count])
-                    : n->wire->send(n, process, tag, data + at, some, &r[*count]);
-        r[(*count)++].comes = comes;
-        if (!comes) n->sent += (double)some;
-    }
-    pthread_mutex_unlock(&n->mutex);
-    return why ? tt__net_late(p, i, -1, why) : TT_OK;
-}
-
-/* In short messages; see TT__NET_REQUESTS. */
-static tt_status tt__net_send(tt_program *p, const tt__instr *i, int process, int tag, const void *data,
-                              size_t bytes, tt__request *r, int *count)
-{
-    char *from = (char *)(uintptr_t)data;
-    return tt__net_post(p, i, process, tag, from, bytes, TT__NET_MESSAGE, false, r, count);
-}
-
-static tt_status tt__net_receive(tt_program *p, const tt__instr *i, int process, int tag, void *data,
-                                 size_t bytes, tt__request *r, int *count)
-{
-    return tt__net_post(p, i, process, tag, (char *)data, bytes, TT__NET_MESSAGE, true, r, count);
-}
-
-/* Counts bytes that a process must send at least. */
-static void tt__net_must_send(tt_program *p, double bytes)
-{
-    pthread_mutex_lock(&p->ctx->net->mutex);
-    p->ctx->net->least += bytes;
-    pthread_mutex_unlock(&p->ctx->net->mutex);
-}
-
-/* The same of a phase of a collective. */
-static double tt__net_least(const tt__launch *l, const tt__net_group *g)
-{
-    const tt__mat *x = tt__net_whole(l);
-    const bool of_first = l->instr->move.root || tt__net_is(l, TT__OF_FIRST);
-    const bool sends = (l->phase == TT__REDUCE_PHASE) == (g->own > 0);
-    const double bytes = (double)tt__elements(x) * (double)tt_dtype_bytes(x->dtype);
-    if (!of_first) return bytes * (g->processes - 1) / g->processes;
-    return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : g->processes - 1) : 0;
-}
-
-static void tt__net_count(tt_program *p, const tt__launch *l, int n, const tt__net_group *g)
-{
-    for (int k = 0; k < n; k++) tt__net_must_send(p, tt__net_least(&l[k], g));
-}
-
-/* What tt__net_reduce, tt__net_gather, tt__net_broadcast and tt__net_pair will send for the process of a rank
-   in a phase, and *least. Of one that does not lead the group: 0. */
-static double tt__net_sends(const tt__launch *l, const tt__net_group *g, double *least)
-{
-    const tt__net_job all = {0, 0, INT64_MAX};
-    const tt__move *move = &l->instr->move;
-    const double item = (double)tt_dtype_bytes(l->in[0].data ? l->in[0].dtype : l->out[0].dtype);
-    double bytes = 0;
-    int64_t first;
-    *least = 0;
-    if (tt__is_pair(l->instr)) {
-        if (l->phase == TT__SPREAD_PHASE && g->me == move->from)
-            *least = bytes = item * (double)tt__elements(&l->in[0]);
-        return bytes;
-    }
-    if (g->me != g->low) return 0;
-    *least = tt__net_least(l, g);
-    if (l->phase == TT__SPREAD_PHASE && tt__net_is(l, TT__OF_FIRST))
-        return g->own + 1 < g->processes ? item * (double)tt__elements(&l->in[0]) : 0;
-    for (int m = 0; m < g->all.count; m++) {
-        const int q = m / g->near.count, own = g->low + m % g->near.count;
-        if (q == g->own) continue;
-        if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_piece(l, &all, own, &first);
-        else
-            bytes += (double)tt__net_nodes(g, g->own, l->present) *
-                     (double)tt__net_size(l, tt__net_piece(l, &all, m, &first));
-    }
-    return bytes;
-}
-
-/* The same of a step of one full micro-batch on each data rank, of all ranks of the process. */
 static double tt__net_plan(const tt_program *head, double *least)
 {
-    const tt__crew *c = head->settings.crew;
+    const tt__crew *crew = head->settings.crew;
     double bytes = *least = 0, some;
-    for (int rank = c->first; rank < c->first + c->local && c->local < c->ranks; rank++) {
-        tt_program room;
-        const tt_program *p = tt__rank_view(head, rank, &room);
+    for (int rank = crew->first; rank < crew->first + crew->local && crew->local < crew->ranks; rank++) {
+        const tt_program *p = tt__stage_of(head, rank);
         for (int k = 0; k < p->built.t->n_code; k++) {
             const tt__instr *i = &p->built.t->code[k];
             if (!tt__is_collective(i) || i->move.over == TT__OVER_SLOTS || i->slot > 1) continue;
-            const tt__net_group g = tt__net_group_of(p, rank, &i->move);
-            const int pair = tt__is_pair(i) ? g.all.first + g.all.stride * i->move.to : rank;
-            const bool alone = tt__is_pair(i) ? tt__is_local(c, pair) : g.processes == 1;
+            tt__collective c = tt__collective_on(p, rank, &i->move);
+            const int pair = tt__is_pair(i) ? c.all.first + c.all.stride * i->move.to : rank;
+            const bool alone = tt__is_pair(i) ? tt__is_local(crew, pair) : c.processes == 1;
             tt__launch l;
             memset(&l, 0, sizeof l);
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
             if (i->in[0]) l.in[0].data = &l; /* it is there */
-            l.members = l.present = g.all.count;
-            l.me = g.me;
+            l.members = l.present = c.all.count;
+            l.me = c.me;
+            c.l = &l;
             const int phases = tt__rules_of(i)->phases;
             const bool from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
             for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && !alone; phase++) {
                 if (!(phases & phase) || (from_first && phase == TT__REDUCE_PHASE)) continue;
                 l.phase = phase;
-                bytes += tt__net_sends(&l, &g, &some);
+                bytes += tt__net_sends(&c, &some);
                 *least += some;
             }
         }
@@ -22927,499 +23292,29 @@ static double tt__net_plan(const tt_program *head, double *least)
     return bytes;
 }
 
-/* How many batches are on their way at a time: fewer of more bytes where each is for many processes. */
-static int tt__net_flights(const tt__net_group *g)
-{
-    return g->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
-}
-
-/* The bytes of each in the memory that they are sent from. */
-static size_t tt__net_part(const tt__net_group *g)
-{
-    return TT__STAGE / (size_t)tt__net_flights(g) & ~(size_t)(TT__ALIGN - 1);
-}
-
-/* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
-static int tt__net_jobs(const tt__launch *l, int n, const tt__net_group *g, int *k, int64_t *from,
-                        tt__net_job *job)
-{
-    const size_t parts = (size_t)g->all.count * (size_t)g->nodes;
-    size_t room = tt__net_part(g) / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
-    int count = 0;
-    while (*k < n && count < TT__NET_JOBS && room) {
-        const int64_t item = (int64_t)tt_dtype_bytes(l[*k].in[0].dtype);
-        const int64_t left = tt__net_longest(&l[*k]) - *from;
-        const tt__net_job next = {*k, *from, tt__min(left, (int64_t)room / item)};
-        if (left > 0) job[count++] = next;
-        if (left > 0) room -= tt__net_size(&l[*k], next.most);
-        *from += next.most;
-        if (next.most == left || left <= 0) {
-            *from = 0;
-            ++*k;
-        }
-    }
-    return count;
-}
-
-/* Messages of some jobs: what each process sends each other begins at `to`, in what is sent, and what comes
-   from it at `from`. In both, jobs follow one another, of each the pieces, of each the nodes. */
-typedef struct tt__net_batch {
-    const tt__net_job *job;
-    int jobs;
-    size_t begin; /* of both, in the memory for what is sent, and in that for what comes */
-    size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
-} tt__net_batch;
-
-static void tt__net_place(const tt__launch *l, const tt__net_group *g, tt__net_batch *b)
-{
-    int64_t first;
-    b->to[0] = b->from[0] = 0;
-    for (int q = 0; q < g->processes; q++) {
-        size_t to = 0, from = 0;
-        for (int j = 0; j < b->jobs; j++) {
-            const tt__launch *x = &l[b->job[j].k];
-            for (int k = 0; k < g->near.count; k++) {
-                const int64_t there = tt__net_piece(x, &b->job[j], q * g->near.count + k, &first);
-                const int64_t here = tt__net_piece(x, &b->job[j], g->low + k, &first);
-                to += (size_t)tt__net_nodes(g, g->own, x->present) * tt__net_size(x, there);
-                from += (size_t)tt__net_nodes(g, q, x->present) * tt__net_size(x, here);
-            }
-        }
-        b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == g->own ? 0 : from); /* its own stay in what is sent */
-    }
-}
-
-/* Where kernels of a process cannot load from each other's memory: copies what a rank has of all pieces, one
-   behind the other, to the second half of its memory of the host. */
-static tt_status tt__net_lay_out(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
-                                 const tt__net_batch *b)
-{
-    char *to = (char *)p->settings.crew->stage[rank] + TT__STAGE + b->begin;
-    tt_status status = TT_OK;
-    for (int at = 0; at < g->processes * b->jobs; at++) {
-        const int q = at / b->jobs, j = at % b->jobs;
-        const tt__launch *x = &l[b->job[j].k];
-        for (int k = q * g->near.count; k < (q + 1) * g->near.count && status == TT_OK; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
-            const int64_t bytes = g->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
-            status = tt__net_copy(p, rank, x, to, tt__element(&x->in[0], first), bytes);
-            to += tt__net_size(x, n);
-        }
-    }
-    return status;
-}
-
-/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. `apart`:
-   they have laid out their operands. */
-static tt_status tt__net_pack(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
-                              const tt__net_batch *b, bool apart, char *to)
-{
-    tt__mat leaf[TT__RANKS];
-    tt_status status = TT_OK;
-    size_t laid = TT__STAGE + b->begin;
-    int turn = 0;
-    for (int j, at = 0; at < g->processes * b->jobs; at++) {
-        const int q = at / b->jobs;
-        j = at % b->jobs;
-        const tt__launch *x = &l[b->job[j].k];
-        const int present = tt__net_present(g, g->own, x->present);
-        for (int k = q * g->near.count; k < (q + 1) * g->near.count; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
-            for (int node = 0; node * g->grain < present && status == TT_OK; node++) {
-                const int begin = node * g->grain, end = (int)tt__min(present, begin + g->grain);
-                for (int m = begin; m < end; m++) {
-                    const int other = g->near.first + m * g->near.stride;
-                    leaf[m - begin] = x->peer_in[g->low + m];
-                    leaf[m - begin].data = tt__element(&leaf[m - begin], first);
-                    if (apart) leaf[m - begin].data = (char *)p->settings.crew->stage[other] + laid;
-                }
-                const bool mine = turn++ % g->near.count == g->me - g->low;
-                if (mine && n) status = tt__net_sum(p, rank, x, leaf, end - begin, to, n, false);
-                to += tt__net_size(x, n);
-            }
-            laid += tt__net_size(x, n);
-        }
-    }
-    return status;
-}
-
-/* Sums the nodes of all processes to this rank's piece. */
-static tt_status tt__net_unpack(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
-                                const tt__net_batch *b, const char *sent, const char *received)
-{
-    const char *at[TT__RANKS]; /* the next node of each process */
-    tt__mat leaf[TT__RANKS];
-    tt_status status = TT_OK;
-    for (int q = 0; q < g->processes; q++) at[q] = q == g->own ? sent + b->to[q] : received + b->from[q];
-    for (int j = 0; j < b->jobs; j++) {
-        const tt__launch *x = &l[b->job[j].k];
-        for (int k = 0; k < g->near.count && status == TT_OK; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], g->low + k, &first);
-            int leaves = 0;
-            for (int q = 0; q < g->processes; q++)
-                for (int node = 0; node < tt__net_nodes(g, q, x->present); node++) {
-                    leaf[leaves].dtype = x->in[0].dtype;
-                    leaf[leaves++].data = (void *)(uintptr_t)at[q];
-                    at[q] += tt__net_size(x, n);
-                }
-            if (tt__net_is(x, TT__PIECES_OUT)) first = b->job[j].from;
-            if (g->low + k == g->me && n)
-                status = tt__net_sum(p, rank, x, leaf, leaves, tt__element(&x->out[0], first), n, x->add[0]);
-        }
-    }
-    return status;
-}
-
-/* A batch on its way. */
-typedef struct tt__net_flight {
-    tt__net_job job[TT__NET_JOBS];
-    tt__net_batch b;
-    tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
-    int count;
-} tt__net_flight;
-
-/* Waits for a batch, and sums it. */
-static tt_status tt__net_land(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
-                              tt__net_flight *f)
-{
-    const char *stage = (const char *)p->settings.crew->stage[g->leader] + f->b.begin;
-    const int stream = l->instr->stream;
-    if (!f->b.jobs) return TT_OK;
-    tt_status status = tt__net_all_there(p, l->instr, f->r, &f->count);
-    if (status == TT_OK) status = tt__sync(p, rank, g->near, stream);
-    if (status == TT_OK) status = tt__net_unpack(p, rank, l, g, &f->b, stage, stage + TT__STAGE);
-    if (status == TT_OK) status = tt__sync(p, rank, g->near, stream);
-    f->b.jobs = 0;
-    return status;
-}
-
-/* Each member's piece of n sums. While a batch is summed, and where one direction of a link is ahead of the
-   other, other batches are on their way. */
-static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const bool apart = tt__is_apart(p->settings.crew, g->near);
-    char *stage = (char *)p->settings.crew->stage[g->leader];
-    const int flights = tt__net_flights(g);
-    tt__net_flight flight[TT__NET_FLIGHTS];
-    tt_status status = TT_OK;
-    int64_t from = 0;
-    int turn = 0;
-    for (int k = 0; k < flights; k++) flight[k].b.jobs = 0;
-    for (int k = 0; k < n && status == TT_OK; turn++) {
-        tt__net_flight *f = &flight[turn % flights];
-        tt__net_batch *b = &f->b;
-        b->job = f->job;
-        b->jobs = tt__net_jobs(l, n, g, &k, &from, f->job);
-        b->begin = (size_t)(turn % flights) * tt__net_part(g);
-        f->count = 0;
-        if (!b->jobs && k < n)
-            return tt__fail(p->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
-        tt__net_place(l, g, b);
-        if (apart) status = tt__net_lay_out(p, rank, l, g, b);
-        if (apart && status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK) status = tt__net_pack(p, rank, l, g, b, apart, stage + b->begin);
-        if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK && rank == g->leader) status = tt__await_stream(p, rank, i->stream);
-        for (int q = 0; q < g->processes && status == TT_OK && rank == g->leader; q++) {
-            const int process = tt__net_process(p, g, q);
-            if (q == g->own) continue;
-            status = tt__net_receive(p, i, process, g->tag, stage + TT__STAGE + b->begin + b->from[q],
-                                     b->from[q + 1] - b->from[q], f->r, &f->count);
-            if (status == TT_OK)
-                status = tt__net_send(p, i, process, g->tag, stage + b->begin + b->to[q],
-                                      b->to[q + 1] - b->to[q], f->r, &f->count);
-        }
-        if (status == TT_OK) status = tt__net_land(p, rank, l, g, &flight[(turn + 1) % flights]);
-    }
-    for (int k = 0; k < flights && status == TT_OK; k++)
-        status = tt__net_land(p, rank, l, g, &flight[(turn + k) % flights]);
-    return status;
-}
-
-/* The pieces of other processes come into the leader's results, where others of this process find them, in
-   messages of a bounded number at a time. */
-static tt_status tt__net_gather(tt_program *p, tt__launch *l, int n, const tt__net_group *g)
-{
-    enum { REQUESTS = 4 * TT__RANKS };
-    const tt__instr *i = l->instr;
-    const bool gathers = tt__net_is(l, TT__PIECES_IN);
-    tt__request r[REQUESTS];
-    tt_status status = TT_OK;
-    int count = 0;
-    for (int k = 0; k < n; k++) {
-        const int64_t item = (int64_t)tt_dtype_bytes(l[k].out[0].dtype), longest = tt__net_longest(&l[k]);
-        tt__net_job job = {k, 0, (int64_t)TT__NET_MESSAGE / item};
-        for (; job.from < longest && status == TT_OK; job.from += job.most) {
-            for (int m = 0; m < g->all.count && status == TT_OK; m++) {
-                const int q = m / g->near.count, own = g->low + m % g->near.count;
-                const int process = tt__net_process(p, g, q);
-                int64_t to, from, come = tt__net_piece(&l[k], &job, m, &to);
-                const int64_t go = tt__net_piece(&l[k], &job, own, &from);
-                const tt__mat *mine = gathers ? &l[k].peer_in[own] : &l[k].peer_out[own];
-                if (q == g->own) continue;
-                status = tt__net_receive(p, i, process, g->tag, tt__element(&l[k].out[0], to),
-                                         (size_t)(come * item), r, &count);
-                if (status == TT_OK)
-                    status = tt__net_send(p, i, process, g->tag, tt__element(mine, gathers ? job.from : from),
-                                          (size_t)(go * item), r, &count);
-            }
-            if (status == TT_OK && count > REQUESTS - 2 * TT__RANKS)
-                status = tt__net_first_there(p, i, r, &count, count / 2);
-        }
-    }
-    return status == TT_OK ? tt__net_all_there(p, i, r, &count) : status;
-}
-
-/* What member 0 has goes from process to process. */
-static tt_status tt__net_broadcast(tt_program *p, tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const bool last = g->own + 1 == g->processes;
-    tt__request in[1], out[TT__RANKS];
-    tt_status status = TT_OK;
-    int coming = 0, going = 0;
-    for (int k = 0; k < n; k++) {
-        const tt__mat *x = g->own ? &l[k].out[0] : &l[k].in[0];
-        const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype);
-        for (size_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-            m = bytes - at < TT__NET_MESSAGE ? bytes - at : TT__NET_MESSAGE;
-            char *data = (char *)x->data + at;
-            if (g->own) {
-                const int before = tt__net_process(p, g, g->own - 1);
-                status = tt__net_receive(p, i, before, g->tag, data, m, in, &coming);
-                if (status == TT_OK) status = tt__net_all_there(p, i, in, &coming);
-            }
-            if (status == TT_OK && !last)
-                status = tt__net_send(p, i, tt__net_process(p, g, g->own + 1), g->tag, data, m, out, &going);
-            if (status == TT_OK && going == TT__COUNT(out)) status = tt__net_all_there(p, i, out, &going);
-        }
-    }
-    return status == TT_OK ? tt__net_all_there(p, i, out, &going) : status;
-}
-
-/* Copies what the leader has got, and what others of this process have, on this rank. */
-static tt_status tt__net_spread(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__rank *r = &p->rank[rank];
-    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
-    const bool all = tt__net_is(l, TT__OF_FIRST);
-    for (int k = 0; k < n; k++) {
-        tt__mat *in = r->peers + (size_t)k * peers, *out = in + g->all.count;
-        const tt__mat *at = all && !g->own ? &in[g->low] : &out[g->low];
-        for (int m = 0; m < g->all.count; m++) {
-            int64_t first;
-            if (m / g->near.count == g->own && !all) continue;
-            tt__piece_of(&l[k], &l[k].out[0], l[k].instr->move.root, m, &first);
-            if (m != g->low) out[m].data = at->data;
-            if (!all) in[m].data = tt__element(at, first);
-        }
-        if (all) out[g->low].data = at->data;
-    }
-    return tt__launch_phase(p, rank, l, n, g->near);
-}
-
-/* Exchanges pieces where memory is a device's: a rank copies its own to the leader's memory of the host, and
-   the others' from there. */
-static tt_status tt__net_gather_by_host(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const bool gathers = tt__net_is(l, TT__PIECES_IN);
-    const size_t room = 2 * TT__STAGE / (size_t)g->all.count & ~(size_t)(TT__ALIGN - 1); /* of each piece */
-    char *stage = (char *)p->settings.crew->stage[g->leader];
-    tt__request r[TT__NET_REQUESTS(2 * TT__STAGE)];
-    tt_status status = TT_OK;
-    for (int k = 0; k < n; k++) {
-        const int64_t item = (int64_t)tt_dtype_bytes(l[k].out[0].dtype), longest = tt__net_longest(&l[k]);
-        tt__net_job job = {k, 0, (int64_t)room / item};
-        for (; job.from < longest && status == TT_OK; job.from += job.most) {
-            int64_t first, bytes = item * tt__net_piece(&l[k], &job, g->me, &first);
-            const tt__mat *mine = gathers ? &l[k].in[0] : &l[k].out[0];
-            status = tt__net_copy(p, rank, &l[k], stage + (size_t)g->me * room,
-                                  tt__element(mine, gathers ? job.from : first), bytes);
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-            if (status == TT_OK && rank == g->leader) status = tt__await_stream(p, rank, i->stream);
-            int count = 0;
-            for (int m = 0; m < g->all.count && status == TT_OK && rank == g->leader; m++) {
-                const int q = m / g->near.count, own = g->low + m % g->near.count;
-                const int process = tt__net_process(p, g, q);
-                const int64_t come = tt__net_piece(&l[k], &job, m, &first);
-                const int64_t go = tt__net_piece(&l[k], &job, own, &first);
-                if (q == g->own) continue;
-                status = tt__net_receive(p, i, process, g->tag, stage + (size_t)m * room,
-                                         (size_t)(come * item), r, &count);
-                if (status == TT_OK)
-                    status = tt__net_send(p, i, process, g->tag, stage + (size_t)own * room,
-                                          (size_t)(go * item), r, &count);
-            }
-            if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-            for (int m = 0; m < g->all.count && status == TT_OK; m++) {
-                bytes = item * tt__net_piece(&l[k], &job, m, &first);
-                if (m != g->me || gathers)
-                    status = tt__net_copy(p, rank, &l[k], tt__element(&l[k].out[0], first),
-                                          stage + (size_t)m * room, bytes);
-            }
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        }
-    }
-    return status;
-}
-
-/* What member 0 has goes through the host's memory of the leader of each process. */
-static tt_status tt__net_broadcast_by_host(tt_program *p, int rank, tt__launch *l, int n,
-                                           const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const bool leads = rank == g->leader, last = g->own + 1 == g->processes;
-    char *stage = (char *)p->settings.crew->stage[g->leader];
-    tt__request r[TT__NET_REQUESTS(TT__STAGE)];
-    tt_status status = TT_OK;
-    for (int k = 0; k < n; k++) {
-        const int64_t bytes = tt__elements(&l[k].in[0]) * (int64_t)tt_dtype_bytes(l[k].in[0].dtype);
-        for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-            int count = 0;
-            m = tt__min(bytes - at, (int64_t)TT__STAGE);
-            if (g->me == 0) status = tt__net_copy(p, rank, &l[k], stage, (char *)l[k].in[0].data + at, m);
-            if (status == TT_OK && leads) status = tt__await_stream(p, rank, i->stream);
-            if (status == TT_OK && leads && g->own) {
-                const int before = tt__net_process(p, g, g->own - 1);
-                status = tt__net_receive(p, i, before, g->tag, stage, (size_t)m, r, &count);
-                if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-            }
-            if (status == TT_OK && leads && !last) {
-                const int next = tt__net_process(p, g, g->own + 1);
-                status = tt__net_send(p, i, next, g->tag, stage, (size_t)m, r, &count);
-                if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-            }
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-            if (status == TT_OK && (g->me || l[k].out[0].data != l[k].in[0].data))
-                status = tt__net_copy(p, rank, &l[k], (char *)l[k].out[0].data + at, stage, m);
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        }
-    }
-    return status;
-}
-
-/* From one member to another one, of another process, where memory is a device's. */
-static tt_status tt__net_pair_by_host(tt_program *p, int rank, const tt__launch *l, int process, int tag,
-                                      bool receives, char *data, int64_t bytes)
-{
-    const tt__instr *i = l->instr;
-    char *stage = (char *)p->settings.crew->stage[rank];
-    tt__request r[TT__NET_REQUESTS(TT__STAGE)];
-    tt_status status = TT_OK;
-    for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-        int count = 0;
-        m = tt__min(bytes - at, (int64_t)TT__STAGE);
-        if (!receives) status = tt__net_copy(p, rank, l, stage, data + at, m);
-        if (status == TT_OK) status = tt__await_stream(p, rank, i->stream);
-        if (status == TT_OK && receives)
-            status = tt__net_receive(p, i, process, tag, stage, (size_t)m, r, &count);
-        else if (status == TT_OK) status = tt__net_send(p, i, process, tag, stage, (size_t)m, r, &count);
-        if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-        if (status == TT_OK && receives) status = tt__net_copy(p, rank, l, data + at, stage, m);
-    }
-    return status;
-}
-
-/* From one member to another one, of another process. */
-static tt_status tt__net_pair(tt_program *p, int rank, const tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const tt__move *m = &i->move;
-    const int from = g->all.first + m->from * g->all.stride, to = g->all.first + m->to * g->all.stride;
-    const int tag = tt__pair_tag(from, to);
-    const bool receives = g->me == m->to, direct = p->settings.kind->host || p->ctx->net->cuda_aware;
-    const int process = tt__process_of(p->settings.crew, receives ? from : to);
-    tt__request r[TT__RANKS];
-    tt_status status = direct ? tt__await_stream(p, rank, i->stream) : TT_OK;
-    int count = 0;
-    for (int k = 0; k < n; k++) {
-        const tt__mat *x = receives ? &l[k].out[0] : &l[k].in[0];
-        const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype);
-        if (!receives) tt__net_must_send(p, (double)bytes);
-        if (!direct && status == TT_OK)
-            status = tt__net_pair_by_host(p, rank, &l[k], process, tag, receives, (char *)x->data,
-                                          (int64_t)bytes);
-        for (size_t at = 0, some; at < bytes && direct && status == TT_OK; at += some) {
-            some = bytes - at < TT__NET_MESSAGE ? bytes - at : TT__NET_MESSAGE;
-            char *data = (char *)x->data + at;
-            if (receives) status = tt__net_receive(p, i, process, tag, data, some, r, &count);
-            else status = tt__net_send(p, i, process, tag, data, some, r, &count);
-            if (status == TT_OK && count == TT__COUNT(r)) status = tt__net_all_there(p, i, r, &count);
-        }
-    }
-    return status == TT_OK ? tt__net_all_there(p, i, r, &count) : status;
-}
-
-/* As tt__launch_collective, of members in several processes. */
-static tt_status tt__launch_over_net(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g,
-                                     bool met)
-{
-    const tt__instr *i = l->instr;
-    const bool leads = rank == g->leader;
-    const int phases = tt__rules_of(i)->phases;
-    const bool from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
-    const bool host = p->settings.kind->host;
-    const bool direct = host || (p->ctx->net->cuda_aware && !tt__is_apart(p->settings.crew, g->near));
-    tt_status status = host ? TT_OK : tt__after_staged(p, rank, i);
-    if (tt__is_pair(i)) return status == TT_OK ? tt__net_pair(p, rank, l, n, g) : status;
-    if (status == TT_OK && !met) status = tt__sync(p, rank, g->near, i->stream);
-    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
-        if (!(phases & phase) || (from_first && phase == TT__REDUCE_PHASE)) continue;
-        for (int k = 0; k < n; k++) l[k].phase = phase;
-        if (leads) tt__net_count(p, l, n, g);
-        if (phase == TT__REDUCE_PHASE) {
-            status = tt__net_reduce(p, rank, l, n, g);
-            continue;
-        }
-        if (!direct) {
-            status = from_first ? tt__net_broadcast_by_host(p, rank, l, n, g)
-                                : tt__net_gather_by_host(p, rank, l, n, g);
-            continue;
-        }
-        if (leads) status = tt__await_stream(p, rank, i->stream);
-        if (leads && status == TT_OK)
-            status = from_first ? tt__net_broadcast(p, l, n, g) : tt__net_gather(p, l, n, g);
-        if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK) status = tt__net_spread(p, rank, l, n, g);
-    }
-    return status;
-}
-
-/* Runs n collectives of one op: in each phase all members, which wait for each other before and after.
-   met: they have waited right before. */
+/* Runs n collectives of one op. met: their members have waited for each other right before. */
 static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, int n, bool met)
 {
     const tt__instr *i = l->instr;
-    int me;
-    tt__members members = tt__members_of(p, rank, &i->move, &me);
+    const tt__move *move = &i->move;
+    tt__collective c = tt__collective_on(p, rank, move);
     const bool pair = tt__is_pair(i);
-    if (pair && me != (i->out[0] ? i->move.to : i->move.from)) return TT_OK;
-    const int low = members.first + members.stride * (pair ? (int)tt__min(i->move.from, i->move.to) : 0);
-    const int high = members.first + members.stride * (pair ? (int)tt__max(i->move.from, i->move.to)
-                                                            : members.count - 1);
-    if (!tt__is_here(p, low) || !tt__is_here(p, high)) {
-        const tt__net_group g = tt__net_group_of(p, rank, &i->move);
-        return tt__launch_over_net(p, rank, l, n, &g, met);
-    }
+    bool net = c.processes > 1;
+    c.l = l;
+    c.n = n;
+    if (pair && c.me != (i->out[0] ? move->to : move->from)) return TT_OK;
     if (pair) {
-        members.first += members.stride * i->move.from;
-        members.stride *= i->move.to - i->move.from;
-        members.count = 2;
+        const tt__members two = {c.all.first + c.all.stride * move->from,
+                                 c.all.stride * (move->to - move->from), 2};
+        net = !tt__is_here(p, two.first) || !tt__is_here(p, two.first + two.stride);
+        c.near = two;
+        c.apart = !net && tt__is_apart(c.crew, two);
+        c.processes = 1;
     }
-    const bool apart = tt__is_apart(p->settings.crew, members);
-    tt_status status = met ? TT_OK : tt__sync(p, rank, members, i->stream);
-    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
-        if (!(tt__rules_of(i)->phases & phase)) continue;
-        for (int k = 0; k < n; k++) l[k].phase = phase;
-        if (!apart) status = tt__launch_phase(p, rank, l, n, members);
-        for (int k = 0; k < n && apart && status == TT_OK; k++)
-            status = tt__launch_staged(p, rank, &l[k], members);
-    }
-    return status;
+    const bool staged = !c.crew->kind->host && (net || c.apart);
+    tt_status status = staged ? tt__after_staged(p, rank, i) : TT_OK;
+    if (status != TT_OK) return status;
+    return pair && net ? tt__net_pair(&c) : tt__run_collective(&c, met);
 }
 
 /* Fills in the launch, all 0 so far, of an instruction on a rank; `peers`: room for what it says of other
@@ -23433,12 +23328,12 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     for (int j = 0; j < TT__MAX_OUT; j++) {
         if (!i->out[j]) continue;
         l->out[j] = tt__resolve(p, rank, i->out[j]);
-        l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->later);
+        l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->rank[rank].now.later);
     }
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->run; /* but for its `micro`, which no update reads */
+        l->in[TT__RUN_IN].data = &p->head->run; /* but for its `micro`, which no update reads */
         if (!p->settings.kind->host) l->device = p->settings.crew->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
@@ -23462,28 +23357,28 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype), most = (size_t)1 << 30;
     const int from = receives ? other : rank, to = receives ? rank : other;
     const int process = tt__process_of(p->settings.crew, other), tag = tt__pair_tag(from, to);
-    tt__passed *own = &p->rank[rank].passed[p->round % p->settings.in_flight];
-    tt__request part[TT__PARTS], *r = receives ? part : own->part[way];
+    const int64_t turn = p->rank[rank].now.round % p->settings.in_flight;
+    tt__passed *own = &p->rank[rank].passed[turn];
+    tt__request part[TT__PARTS];
+    tt__mail mail = {p->settings.crew, l->tape, l->instr, tag, 0, receives ? part : own->part[way]};
     const bool host = p->settings.kind->host;
     tt_status status = TT_OK;
     char *data = (char *)x->data;
-    int parts = 0;
     if (bytes > most * TT__PARTS)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: %zu bytes are more than go from process to process "
                         "at once", tt__instr_name(l->instr), bytes);
     if (!host && receives) data = p->rank[rank].receives[way];
     if (!host && !receives) {
         const size_t each = tt__message_bytes(p, l->instr) / (size_t)p->settings.in_flight;
-        data = p->rank[rank].sends[way] + (size_t)(p->round % p->settings.in_flight) * each;
-        status = tt__net_copy(p, rank, l, data, x->data, (int64_t)bytes);
+        data = p->rank[rank].sends[way] + (size_t)turn * each;
+        status = tt__net_copy(mail.crew, rank, l, data, x->data, (int64_t)bytes);
     }
-    if (status == TT_OK) status = tt__await_stream(p, rank, l->instr->stream);
-    if (status == TT_OK)
-        status = tt__net_post(p, l->instr, process, tag, data, bytes, most, receives, r, &parts);
-    if (!receives) tt__net_must_send(p, (double)bytes);
-    if (!receives) own->parts[way] = parts;
-    if (receives && status == TT_OK) status = tt__net_all_there(p, l->instr, r, &parts);
-    if (receives && status == TT_OK) status = tt__net_copy(p, rank, l, x->data, data, (int64_t)bytes);
+    if (status == TT_OK) status = tt__await_stream(p->settings.crew, rank, l->instr->stream);
+    if (status == TT_OK) status = tt__net_post(&mail, process, data, bytes, most, receives);
+    if (!receives) tt__net_must_send(p->ctx->net, (double)bytes);
+    if (!receives) own->parts[way] = mail.count;
+    if (receives && status == TT_OK) status = tt__net_all_there(&mail);
+    if (receives && status == TT_OK) status = tt__net_copy(mail.crew, rank, l, x->data, data, (int64_t)bytes);
     return status;
 }
 
@@ -23504,7 +23399,10 @@ static void tt__go_on_passing(const tt_program *p, int rank)
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
-    return tt__net_all_there(p, &p->built.t->code[p->built.send[way] - 1], x->part[way], &x->parts[way]);
+    const tt__instr *i = &p->built.t->code[p->built.send[way] - 1];
+    tt__mail mail = {p->settings.crew, p->built.t, i, 0, x->parts[way], x->part[way]};
+    x->parts[way] = 0;
+    return tt__net_all_there(&mail);
 }
 
 /* A SEND tells the other stage that its operand is there; nobody waits for its end. A RECV waits for that,
@@ -23514,20 +23412,19 @@ static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
-    tt_program room;
+    const int64_t round = p->rank[rank].now.round;
     int way;
     const int other = tt__neighbour(p, rank, l->instr, &way);
     if (!tt__is_here(p, other)) return tt__pass_over_net(p, rank, l, other, way);
-    const tt_program *q = tt__rank_view(p, other, &room);
-    tt__passed *own = &p->rank[rank].passed[p->round % p->settings.in_flight];
-    const tt__passed *theirs = &q->rank[other].passed[p->round % q->settings.in_flight];
+    tt__passed *own = &p->rank[rank].passed[round % p->settings.in_flight];
+    const tt__passed *theirs = &p->rank[other].passed[round % tt__stage_of(p, other)->settings.in_flight];
     tt_status status = TT_OK;
     if (!l->instr->out[0]) {
         status = b->mark(d, TT__COMPUTE_STREAM, &own->sent[way]);
         if (status == TT_OK) tt__count_on(c->world, &c->world->sent[rank][way]);
         return tt__device_status(p->ctx, c, rank, status);
     }
-    if (!tt__wait_for(c->world, rank, other, &c->world->sent[other][way], (uint64_t)p->round + 1))
+    if (!tt__wait_for(c->world, rank, other, &c->world->sent[other][way], (uint64_t)round + 1))
         return TT_ERR_DEVICE;
     l->phase = TT__SPREAD_PHASE;
     status = b->after(d, l->instr->stream, theirs->sent[way]);
@@ -23542,25 +23439,24 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
 {
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
+    const int64_t round = p->rank[rank].now.round;
     tt_status status = TT_OK;
-    for (int k = 0; k < 2 && p->stage && status == TT_OK; k++) {
+    for (int k = 0; k < 2 && status == TT_OK; k++) {
         if (!p->built.send[k] || p->built.sends_from[k] != segment) continue;
         const tt__instr *i = &p->built.t->code[p->built.send[k] - 1];
         const int32_t copies = p->built.t->values[p->built.t->values[i->in[0]].base].copies;
-        tt_program room;
         int way;
         const int other = tt__neighbour(p, rank, i, &way);
-        const tt_program *q = tt__rank_view(p, other, &room);
+        const int theirs = tt__stage_of(p, other)->settings.in_flight;
         if (!tt__is_here(p, other)) {
-            if (p->round >= copies) status = tt__await_passed(p, rank, way, p->round - copies);
+            if (round >= copies) status = tt__await_passed(p, rank, way, round - copies);
             continue;
         }
-        if (p->round >= copies &&
-            !tt__wait_for(c->world, rank, other, &c->world->taken[other][way],
-                          (uint64_t)(p->round + 1 - copies)))
+        if (round >= copies && !tt__wait_for(c->world, rank, other, &c->world->taken[other][way],
+                                             (uint64_t)(round + 1 - copies)))
             return TT_ERR_DEVICE;
-        for (int m = 0; m < q->settings.in_flight && !c->kind->host && status == TT_OK; m++)
-            status = b->after(c->device[rank], TT__COMPUTE_STREAM, q->rank[other].passed[m].taken[way]);
+        for (int m = 0; m < theirs && !c->kind->host && status == TT_OK; m++)
+            status = b->after(c->device[rank], TT__COMPUTE_STREAM, p->rank[other].passed[m].taken[way]);
     }
     return tt__device_status(p->ctx, c, rank, status);
 }
@@ -23586,7 +23482,7 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
-    tt_status status = on_host ? tt__await_stream(p, rank, TT__COMPUTE_STREAM) : TT_OK;
+    tt_status status = on_host ? tt__await_stream(p->settings.crew, rank, TT__COMPUTE_STREAM) : TT_OK;
     if (status != TT_OK) return status;
     if (on_host) return tt__cpu_launch(l, n);
     return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, n));
@@ -23596,15 +23492,16 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
 typedef struct tt__progress {
     tt__launch like;        /* what all launches have in common */
     bool absent;            /* the rank has no micro-batch, and runs only what all ranks do together */
+    bool later;             /* as tt__now has it */
     /* Ranks along this axis have waited for each other on this stream, and done nothing since: known alike on
        all of them, also on those without a micro-batch. */
     tt__over met;
     int met_stream;
 } tt__progress;
 
-static bool tt__is_left_out(const tt_program *p, const tt__progress *at, const tt__instr *i)
+static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
 {
-    return (at->absent && !i->always) || (i->later && !p->later);
+    return (at->absent && !i->always) || (i->later && !at->later);
 }
 
 /* Notes what the launch of instruction k on rank 0 has taken, when it is done. */
@@ -23622,8 +23519,8 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
-    const bool alone = p->settings.kind->host || p->poison || p->ctx->profile || p->arena->paging || p->stage;
-    if (alone || k + 1 >= tt__segment_first(p->built.t, i->segment + 1u)) return false;
+    const bool alone = p->settings.kind->host || p->head->poison || p->ctx->profile || p->arena->paging;
+    if (alone || tt__stages(p) > 1 || k + 1 >= tt__segment_first(p->built.t, i->segment + 1u)) return false;
     if (i->stream || next->stream || i->on_host || next->on_host) return false;
     if (i->with_next || next->with_next || i->later || next->later) return false;
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
@@ -23637,7 +23534,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     const tt__instr *i = &p->built.t->code[k];
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
     const bool pair = i->move.from != i->move.to, together = tt__is_collective(i);
-    const bool nothing = i->move.over && tt__present(p, i, 1) == 0;
+    const bool nothing = i->move.over && tt__present(p, rank, i, 1) == 0;
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
@@ -23647,7 +23544,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
     for (int n = 0; n == 0 || i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {
         tt__launch *l = &r->launches[some];
-        if (tt__is_left_out(p, at, &i[n])) continue;
+        if (tt__is_left_out(at, &i[n])) continue;
         *l = at->like;
         tt__set_launch(p, rank, &i[n], l, r->peers + (size_t)some * peers);
         const bool empty = tt__is_empty(&l->in[0]) || tt__is_empty(&l->out[0]);
@@ -23679,7 +23576,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(p, at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -23715,20 +23612,21 @@ static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
 static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *like, tt__segment segment)
 {
     tt_status status = TT_OK;
-    const bool absent = segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= p->present;
+    const tt__now *now = &p->rank[rank].now;
+    const bool absent = segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     const int end = tt__segment_first(p->built.t, segment + 1u);
-    tt__progress at = {*like, absent, TT__ALONE, TT__COMPUTE_STREAM};
+    tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {tt__segment_first(p->built.t, segment), end, {0}, 0, 0};
     for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure has left it */
     for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
-        if (p->stage) tt__go_on_passing(p, rank);
+        tt__go_on_passing(p, rank);
         for (n = 1; i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {}
         if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
         else if (i->stream != TT__COMPUTE_STREAM) status = tt__start(p, rank, &at, k);
         else status = tt__launch_together(p, rank, &at, k);
-        for (int j = 0; j < n && p->poison && status == TT_OK; j++) tt__poison(p, rank, k + j);
+        for (int j = 0; j < n && p->head->poison && status == TT_OK; j++) tt__poison(p, rank, k + j);
     }
     return status;
 }
@@ -23754,11 +23652,12 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
     const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
+    if (p->stages > 1) return; /* a pipeline's wait on the host */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->space != TT__DEVICE || box->first >= end || box->last < first) continue;
-        for (int r = 0; r < p->settings.crew->ranks && !p->stage; r++) /* a pipeline's wait on the host */
+        for (int r = 0; r < p->settings.crew->ranks; r++)
             tt__overwrite(p->arena, reader, r, box->place, box->bytes);
     }
 }
@@ -23776,16 +23675,30 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
 }
 
 /* Writes the step's settings and, where it is new, the loss scale to a rank. */
-static tt_status tt__write_settings(tt_program *p, int rank)
+static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
-    tt__run run = p->run;
+    const tt__results *results = &p->head->results;
+    tt__run run = p->head->run;
     tt_status status = TT_OK;
-    run.micro = p->round * p->arena->data + tt__data_rank(p, rank);
+    run.micro = p->rank[rank].now.round * p->arena->data + tt__data_rank(p, rank);
     if (t->run) status = tt__write_value(p, rank, t->run, &run, sizeof run);
-    if (status == TT_OK && t->scale && !p->scale_set)
-        status = tt__write_value(p, rank, t->results, &p->results, sizeof p->results);
+    if (status == TT_OK && t->scale && scale)
+        status = tt__write_value(p, rank, t->results, results, sizeof *results);
     return status;
+}
+
+/* What all launches of a rank have in common. */
+static tt__launch tt__launch_on(const tt_program *p, int rank)
+{
+    tt__launch l;
+    memset(&l, 0, sizeof l);
+    l.device = p->settings.crew->device[rank];
+    l.tape = p->built.t;
+    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    l.tuned = p->tunes;
+    l.resident = p->arena->memory[rank];
+    return l;
 }
 
 /* A segment that all ranks run. */
@@ -23796,24 +23709,20 @@ typedef struct tt__segment_job { tt_program *p; tt__segment segment; } tt__segme
 static tt_status tt__run_rank(void *arg, int rank)
 {
     const tt__segment_job *job = (const tt__segment_job *)arg;
-    tt_program room, *p = tt__rank_view(job->p, rank, &room);
+    tt_program *p = tt__stage_of(job->p, rank);
     const tt__segment segment = job->segment;
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
     tt__rank *r = &p->rank[rank];
-    tt__launch l;
+    tt__launch l = tt__launch_on(p, rank);
     char why[512] = "";
     tt__float_mode mode = tt__float_default();
-    memset(&l, 0, sizeof l);
-    l.device = c->device[rank];
-    l.tape = p->built.t;
-    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    l.tuned = p->tunes;
-    l.resident = p->arena->memory[rank];
-    tt_status status = tt__write_settings(p, rank);
+    r->now = tt__now_of(job->p);
+    r->now.later = tt__adds_later(job->p, segment);
+    tt_status status = tt__write_settings(p, rank, !job->p->scale_set);
     if (status == TT_OK && segment == TT__EACH_MICRO) status = tt__take_arrivals(p, rank);
     if (status == TT_OK) {
-        const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
+        const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= r->now.present;
         /* No graph prefetches managed memory. */
         const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
         const bool records = can_record && !absent && !tt__needs_host(p, segment);
@@ -23896,27 +23805,22 @@ static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const
    nothing (`times`). *untimed grows by those that there was no memory for. */
 static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
 {
-    tt_program room, *p = tt__rank_view(of, rank, &room);
+    tt_program *p = tt__stage_of(of, rank);
     const tt_tape *t = p->built.t;
-    const tt__rank *r = &p->rank[rank];
+    tt__rank *r = &p->rank[rank];
     const tt__backend *b = p->settings.kind->backend;
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
-    const bool later = p->later;
-    const int64_t round = p->round, rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
+    const tt__now before = r->now;
+    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
+    int64_t *round = &r->now.round; /* gradients of each slot, which then are added to */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
-    tt__launch like;
-    memset(&like, 0, sizeof like);
-    like.device = p->settings.crew->device[rank];
-    like.tape = t;
-    like.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    like.tuned = true;
-    like.resident = p->arena->memory[rank];
-    const tt__progress at = {like, false, TT__ALONE, TT__COMPUTE_STREAM};
+    const tt__launch like = tt__launch_on(p, rank);
+    tt__progress at = {like, false, false, TT__ALONE, TT__COMPUTE_STREAM};
     for (int32_t k = 0; k < t->n_axes && rows; k++) rows[k] = t->axes[k].capacity;
-    p->rows_in_place = rows;
-    for (p->round = 0; p->round <= rounds; p->round++) { /* gradients of each slot, which then are added to */
-        p->later = p->round && p->round == rounds;
+    r->now.rows = rows;
+    for (*round = 0; *round <= rounds; ++*round) {
+        r->now.later = at.later = *round && *round == rounds;
         for (int k = 0, n; k < t->n_code && status == TT_OK; k += n) {
             const tt__instr *i = &t->code[k];
             int some = 0;
@@ -23924,7 +23828,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
             if (i->on_host || tt__cost_of(i) != TT__COST_PRODUCT) continue;
             for (int j = 0; j < n; j++) {
                 tt__launch *l = &r->launches[some];
-                if (tt__is_left_out(p, &at, &i[j])) continue;
+                if (tt__is_left_out(&at, &i[j])) continue;
                 *l = like;
                 tt__set_launch(p, rank, &i[j], l, r->peers + (size_t)some * peers);
                 some += !tt__is_empty(&l->in[0]) && !tt__is_empty(&l->out[0]);
@@ -23935,9 +23839,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
                                            b->tune(r->launches, some, times, untimed));
         }
     }
-    p->rows_in_place = NULL;
-    p->round = round;
-    p->later = later;
+    r->now = before;
     tt__free(p->ctx, rows);
     return status;
 }
@@ -23977,7 +23879,7 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
             tt__free(ctx, *text);
             *text = (char *)tt__alloc(ctx, bytes);
         }
-        if (bytes && *text) status = tt__net_fetch(ctx, process, "the fastest products", *text, bytes);
+        if (bytes && *text) status = tt__net_fetch(ctx, process, -1, "the fastest products", *text, bytes);
         else if (bytes) status = tt__net_fail(ctx, TT_ERR_MEMORY);
     }
     return status;
@@ -24065,6 +23967,17 @@ static void tt__forget_recordings(tt_program *p)
 }
 
 static tt_status tt__read_unread(tt_program *p);
+/* Has all ranks run. After an error no device goes on to read another's memory, and no stream to use what
+   nobody waits for. */
+static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
+{
+    tt__crew *c = p->settings.crew;
+    tt_status status = tt__on_ranks(p->ctx, c, run, arg);
+    if (status == TT_OK) p->scale_set = true;
+    if (status == TT_OK) return status;
+    for (int r = c->first; r < c->first + c->local; r++) c->kind->backend->wait(c->device[r]);
+    return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
+}
 
 /* Runs a segment on all ranks. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
@@ -24083,16 +23996,12 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
-    p->later = tt__adds_later(p, segment);
     const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
-    for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = may_tear;
-    status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_rank, &job);
+    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = may_tear;
+    status = tt__run_on_ranks(p, tt__run_rank, &job);
     tt__tell_graphs(p);
-    for (int r = c->first; r < c->first + c->local && status != TT_OK; r++) /* no device goes on to read */
-        c->kind->backend->wait(c->device[r]); /* another's memory, no stream to use what nobody waits for */
-    if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
-    for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = false;
-    p->scale_set = true;
+    if (status != TT_OK) return status;
+    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = false;
     if (micro) p->arena->results_of = p;
     return TT_OK;
 }
@@ -24106,14 +24015,13 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     const tt__arena *a = p->arena;
     const tt__crew *c = a->crew;
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
-    const void *from = tt__resolve(p, rank, t->results).data;
-    if (t->values[t->results].space == TT__DEVICE) { /* by memory that it can copy to while others work */
-        status = tt__read_memory(p->ctx, a, rank, TT__DEVICE, a->bounce[rank], TT_U8, from, TT_U8,
-                                 sizeof r->results);
-        from = a->bounce[rank];
-    }
-    if (status == TT_OK) memcpy(&r->results, from, sizeof r->results);
-    if (!t->scale) r->results.scale = p->results.scale;
+    const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
+                              tt__resolve(p, rank, t->results).data};
+    /* By memory that the device can copy to while others work. */
+    void *to = from.space == TT__DEVICE && !a->kind->host ? (void *)a->bounce[rank] : &r->results;
+    status = tt__read_memory(&from, to, TT_U8, sizeof r->results);
+    if (status == TT_OK && to != &r->results) memcpy(&r->results, to, sizeof r->results);
+    if (!t->scale) r->results.scale = p->head->results.scale;
     return status;
 }
 
@@ -24126,7 +24034,7 @@ static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data;
-    tt_program room, *last = tt__last_view(p, &room);
+    tt_program *last = tt__last_stage(p);
     tt__found found[TT__RANKS]; /* of data ranks, if they are of this process */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
@@ -24156,11 +24064,17 @@ static tt_status tt__read_first(tt_program *p, int rank)
     const tt__crew *c = p->settings.crew;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_program room;
-    tt_status status = tt__read_rank(tt__rank_view(p, own, &room), own); /* waits for it, too */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for it, too */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
-    return tt__net_fetch(p->ctx, process, "what a step has found", results, sizeof *results);
+    return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
+}
+
+static void tt__add_totals(tt__totals *to, const tt__totals *x)
+{
+    to->loss += x->loss;
+    to->targets += x->targets;
+    to->correct += x->correct;
 }
 
 /* The same, of all ranks together: after the update on any of them, else (train = false) on those that
@@ -24168,26 +24082,19 @@ static tt_status tt__read_first(tt_program *p, int rank)
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
-    tt_program room, *q = tt__last_view(p, &room);
+    tt_program *q = tt__last_stage(p);
     if (!trains && net) {
         tt_status found = tt__exchange_results(p);
         memset(&p->results.totals, 0, sizeof p->results.totals);
-        for (int d = 0; d < p->present && found == TT_OK; d++) {
-            const tt__totals *own = &p->rank[tt__first_of(q, d)].results.totals;
-            p->results.totals.loss += own->loss;
-            p->results.totals.targets += own->targets;
-            p->results.totals.correct += own->correct;
-        }
+        for (int d = 0; d < p->present && found == TT_OK; d++)
+            tt__add_totals(&p->results.totals, &p->rank[tt__first_of(q, d)].results.totals);
         return found;
     }
     tt_status status = net ? tt__read_first(p, tt__first_of(q, 0)) : tt__read_rank(q, tt__first_of(q, 0));
     p->results = q->rank[tt__first_of(q, 0)].results;
     for (int d = 1; d < p->present && !trains && status == TT_OK; d++) {
-        const tt__totals *own = &q->rank[tt__first_of(q, d)].results.totals;
         status = tt__read_rank(q, tt__first_of(q, d));
-        p->results.totals.loss += own->loss;
-        p->results.totals.targets += own->targets;
-        p->results.totals.correct += own->correct;
+        tt__add_totals(&p->results.totals, &q->rank[tt__first_of(q, d)].results.totals);
     }
     return status;
 }
@@ -24196,7 +24103,7 @@ static tt_status tt__read_results(tt_program *p)
    sums has not been summed yet. Notes the first data rank whose loss is not finite (0: maybe none). */
 static tt_status tt__read_counts(tt_program *head, int *bad)
 {
-    tt_program room, *p = tt__last_view(head, &room);
+    tt_program *p = tt__last_stage(head);
     const tt_tape *t = p->built.t;
     const tt__value *x = &t->values[t->counted];
     const tt__crew *c = p->settings.crew;
@@ -24208,21 +24115,19 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     memset(some, 0, sizeof some);
     for (int k = 0; k < leaves && status == TT_OK; k++) {
         const int rank = tt__first_of(p, k % data);
-        if (!tt__is_here(p, rank) || k % data >= p->in_slot[k / data]) continue;
-        const char *from = tt__storage_memory(p, rank, x) + (size_t)(k / data) * tt__slot_bytes(x);
-        status = tt__read_memory(p->ctx, p->arena, rank, x->space, &some[k], TT_U8, from, TT_U8,
-                                 sizeof *some);
+        if (!tt__is_here(p, rank) || k % data >= head->in_slot[k / data]) continue;
+        char *from = tt__storage_memory(p, rank, x) + (size_t)(k / data) * tt__slot_bytes(x);
+        const tt__memory totals = {p->arena, rank, x->space, TT_U8, from};
+        status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
     status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
     for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order, whatever the ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
-        if (d >= p->in_slot[k / data]) continue;
+        if (d >= head->in_slot[k / data]) continue;
         if (isfinite(all.loss) && !isfinite(own->loss)) *bad = d;
-        all.loss += own->loss;
-        all.targets += own->targets;
-        all.correct += own->correct;
+        tt__add_totals(&all, own);
     }
     head->results.totals = all;
     return status;
@@ -24256,15 +24161,14 @@ static void tt__begin_step(tt_program *p)
    the device does not let itself be read: what it says of that matters more. */
 static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
-    const tt__arena *a = p->arena;
-    const tt__space space = p->built.t->values[v].space;
-    tt__mat m = tt__resolve(p, rank, v);
+    const tt__mat m = tt__resolve(p, rank, v);
+    tt__memory from = {p->arena, rank, p->built.t->values[v].space, m.dtype, NULL};
     float x[256], largest = 0;
     for (int64_t r = 0; r < m.rows; r++)
         for (int64_t c = 0, n; c < m.cols; c += n) {
             n = tt__min(TT__COUNT(x), m.cols - c);
-            const char *at = (const char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
-            if (tt__read_memory(p->ctx, a, rank, space, x, TT_F32, at, m.dtype, (size_t)n) != TT_OK) return 0;
+            from.data = (char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
+            if (tt__read_memory(&from, x, TT_F32, (size_t)n) != TT_OK) return 0;
             for (int64_t k = 0; k < n; k++) {
                 if (!isfinite(x[k])) return INFINITY;
                 largest = fmaxf(largest, fabsf(x[k]));
@@ -24281,8 +24185,8 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     const float huge = 1e10f;
     const char *name = NULL;
     float largest = huge;
-    for (int s = 0; s < tt__stages(p) && isfinite(largest); s++) {
-        tt_program room, *q = tt__stage_view(p, s, &room);
+    for (int s = 0; s < p->stages && isfinite(largest); s++) {
+        tt_program *q = p->stage[s];
         for (int32_t v = 1; v < q->built.t->n_values && isfinite(largest); v++) {
             const tt__value *x = &q->built.t->values[v];
             for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
@@ -24317,18 +24221,18 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
 /* Notes what the step must know of a round, which is ready to run. */
 static void tt__begin_micro(tt_program *p)
 {
-    tt_program room;
-    const tt_program *last = tt__last_view(p, &room);
+    const tt_program *last = tt__last_stage(p);
     const tt_tape *t = last->built.t;
+    const tt__now now = tt__now_of(p);
     if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number: undoing it is exact */
-        int exponent = 0;
+        int exponent = 0, first = tt__first_of(last, 0);
         for (int k = 0; k < t->n_code; k++)
             if (tt__is(&t->code[k], TT__LOSS))
-                frexp((double)tt__actual_rows(last, tt__first_of(last, 0), t->code[k].in[0]), &exponent);
+                frexp((double)tt__actual_rows(last, &now, first, t->code[k].in[0]), &exponent);
         p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
-    int *in_slot = &p->in_slot[tt__slot(p)];
+    int *in_slot = &p->in_slot[tt__slot(p, p->round)];
     *in_slot = p->present > *in_slot ? p->present : *in_slot;
 }
 
@@ -24371,15 +24275,16 @@ static tt_status tt__feed(tt_program *p)
 /* Writes the inputs of a micro-batch to a rank. */
 static tt_status tt__write_fed(tt_program *p, int rank)
 {
-    const tt__fed *f = &p->fed[p->round * p->arena->data + tt__data_rank(p, rank)];
+    const tt__now *now = &p->rank[rank].now;
+    const tt__fed *f = tt__fed_at(p, now->round, rank);
     tt_status status = TT_OK;
-    if (tt__data_rank(p, rank) >= p->present) return TT_OK;
-    for (int32_t v = 1; v < p->n_recorded && status == TT_OK; v++) {
+    if (tt__data_rank(p, rank) >= now->present) return TT_OK;
+    for (int32_t v = 1; v < p->head->n_recorded && status == TT_OK; v++) {
         const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
         const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
-        status = tt__write_value(p, rank, v, f->inputs + p->fed_at[v],
-                                 (size_t)tt__actual_rows(p, rank, v) * row);
+        status = tt__write_value(p, rank, v, f->inputs + p->head->fed_at[v],
+                                 (size_t)tt__actual_rows(p, now, rank, v) * row);
     }
     return status;
 }
@@ -24390,25 +24295,21 @@ static tt_status tt__run_stage(void *arg, int rank)
     const tt_program *head = (const tt_program *)arg;
     const bool train = head->settings.options.train;
     const int64_t micros = head->round, slots = tt__slots(head);
-    tt_program room, *p = tt__rank_view(head, rank, &room);
+    tt_program *p = tt__stage_of(head, rank);
+    tt__now *now = &p->rank[rank].now;
+    tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
-    tt__launch l;
     tt__float_mode mode = tt__float_default();
-    memset(&l, 0, sizeof l);
-    l.device = p->settings.crew->device[rank];
-    l.tape = p->built.t;
-    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    l.resident = p->arena->memory[rank];
+    l.tuned = false; /* products are timed before the first segment that is no micro-batch */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
-        p->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
-        p->present = p->round == micros - 1 ? head->present : p->arena->data;
-        p->later = p->round >= slots;
+        now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
+        now->present = now->round == micros - 1 ? head->present : p->arena->data;
+        now->later = now->round >= slots;
         const tt__segment segment = backward ? TT__EACH_BACKWARD : TT__EACH_MICRO;
         status = tt__await_taken(p, rank, segment);
         if (status == TT_OK && !backward) status = tt__write_fed(p, rank);
-        if (status == TT_OK) status = tt__write_settings(p, rank);
-        p->scale_set = true;
+        if (status == TT_OK) status = tt__write_settings(p, rank, !k && !head->scale_set);
         if (status == TT_OK) status = tt__launch_segment(p, rank, &l, segment);
     }
     for (int k = 0; k < 2 * p->settings.in_flight && status == TT_OK; k++)
@@ -24420,16 +24321,11 @@ static tt_status tt__run_stage(void *arg, int rank)
 /* Runs the micro-batches that a pipeline has been fed. */
 static tt_status tt__run_pipeline(tt_program *p)
 {
-    const tt__crew *c = p->settings.crew;
     tt_status status = tt__check_whole(p->ctx, p->arena);
     if (status == TT_OK) status = tt__zero_states(p);
     p->arena->results_of = NULL;
+    if (status == TT_OK) status = tt__run_on_ranks(p, tt__run_stage, p);
     if (status != TT_OK) return status;
-    status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_stage, p);
-    for (int r = c->first; r < c->first + c->local && status != TT_OK; r++)
-        c->kind->backend->wait(c->device[r]);
-    if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
-    p->scale_set = true;
     p->arena->results_of = p;
     p->last_round = p->round - 1;
     return TT_OK;
@@ -24442,7 +24338,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const bool train = p->settings.options.train;
     int bad = 0; /* the first data rank with a loss that is not finite */
-    if (p->stage) return tt__feed(p);
+    if (p->stages > 1) return tt__feed(p);
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
@@ -24478,7 +24374,7 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
                         "train = false");
     tt__begin_step(p);
     tt_status status = tt__micro(p, true);
-    if (status == TT_OK && p->stage) {
+    if (status == TT_OK && p->stages > 1) {
         p->round++;
         status = tt__run_pipeline(p);
         if (status == TT_OK) status = tt__read_results(p);
@@ -24491,16 +24387,15 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
 /* What the last run of a program that does not train has found on one data rank. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
-    tt_program room;
-    const tt_program *p = tt__last_view(head, &room);
+    const tt_program *p = tt__last_stage(head);
     const tt__totals *own = &p->rank[tt__first_of(p, data_rank)].results.totals;
-    tt__give_stats(p, stats, 0);
+    tt__give_stats(head, stats, 0);
     stats->loss = own->targets > 0 ? own->loss / own->targets : 0;
     stats->targets = own->targets;
     stats->correct = own->correct;
     stats->flops = 0;
-    for (int s = 0; s < tt__stages(head); s++) {
-        p = tt__stage_view(head, s, &room);
+    for (int s = 0; s < head->stages; s++) {
+        p = head->stage[s];
         for (int k = 0; k < p->arena->tensor; k++)
             stats->flops += p->rank[tt__first_of(p, data_rank) + k].flops;
     }
@@ -24516,11 +24411,11 @@ static tt_status tt__check_lr(tt_program *p, float lr)
 static tt_status tt__norm_failed(tt_program *head)
 {
     const int first = head->settings.crew->first;
-    tt_program own, *p = tt__rank_view(head, first, &own);
+    tt_program *p = tt__stage_of(head, first);
     const tt_tape *t = p->built.t;
     const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
     const long long step = (long long)head->run.step;
-    const char *at = (const char *)tt__resolve(p, first, t->squares).data;
+    char *at = (char *)tt__resolve(p, first, t->squares).data;
     int n, parted;
     int32_t *list = tt__trained(t, &n, &parted), bad = 0;
     float square = 0;
@@ -24528,8 +24423,8 @@ static tt_status tt__norm_failed(tt_program *head)
     char cause[300];
     tt_status status = list ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < n && !bad && status == TT_OK; k++) {
-        status = tt__read_memory(p->ctx, p->arena, first, TT__DEVICE, &square, TT_F32, at + (size_t)k * 4,
-                                 TT_F32, 1);
+        const tt__memory x = {p->arena, first, TT__DEVICE, TT_F32, at + (size_t)k * 4};
+        status = tt__read_memory(&x, &square, TT_F32, 1);
         if (status == TT_OK && !isfinite(square)) bad = list[k];
     }
     tt__free(p->ctx, list);
@@ -24539,8 +24434,8 @@ static tt_status tt__norm_failed(tt_program *head)
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
-    for (int s = 0; s < tt__stages(p) && bad; s++) {
-        tt_program room, *q = tt__stage_view(p, s, &room);
+    for (int s = 0; s < head->stages && bad; s++) {
+        tt_program *q = head->stage[s];
         const int end = tt__is_trained(q->built.t, bad) ? tt__near_end(q->arena) : 0;
         for (int r = tt__near_rank(q->arena); r < end; r++)
             finite = finite && isfinite(tt__largest_of(q, r, q->built.t->values[bad].grad));
@@ -24638,7 +24533,7 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
     const double skipped = p->results.scale.skipped;
     const bool one = p->round == 1 && p->arena->data == 1;
     p->run.lr = lr;
-    tt_status status = p->stage ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
+    tt_status status = p->stages > 1 ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
     if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP);
     if (status != TT_OK) return status;
     if (!stats && tt__reads_later(p) && p->rank[tt__first_of(p, 0)].found) return tt__leave_unread(p, one);
@@ -24712,9 +24607,10 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
     const tt__value *x = &p->built.t->values[v];
-    const char *from = tt__storage_memory(p, rank, x);
+    char *from = tt__storage_memory(p, rank, x);
     if (from) from += (size_t)slot * tt__slot_bytes(x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
-    return tt__fetch_memory(p->ctx, p->arena, rank, x->space, to, TT_F32, from, x->shape.dtype, (size_t)n);
+    const tt__memory memory = {p->arena, rank, x->space, x->shape.dtype, from};
+    return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
 /* The gradient of a parameter as it is so far, in what may be several storages, which are stored alike. Sums
@@ -24779,7 +24675,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
     const tt__results *of = &p->results;
     tt__so_far g;
     int bad;
-    if (p->stage)
+    if (p->stages > 1)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "tt_get_gradient: a pipeline runs the micro-batches of a "
                         "step together with its update, and keeps no gradients before");
     if (!p->settings.options.train || !p->settings.options.accumulate || p->round == 0)
@@ -24860,9 +24756,9 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
     for (int32_t v = 1; v < t->n_values; v++) {
         bool found = !tt__is_trained(t, v);
-        if (p->stage) {
+        if (p->stages > 1) {
             found = !tt__is_listed(t, v);
-            for (int s = 0; s < tt__stages(p) && !found; s++)
+            for (int s = 0; s < p->stages && !found; s++)
                 found = tt__hash_update(p->stage[s]->built.t, v, &hash);
         }
         for (int k = 0; k < count && !found; k++, at = (at + next) % count) {
@@ -24919,75 +24815,70 @@ static tt__state_header tt__state_header_of(const tt_program *p)
                                 (int64_t)tt__program_hash(p)};
     return h;
 }
+/* ===========================================================================================================
+   REPORTS                                                                                           >>reports
+   A program and its memory plan as numbers, as text and as a picture; what a device costs. Uses all above.
+   ======================================================================================================== */
 
 /* -------------------------------------------------------------------------------------------------- costs
    tt_measure_costs has a block of a transformer train, in a context of its own, and times each launch: first
    with so few rows and columns that what it takes to start launches is most of it, and then with more, until
-   steps are long. */
+   steps are long. Of a block of one row the update takes most. */
 
 /* Seconds of a step that is long enough, for which steps of a program go on, and of a copy; the least and the
    most rows and columns, and bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
-enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__LEAST_COPY = 1 << 20, TT__MOST_COPY = 1 << 26 };
+enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__UPDATE_WIDTH = 576, TT__LEAST_COPY = 1 << 20,
+       TT__MOST_COPY = 1 << 26 };
 
-/* A block of `width` rows and columns, in a program that trains, and its inputs. */
+/* A block of `width` columns, in a program that trains, and its inputs. */
 typedef struct tt__sample {
     tt_program *p;
     tt_value x, y, starts;
-    int width, seqs;
+    int rows, seqs;
     int32_t *start;
     float *numbers;         /* of x, and of y */
 } tt__sample;
 
-/* A parameter with a name that no other has: of out x in numbers, or, with out 0, of `in`. */
-static tt_param *tt__sample_param(tt_tape *t, int64_t out, int64_t in, tt_init_kind kind)
+/* A linear layer of `out` columns or, with out 0, a norm. Its parameters have names that no others have. */
+static tt_value tt__sample_layer(tt_tape *t, tt_value x, int64_t out)
 {
-    char name[32];
-    const tt_init init = {kind, 0.05f};
-    const int64_t dims[] = {out ? out : in, in};
-    snprintf(name, sizeof name, "%d", t->ctx->n_params);
-    tt_param *p = tt_param_new(t->ctx, name, out ? 2 : 1, dims, init);
-    if (!p) tt__out_of_memory(t);
-    return p;
-}
-
-static tt_value tt__sample_linear(tt_tape *t, tt_value x, int64_t out)
-{
-    tt_param *w = tt__sample_param(t, out, tt_value_width(t, x), TT_INIT_UNIFORM);
-    return tt_linear(t, x, w, tt__sample_param(t, 0, out, TT_INIT_ZEROS));
-}
-
-static tt_value tt__sample_norm(tt_tape *t, tt_value x)
-{
-    const int64_t n = tt_value_width(t, x);
-    tt_param *w = tt__sample_param(t, 0, n, TT_INIT_ONES);
-    return tt_layernorm(t, x, w, tt__sample_param(t, 0, n, TT_INIT_ZEROS), 1e-5f);
+    const int64_t in = tt_value_width(t, x), dims[] = {out ? out : in, in};
+    tt_param *p[2];
+    for (int k = 0; k < 2; k++) {
+        char name[32];
+        const tt_init init = {k ? TT_INIT_ZEROS : out ? TT_INIT_UNIFORM : TT_INIT_ONES, 0.05f};
+        snprintf(name, sizeof name, "%d", t->ctx->n_params);
+        p[k] = tt_param_new(t->ctx, name, out && !k ? 2 : 1, dims, init);
+        if (!p[k]) tt__out_of_memory(t);
+    }
+    return out ? tt_linear(t, x, p[0], p[1]) : tt_layernorm(t, x, p[0], p[1], 1e-5f);
 }
 
 static tt_status tt__sample_new(tt_context *ctx, tt__sample *s, const char *device, const char *precision,
-                                int width)
+                                int rows, int width)
 {
-    const int64_t n = width, elements = n * n;
+    const int64_t n = width, elements = rows * n;
     memset(s, 0, sizeof *s);
-    s->width = width;
-    s->seqs = width > 128 ? width / 128 : 1;
+    s->rows = rows;
+    s->seqs = rows > 128 ? rows / 128 : 1;
     s->start = (int32_t *)tt__alloc(ctx, sizeof *s->start * (size_t)(s->seqs + 1));
     s->numbers = (float *)tt__alloc(ctx, sizeof *s->numbers * (size_t)elements);
     tt_tape *t = s->start && s->numbers ? tt_tape_new(ctx) : NULL;
     if (!t) return TT_ERR_MEMORY;
-    for (int k = 0; k <= s->seqs; k++) s->start[k] = k * width / s->seqs;
+    for (int k = 0; k <= s->seqs; k++) s->start[k] = k * rows / s->seqs;
     for (int64_t k = 0; k < elements; k++) s->numbers[k] = (float)(k % 251) / 251 - 0.5f;
     const tt_attention_options heads = tt_attention_options_default(width / 64);
-    s->x = tt_input(t, "x", TT_F32, n, n);
-    s->y = tt_input(t, "y", TT_F32, n, n);
+    s->x = tt_input(t, "x", TT_F32, rows, n);
+    s->y = tt_input(t, "y", TT_F32, rows, n);
     s->starts = tt_seq_start(t, "starts", s->seqs);
-    tt_value h = tt__sample_norm(t, tt__sample_linear(t, s->x, n));
-    tt_value q = tt__sample_linear(t, h, n), k = tt__sample_linear(t, h, n), v = tt__sample_linear(t, h, n);
-    h = tt_add(t, h, tt__sample_linear(t, tt_attention(t, q, k, v, s->starts, &heads), n));
-    v = tt_gelu(t, tt__sample_linear(t, tt__sample_norm(t, h), 4 * n));
-    h = tt_add(t, h, tt__sample_linear(t, v, n));
+    tt_value h = tt__sample_layer(t, tt__sample_layer(t, s->x, n), 0);
+    tt_value q = tt__sample_layer(t, h, n), k = tt__sample_layer(t, h, n), v = tt__sample_layer(t, h, n);
+    h = tt_add(t, h, tt__sample_layer(t, tt_attention(t, q, k, v, s->starts, &heads), n));
+    v = tt_gelu(t, tt__sample_layer(t, tt__sample_layer(t, h, 0), 4 * n));
+    h = tt_add(t, h, tt__sample_layer(t, v, n));
     const tt_value none = {0}, loss = tt_mean_squared_error(t, h, s->y, none);
     tt_compile_options o = tt_compile_options_default();
     o.device = device;
@@ -25010,8 +24901,8 @@ static tt_status tt__sample_step(tt__sample *s, double *seconds)
 {
     tt_status status = TT_OK;
     for (int d = 0; d < s->p->arena->data && status == TT_OK; d++) {
-        status = tt_set_rank(s->p, d, s->x, s->numbers, s->width);
-        if (status == TT_OK) status = tt_set_rank(s->p, d, s->y, s->numbers, s->width);
+        status = tt_set_rank(s->p, d, s->x, s->numbers, s->rows);
+        if (status == TT_OK) status = tt_set_rank(s->p, d, s->y, s->numbers, s->rows);
         if (status == TT_OK) status = tt_set_rank(s->p, d, s->starts, s->start, s->seqs + 1);
     }
     *seconds = tt__seconds();
@@ -25028,7 +24919,7 @@ typedef struct tt__profile {
 
 /* Runs some steps, of which the fastest of each launch counts: what else the machine does meanwhile slows
    steps down, and seldom all of these. *seconds: of a step, so. */
-static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
+static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
     double now, all = 0;
@@ -25056,6 +24947,19 @@ static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile 
     for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
     if (now > 8 * TT__STEP_LONG) *seconds = now; /* it is long enough for whoever waits */
     tt__free(ctx, each);
+    return status;
+}
+
+/* The profile of a new sample. */
+static tt_status tt__profile_of(tt_context *ctx, const char *device, const char *precision, int rows,
+                                int width, tt__profile *to, double *seconds)
+{
+    tt__sample s;
+    ctx->profiles = true;
+    tt_status status = tt__sample_new(ctx, &s, device, precision, rows, width);
+    if (status == TT_OK) status = tt__profile_steps(ctx, &s, to, seconds);
+    ctx->profiles = false;
+    tt__sample_free(ctx, &s);
     return status;
 }
 
@@ -25123,45 +25027,6 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
     return tt__device_status(ctx, c, 0, status);
 }
 
-/* Bytes that each of so many ranks reads and writes a second when Adam updates in the host's memory. */
-static tt_status tt__measure_update(tt_context *ctx, int ranks, double *rate)
-{
-    const int64_t n = (int64_t)(TT__MOST_COPY / 16);
-    const tt__clipped clipped = {1, 1};
-    const tt_optimizer_options o = tt_optimizer_options_default();
-    tt__instr i = tt__new_instr(TT__OP_ADAM);
-    tt__run run;
-    tt__launch l;
-    double seconds = INFINITY;
-    memset(&l, 0, sizeof l);
-    memset(&run, 0, sizeof run);
-    const tt__mat factor = {(void *)(uintptr_t)&clipped, TT_F32, 1, 2, 2};
-    const tt__mat settings = {&run, TT_U8, 1, sizeof run, sizeof run};
-    const size_t scratch = tt__cpu_workspace(ctx->cpu.pool->threads, NULL, &i);
-    float *x = (float *)tt__calloc(ctx, 4 * sizeof *x * (size_t)n + scratch);
-    if (!x) return TT_ERR_MEMORY;
-    i.attr.beta1 = o.beta1;
-    i.attr.beta2 = o.beta2;
-    i.attr.eps = o.eps;
-    l.device = (tt__device *)(void *)&ctx->cpu;
-    l.instr = &i;
-    l.workspace = x + 4 * n;
-    for (int k = 0; k < 4; k++) {
-        const tt__mat m = {x + k * n, TT_F32, 1, n, n};
-        *(k ? &l.out[k - 1] : &l.in[0]) = m;
-    }
-    l.in[1] = factor;
-    l.in[TT__RUN_IN] = settings;
-    for (int k = 0; k < 3; k++) {
-        const double begin = tt__seconds();
-        tt__cpu_launch(&l, 1);
-        seconds = fmin(seconds, tt__seconds() - begin);
-    }
-    *rate = 28 * (double)n / fmax(seconds, 1e-9) / ranks; /* g is read; p, m and v are read and written */
-    tt__free(ctx, x);
-    return TT_OK;
-}
-
 /* Memory and links of rank 0. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
 {
@@ -25196,13 +25061,9 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
     tt__profile now, small;
     memset(&small, 0, sizeof small);
     for (int width = TT__LEAST_WIDTH, before = 0; width != before;) {
-        tt__sample s;
         double seconds = 0;
-        ctx->profiles = true;
-        tt_status status = tt__sample_new(ctx, &s, device, single ? "32-true" : "bf16-true", width);
-        if (status == TT_OK) status = tt__sample_profile(ctx, &s, &now, &seconds);
-        ctx->profiles = false;
-        tt__sample_free(ctx, &s);
+        const char *precision = single ? "32-true" : "bf16-true";
+        const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
         if (status == TT_ERR_MEMORY && before) return TT_OK; /* the smaller ones have to do */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
@@ -25227,12 +25088,17 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
     tt__sample s; /* as programs are: with streams, and graphs of launches */
-    double least, least_16;
-    status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH);
+    tt__profile update;
+    double least, ignored;
+    status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
-    if (status == TT_OK) status = tt__measure_update(own, s.p->settings.crew->local, &found.update_host);
+    if (status == TT_OK)
+        status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);
+    if (status == TT_OK) /* each of so many ranks has that share */
+        found.update_host = update.work[TT__COST_UPDATE] / fmax(update.seconds[TT__COST_UPDATE], 1e-9) /
+                            s.p->settings.crew->local;
     if (status == TT_OK) status = tt__measure_precision(own, device, true, &least, &found);
-    if (status == TT_OK) status = tt__measure_precision(own, device, false, &least_16, &found);
+    if (status == TT_OK) status = tt__measure_precision(own, device, false, &ignored, &found);
     if (status == TT_OK) status = tt__measure_launch(&s, least, &found);
     tt__sample_free(own, &s);
     if (status == TT_OK) status = tt__check_costs(own, &found);
@@ -25241,11 +25107,6 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_close(own);
     return status;
 }
-
-/* ===========================================================================================================
-   REPORTS                                                                                           >>reports
-   A program and its memory plan as numbers, as text and as a picture. Uses all above.
-   ======================================================================================================== */
 
 const char *tt_category_name(tt_category c)
 {
@@ -25336,24 +25197,25 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
 }
 
 /* The stage that needs most bytes on a rank, of a program that may be a pipeline. */
-static const tt_program *tt__largest_stage(const tt_program *p, tt_program *room)
+static const tt_program *tt__largest_stage(const tt_program *p)
 {
-    int largest = 0;
-    for (int s = 1; s < tt__stages(p); s++) {
-        const tt__arena *a = p->stage[s]->arena, *most = p->stage[largest]->arena;
-        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(most, tt__first_rank(most))) largest = s;
+    const tt_program *largest = p;
+    for (int s = 1; s < p->stages; s++) {
+        const tt__arena *a = p->stage[s]->arena, *most = largest->arena;
+        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(most, tt__first_rank(most)))
+            largest = p->stage[s];
     }
-    return tt__stage_view(p, largest, room);
+    return largest;
 }
 
 /* The inputs of a pipeline's micro-batches on a data rank, which wait in the host's memory. */
 static size_t tt__fed_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
-    return p->stage ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
+    return p->fed_at ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
 }
 
-/* The plan of a program without other stages, or of a view of one that has some. */
+/* The plan of a stage. */
 static tt_plan tt__plan_of(const tt_program *p)
 {
     tt_plan plan;
@@ -25366,7 +25228,7 @@ static tt_plan tt__plan_of(const tt_program *p)
     plan.data = p->arena->data;
     plan.tensor = p->arena->tensor;
     plan.pipeline = p->arena->stages;
-    tt__count_params(p, &plan.params, &plan.split_params);
+    tt__count_params(p->head, &plan.params, &plan.split_params);
     plan.bytes = tt__arena_size(p->arena, first);
     plan.bytes_least = tt__arena_size(p->arena, end - 1);
     plan.persistent_bytes = plan.bytes - p->arena->transient;
@@ -25376,12 +25238,13 @@ static tt_plan tt__plan_of(const tt_program *p)
         plan.moved_bytes = (size_t)fmax((double)plan.moved_bytes, moved);
         plan.moved_least_bytes = (size_t)fmax((double)plan.moved_least_bytes, least);
     }
-    plan.host_bytes = tt__host_size(p, first) + p->arena->on_host + tt__staging_bytes(p) + tt__fed_bytes(p);
+    plan.host_bytes = tt__host_size(p, first) + p->arena->on_host + tt__staging_bytes(p);
+    plan.host_bytes += tt__fed_bytes(p->head);
     if (!p->settings.kind->host) plan.host_bytes += TT__BOUNCE;
     const tt__crew *c = p->settings.crew;
     if (!p->settings.kind->host && c->ranks > 1) plan.host_bytes += TT__STAGE;
     if (c->local < c->ranks) plan.host_bytes += p->settings.kind->host ? 2 * TT__STAGE : TT__STAGE;
-    double least, sent = tt__net_plan(p, &least);
+    double least, sent = tt__net_plan(p->head, &least);
     plan.sent_bytes = (size_t)sent;
     plan.sent_least_bytes = (size_t)least;
     tt__count_transfers(p, &plan);
@@ -25423,16 +25286,14 @@ static tt_plan tt__plan_of(const tt_program *p)
 
 tt_plan tt_stage_plan(const tt_program *p, int stage)
 {
-    tt_program room;
-    return tt__plan_of(tt__stage_view(p, stage < 0 || stage >= tt__stages(p) ? 0 : stage, &room));
+    return tt__plan_of(p->stage[stage < 0 || stage >= p->stages ? 0 : stage]);
 }
 
 tt_plan tt_program_plan(const tt_program *p)
 {
-    tt_program room;
-    tt_plan plan = tt__plan_of(tt__largest_stage(p, &room));
-    if (p->stage) plan.flops = plan.extra_flops = 0;
-    for (int s = 0; s < tt__stages(p) && p->stage; s++) {
+    tt_plan plan = tt__plan_of(tt__largest_stage(p));
+    if (p->stages > 1) plan.flops = plan.extra_flops = 0;
+    for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan of_stage = tt_stage_plan(p, s);
         if (of_stage.bytes < plan.bytes_least) plan.bytes_least = of_stage.bytes;
         plan.flops += of_stage.flops;
@@ -25450,8 +25311,7 @@ static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 
 int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity)
 {
-    tt_program room;
-    const tt_program *p = tt__largest_stage(all_stages, &room);
+    const tt_program *p = tt__largest_stage(all_stages);
     const int values = p->built.t->n_values, storages = tt__storages(p);
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
@@ -25598,7 +25458,7 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text 
 /* What each stage of a pipeline needs. */
 static void tt__print_stages(const tt_program *p, tt__text *text)
 {
-    for (int s = 0; s < tt__stages(p) && p->stage; s++) {
+    for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan plan = tt_stage_plan(p, s);
         tt__print(text, "  stage %d: %.1f MB, of which %.1f persistent; %.2f GFLOP a micro-batch", s,
                   1e-6 * (double)plan.bytes, 1e-6 * (double)plan.persistent_bytes, plan.flops / 1e9);
@@ -25807,8 +25667,7 @@ static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const cha
 
 size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
 {
-    tt_program room;
-    const tt_program *p = tt__largest_stage(all_stages, &room);
+    const tt_program *p = tt__largest_stage(all_stages);
     enum { N = TT_MEM_CATEGORIES, LEGEND = TT__RIGHT + 24 };
     static const char *const colour[N] = {"#4e79a7", "#a0cbe8", "#f28e2b", "#b07aa1", "#59a14f", "#9c9490"};
     const tt_plan plan = tt_program_plan(p);
@@ -25930,17 +25789,560 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
     if (capacity) to[0] = 0;
-    for (int s = 0; s < tt__stages(p); s++) {
-        tt_program room;
-        if (p->stage) tt__print(&text, "stage %d\n", s);
-        tt__print_program(tt__stage_view(p, s, &room), &text);
+    for (int s = 0; s < p->stages; s++) {
+        if (p->stages > 1) tt__print(&text, "stage %d\n", s);
+        tt__print_program(p->stage[s], &text);
     }
     return text.length;
 }
 
 /* ===========================================================================================================
+   UNICODE                                                                                           >>unicode
+   What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
+   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base.
+   ======================================================================================================== */
+
+/* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
+enum {
+    TT__LETTER_ROWS = 1544, TT__BERT_ROWS = 291, TT__CJK_POINTS = 1056, TT__MARK_ROWS = 334, TT__PAIRS = 1058,
+    TT__COMPOSED_PAIRS = 940
+};
+static const char tt__bert_text[] =
+    "#E%($a,aGb,0$iZg=dG5d<b_$%$)$)$%]8-N$$Ra93%aM=#$$9%)$1E$$%BaRaCN_FF1$F$-$5O-b2b)[%$%'B'%&=-)A%_%'1+%7)A"
+    ")^%')')%-&%B)&%.)^%'5$)'%7)A%_%%%$1+%+%.)B%a$%/%V%a$-(-$1*).)A%_%%%)%()7)A%a&1+%7)aN%*-$%aB%%=/BaJ%%9$)"
+    ".9a1)>%$%$%[Z$5$)(N$b9,%aN1$9$)%)<)'-310%%))%2%kO-oR-A-A)B)a')$=+%%N,%Q-#$bF%a_-'),%)-cK)%%_%$=$%$%%B)J"
+    "%%TZa)1T%$5$%(%LF/)D1%)$-]%$)&%$-_B%)bD-$V$='%)%&)c5cF)1hO4=4U4$IaHV'%&Rau--b8%aHb)i11aS)pvP%'JD)a7)dD%"
+    "&%'%<)bI%>a-XB<NR-T%%1%%L%a*9%)%)/%+%S%W%$-%)()$%N)+%c_%%%'%gl-nfIi%%l4a%3a%c>$d,,$$hC%cR%bA5{V-$)(1L-'"
+    "%bQ)uR%Z_]-U1%)%$a)-H5$Ba%%/)XF.-aJ-%%$)bS%&B8)_%&%I=&5e59$%')$)c_1))$)>)a<B%%$)aR%$%%9$%aM-%1$5k{;5`=r"
+    "D1j|N)$0b|G-,A#B%=B1b@-ab`cJ'c5+%1%95$_a~3=ntf%$Bf8b+o_afd#dyrY%dyrY";
+static const char tt__cjk_text[] =
+    "ai{'jrCki]q*hoMih8arJup)#s}Upb+qd>ab%bn'exBbqPa{;lJjHbdRj|^z=aa]yRdsNcv=blRumMal1fu%a~Beu3fx5rl`ehRffP~"
+    "Jj}<hy%awFkvMbjVaw_aqDhn@rq&rNiVebPauNbaRak5bqLau9bXbdJbs%af-uNjs:h)ae1avFdi_cg_eqQnf8av=hjDae+c~:axLet"
+    ";b{)qt(~/czVab1j5c~DhTfy@seQl~-mh8Ckn#aa#avZeh#ccAkq0ba=ik@qhEczPaeFep%p5iw(jw7kuWdoTd~2hv9bbCfu]kw$ai5"
+    "hu=cw7ax=hw`jfXi}`bu:ib1hzUeaJj~8w5c/fmXex'aq/bkFa}Jqz6k)an5apNa|=b{1br3hc5aj=aeJaVut0ev)aj%jfBm{CzDcPv"
+    "/b}Zr7{PanVaeDu-deFb{.ceJzZrp8dLq]g}5fxHp3ln<j#~'bi_du7bn^jl$bh_al'oFt7eq+f)ceBePec#ajHbPf]ts(k}Ffy#alT"
+    "oi<efIsXcdDbNbsTagJbfDah#deLch+dhFpfEmpHsg0e|Pd#ao3kFap5k/z/aiJgw#te8dv_nz/s}Yct7dwBimPmp8nNa|1cgHi|Jsm"
+    "8p/bk+bvHjBkDaf-a~VoXbuVbsLHbp)am;sg,gxBgq(hm=wPd|7dv-arLs@osGav]euJa~MbVl7bwSr8gr1qg&n{Lm{`aMcqNaeJgk_"
+    "in4d~-axOkoVa},c}BcrWldCcyUah;apv'%ao}Yao}_ak}Iak}N%aqy:in+~]tXa+1a;hn)gp[yFadx7ab~4ab~9aarEaarJ%~cWfF}"
+    "{;%%{sK=a@ahTcsCasZtf,j=c;lLZcJsHcBc3oPc@aaX7ae;g'a3c7|NdZeVpLal/e=hTsHf5pRagVeR9$3/1aH%e]b-jJrTNaXj-dZ"
+    "p3dL#o]aj5d@l)aXmLaRvXd7azZi@b#oy[dqg)dgt&adfX%ar~,~9bEp2o)a_jZaNvBb:b3b=u'b_dVDi#fHaa31dTb3i_c]b6d@aCd"
+    "Xb/m7b]aThLiDe=+a_ae5b-m%mLCbZh;k/aw)ap>d'd)jZd_aRgD'eNFVbX6m/p-i%f1g@e)k#fJ|-e1~/o/b5DiZaZaAaT(EbDbNlP"
+    "rLj@iVg9ad7c=cVd=a/;aHx1ahPcutX.chNdwlKah1a)d~w/b}Vit1dpl2bBy}'%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%asd"
+    ".,5dct_dck:bH=b9d#a%bHSg~Edlm/ddh<1DJdc{BdlbQhdPa3dc|7dc{`=x2xD5emzHemx>@hhKhjD9a@-hjOhm;'ZP9%FaL35V7'#"
+    "#ddw9czp:hd>Ndd~Ddd~*/Ne'c:Da'a]bTXb1Da)#NH3Bk7i&i)fGa-agQa|ZiGa3Vd6eF$d)dfjLdfh6-BL3b+dfsLb/dfq2aF;bId"
+    "PjbK@jgHaT#df~@dfz$NB;dgeJdge01|-{0jlEjnJ@bPaMdgx9dgr4dgr9dgp[(Fc9%juMjvHa=Na@jxAdscZdsc$jz#))Leof#eod2"
+    "dhrR#c|s`i{E#j{4dw{9ml/dzj*5j|Sj~9aN7a+dDke,`kfTdif3didEd5+'&aDLa/>9aFL+X9b/bTa-d+dir]disEb,cHZc1diuJdi"
+    "sEc([kw^k~9Na%a2k|Qle__djmDdjiEi1eUlhClj]lkAa.fmD)fbRc6gl=qi&i~P+/b%8dj}'dwnWlu9cYfVaNdjxDdjx0cMh-l{^l}"
+    "Bc1b9f7djy-djw>mi$mk9dkh7dkfImk2ml3aBZ%dks;hkSho=dkr*dlc+dk}8@c:eVa7aZaSa7B=dkz%dk|Oh9b)m~(nc/*dk}TdlfK"
+    "l=dk|]aHdk{GcVY(nk(nlLaN.aTcya@cxz:dli#dlf(dlq%dll8=Zdma/dl}GNdmh]g=dmhOFoa,ob%oaI#og%NNLb5oh(ok)dm}Tdm"
+    "|[dnb#dm~6dawVdarAdnu)RdLd~g`;orLdnxR$a5XdnyA%#a=osYov'ouIbLeaeNdoj0b'b+o{(eatBdorSdovLa=dov.c'pd*pf_7-"
+    "dph_i_#dpmIpeOeb|%dpo()pkSeccZdpm2ppGpq7,_dqgDdqd0pr.puDa_b1px$edm/a%edl`edqXdqnQdqr+dqq0c99dq{1b=dqzId"
+    "ra'dq~Cdcu=dt|Gqi9bNqj2ql1j|Ud}iD@nxW5dcj()cz'ukMqt7.HmrWmsD'7a9dr{+dr{,aXb7b@dGe+a;cPhKc_'Ddr{3j5d`ef{"
+    "Crd/'a-dtu@dtrWdsi@egoU+egt+iJeg}<rmR;9'b+a(d@a>e%bMb1ZrtArwDa'rw>rzJ)dtoHdtkO1r|Ur}Rw|Yen|Zf+eja65sh_b"
+    "Fe1fRdue5dub<Pc#c'duq/aczYcqqAAaPcqwDcqo[c7dv|XZdvr,c)a'dvxNdvx8iBe5%c&lN]dwiZdv{<ur.usLdwhLenyIuyZpf^p"
+    "j-dw}#g)eo~K3u~Hdxp7epn[epsHdxsE#a#dx|-dxu`vbYve3d/Zb#vg.erf@dyt&j'f5vx0a%vzPdzr)esn>esp5hVd9dzuSwdEwfJ"
+    "-171a1d{pVw{T%";
+static const char *const tt__letter_text[] = {
+    ",q+5'#a}X#ai1#yP#cp^#l]#;#+#cp^#l])'='#+(+%4#+)dV$4#d;$F#4#+#i)#+#cd,$dh4$bd~,'aq01q8*4$44kf3#b;#doP#m("
+    "#a8$dE%m(#a/#4)4#a/#hU$4$bu8$kt,$ss($tD#fL#wn4$eh,%4#u@#et^#d;)fk/#+#c@#+#gP#+#gP#+#c@+cu0'm(#d;7d;$d;%"
+    "ap+#+%d;#e}A#b|T#ai1#l]#dE#c@#m|<#+#4#}'%xT#dE#gP$p3#dE#ai1#hU%4#ayH%4#c@#dd$#cx;%loQ#ao'#41ai1#dpU#agH"
+    "#dE$hL#4%3%b}Y#p3#4#agH#4#l##4#tD%a}X$clM#l#%+$al^(ch<$uI+ad;#ey0#ahL#a|]$db]#o/#gp<#fL#c@#4#bb+#c@#fL#"
+    "4#p3#j]#aa0#dE#fL#d;#ai1#+#bd4#j]$~,%dE%b}Y$yY$4&m(%c@#4#c@#wP%fL%fL#c@#4+c@'eI$a8#dE#fL%ai1#dE%uZ%4$3%"
+    "j]$uI'dE%b}Y$yY$4#a8$4#a8$dE%c@$s@'fL%fL#c@&b;*iY#4$a8*ai1#fL#hU#b;.j]$ad<$hU$b}Y$yY$dE$q8%c@#4#ab3$j]$"
+    "fL#c@%42dE#fL%ai1#++4#uH$j]$~,%dE%b}Y$yY$dE$q8%c@#4#c@#wP%fL%fL#c@*3#gP'eI$hU#fL%ai1$4#uZ-b;#4$uI&hU$m("
+    "&dE$4$dE&dE&hU&aq0'c@#o/&j]$j]#c@%4)c@1ai1#i)0o/#3#~,$hU$cd,$bd4%3#4#|#$j]$j]#c@*gP$hU%4%dE#fL%ai1+z-$4"
+    "#j]$~,$hU$cd,$ahM$q8%c@#4#o/#c@#fL$j]$j]#c@*gP)dE$dE#fL%ai1$dE#3/3#j]#ad<$hU$et^#dD#4#c@#wP$j]$j]#c@#4("
+    "hU#c@#z-#hU#fL%ai1#adN$uI$3#fL$blU&ch<$ad<$4%yY&c@'c@#s@$b;$|##c@)ai1%fL#+/ftU#b;#dE#o/#l#(yY#b;#p3#j]#"
+    "+#ai1#d;IdE$4$q8$ch<$4$ahM#b;#dE#o/#gP#3#fL#4%q8$4$p3#fL#3$ai1%m(D4&a}X$+&gP)ai1#ah_$c@$c@$c@#l]#fL#hU#"
+    "a8#m($m(#a8#m(#a8#m(#a8#m(#a8#aq0#a8#hU'xT#b;#c@#b;#p3#fL#tD#+#gP#q8#wP#c@#o/$o/#c@#o/#c@#o/#c@#o/#c@#a"
+    "s7#c@#j],c@,q/'d;Ie}A#j]#c@#ab3#c@#b;#gP#o/#4#ai1#u@#uI#o/#m(#j]#4#j]#dE#|##hU#o/#auA#ao'#c@#4#b;#ai1#o"
+    "/%eh,$4(4%e}A#+#nf^#bzM#f}8#cv4#r{Q$m(%yY$4$m(%et^$m(%dpU$m(%yY$4$m(%a~$$g}0$m(%ikY%l##ad3#buJ&bd43lb^%"
+    "uI%+#b|a8#d;#bhE#'#cp^#d;&jp$#hL#i9#~,*blU#fL#c@#3,bq(#fL#c@#d;,blU#fL/auA$hU$fL/ggY#df+#c@#b;#hL#4#hL$"
+    "4#c@%ai1)ah_)alT#j]$3#ai1)loQ*q8#fL#du(#c@#4(ixM-dh4$as7'afD#l#+d;#ai1#dd$%q8.fcQ'cp^)ai1#FIcd,#gP#j]%d"
+    ";#gl,#ajT$c@#bw@#ac7%c@#ai1)ai1)yP#4#u@%a|]#b;#bd3Us@#fpE#gP#a{X#c@#~,&ai1#yP-agH/j]#dd$#afD#gP#fL#dE#a"
+    "i1#fcQ#c@#ao'#gP+l]#d}I#bs/#c@&q/#ai1&hU#ai1#d}I#d;#al^(e}A%hU#~#+l##+#axL#b;#}'#m(#c@#m(#fM#c@#dE#3#gP"
+    "#4({e0#gsH#q7#tD#ail,%uI%eh,%uI%~,$4$4$4$blU#a8#4#a8#4#a8#4#a8#4#a8#4#a8#4#a8%gl,$q8#a8#4$a8&hU$hU#a8#4"
+    "#a8#4&hU#a8%q8#a8'hU#a8#yY#a8#4$e7%hU$hU#a8#4#a8#4#a'%e;#ad/$dD%ch3#d7('#a}X#dL#hL$au7$+#;#ahD#'3F#4%uZ"
+    "&d;#4#ah_&d;$auAWaxL#o/#c@#j]#at;44'4%ahM$4&q8)4$a8$4$eI#dE$al^%m((q8'4$bdF#dyZ#dE#mJ#Ff9l]Ae@e,hl5=ggX"
+    "#b~-j3ayH#dd5Ud;CahDfOb}Pa&l]Dd;cNa'dWabm()m(#l##dE(l]#F#d;#eh,$4(4%gx^*4#+1c@#cd,,yY$yY$yY$yY$yY$yY$yY"
+    "$yY$doP#fp;#4#bp]g<'#hL$dE#V#ahD%aq'$ad_#xT#+#q8%i9#dE#+&lb^%gP%hU#+#lt$#+#m((e}A$mg(&m9-dlETbd4Dah_B~="
+    "$a~5Dah_Ka~5e7aagkYa'coabEa*fl4#d;#ahcQ#hL#bd4#ai1#dE7fpE#c@#j]#+#akX#+#dh4#gP#ixM#ai1#gP#u@Cad<%noA%ik"
+    "Y%dE$4$~,8bd4#b;#hU#c@#m(#b;#cd,#s@'3&uZ-ggY#l]+fL#f}8#bf;#c@#b;+d;#ai1)bp##uI#hL#4#+#dE#3#ai1#cyA#s@#l"
+    "##d;#cd,#as7#c@.+#c}Q&o/#fpE#c@#as7#c@#au7$4#ai1'd;#q8#b;#ahM#ai1#q8$et^#a{X,hU#b;#~,#fL%ai1%l]#cd,&4#j"
+    "]#f}8#c@#4#l##dE#gP#q8#gP#4#c@#4;hU#d;#al^#s@#d;#hU#b;#c@-uI%uI%uI,yY$yY$e}A$ayQ)pfM#ab3#+#b;#c@%ai1)av"
+    "|w0/cd,'fy(dtXahi(#dE#a8#4#a8#dE#aiQ#4#a8#4#a8#dE#eI#hU#iq0%n}8JyY/q8(a8#c@#a8#ad<$avE$r<$a8$eI$eI$aeA#"
+    "m|<EaunU#d;3h}(%gp<Laq0'bf;#ahD)bg@#hL#dL#ch3#h]#hL$ayH$+'+$d;'q8$sb$'hL$u@$l]#ai1#d;&d;#cp^#hL$;$cp^#+"
+    "$+$yP#loQ&uI%uI%uI%hUGaq0$cp^$bq($dE$a~$%ayQFqjU(hL'fh5/glN#m94dVaYc@b-c}Q&fy(2c@#cuB'dlE#m9,bu8#V#~,#V"
+    "(eh,#tD(dd$$+#d}I'~,#+#qZNvj,%ai1)d}I'd}I'epM+ggY.+#al^$a~$$yY$dE$al^$a~$$yY$dE&ggY/anb^,b}Y-~,;uI$ey0$"
+    "ad<a,uI%4$fcQ$dE&4%cd,$+#~=#cd,%z-#dh4+adNTbq($dE(qJ#b}Y#uZ&+#cp^(+a'gx^'dV#dE#bdF%flF#4#j]$fL(b;#c@#b;"
+    "#c@#m($hU$c}Q%l#'c@#adN*ad3*c}Q#dV#+#c}Q#i)D~,$cyA#gP'qJ#yP,gp<&yP#b}Y%~=#bq((~=#blU*l]/z-a7jgA[gcI0gcI"
+    "*uZ#d}I#m'+ai1)ai1#cyA&q7$cd,cJdhF$ey0$dD&dE3hU[m'#c}Q#ah_#4+b}Y#al]#m9>blU#m'NbyI#z-7cd,,j]#gl,#a{X#c@"
+    "#yP'buJ#ai1#3#dE#dD#4,c@#j]#fh$#afD#gP#d;$l]#30clM*ai1)l##d}I#c@#ao'#gP$ai1#l]#4#dD#4+dy8#c@#d;#4,j]#ft"
+    "U#awH#c@#m(#l]#;#c@#fL#+#dD#ai1#4#+#4#hL$buJ.blU$clM#afD#gP#b;#u@#b;#dE#3a%yY$4$m($a~$$ahM#+)fpE#ajT#gP"
+    "(ai1)o/$~,%dE%b}Y$yY$dE$q8$3#c@#4#c@#wP%fL%fL#c@%4)c@(q8#fL%}'&tD.ahM$4%4$eh,$4#ad;$3%3$m'$q7#4#3#40dDA"
+    "gl,#awH#c@#j]#c@#m((ai1'3#hUBftU#c@#afD#c@#fL#c@#o/#gP#dE#+#4+ai1bRfpE#c@#wP%|##gP#cd##m(#fLFftU#bb+#c@"
+    "#b;#hL#4.ai1Je}A#ao'#gP#4*ai1)buZ@cu0%a{X#c@'ai1#dV#hL$yYc(fcQ#a~#aMh}(#ai1#adN/~,%4%~,$dE$ch<#uH$dD%m'"
+    "#4#3#4#dD/ai1a-~,%el<#yX%yX#4$4#3>4#ahL#epM#yX#4#m'+3+4#al]#fl4#bd3&45jgAc6dpU",
+    "2ai1)ad<$ecY#ab3$|##c@#42ai1#bq9(dd$%cb#$a{Xa0yY$dE$eh,#uH&3$dD$yX#4#3+ai1)uI$dE$dlE#q7$dD$q7#4*ai1Zah]"
+    "d)bq(#m',dD#4#3#auA$du(#yX&q70ai1#3a<42byZOdj}YaNot-$q/.{v4am]msY2ebiY33#uI#a~#-r|a8(bvwAcx$dd$#blT#ai1"
+    "|ZbtwQ*dh4$ai1'd;#kc($ai1)dd$%tD#+-ftU#}'#q/'m(#+.ai1$z-$byI(bq(g/fh$&ai1c5h}(#cd=aQjp$'3#4#fn;#ad;*o/#"
+    "auAa'dE$4#3.dD%i',}bp4+ey|,MahMd|[m($yY$dE$akgI24AhU%41m(+azeIah@obE(auA&ad<*ahM&b;#c@#+biHai1hJfl3%cd+"
+    "h[zL#tD&xT+ac7%}'Bp30v;b,l#b&buJ/buJaTcl_b2k|M$i|^$dE%4%dE%m($aq0$4$yY$ic8$m(%~,$yY$cyA$m($q8$4&yY$arfM"
+    "%clM$clM$dh4$clM$dh4$clM$dh4$clM$dh4$clM$~,%f}ZhDgvT'ga@+b;1b;%q/2s@$bb+r;dh4)uIcE}'$bkP%}'$gP$tD(htEE3"
+    "aXfh$&yX#yY%ai1'4e8dd$#34fcQ#m'#ai1gVcyA#m'#ai1cFdd$#dD#4#ai1h(yY$m($dE$a~$${zE%adN#}'Mip,#}'#4'ai1m.hh"
+    "%$i)$m9a3fh5$a~5c1m($cu0$dE$4%4$ahM$m($4$4)4'4$4$4$hU$dE$4%4$4$4$4$4$dE$4%m($yY$m($m($4$ahM$bhE(hU$q8$b"
+    "hEiLauRGcp])cp])cp]an9ai1q-fvor$DstsQ)aam0%{ijE1aeltU2b|iYak)bp}Iy)wli((szaYmep]adb+"};
+static const char tt__mark_text[] =
+    "lTv-#W#c^#W#O#e$#aQ#c^#aQ#k<#d4#c^#b_%V%Z#V#bY#b_#aU$b_#c^#V#W#aU#V#X#a^#X#a^#X#mJdGe)d<Q#d%#Q#b_#R#Q#f"
+    "-#f(#aZ#Q#aZ#R#U#V#(#)#*#+#,#-#.#/#0#a5#2#3#4$5$6#7$V#Q$0a/h5#<#=#>T9#:#;#<#=#>#@#A#aZ#aU#e)#Q#aZ#Q3BaM"
+    "g1%d%#Q#V%aZ$Q#aZ#QGCBV#Q#aZ#Q#aZ#bY#V#aU#V#Q#b_#Q#V#Q#V#Q#V#Q#aZbLg1#Q#VFd%$i9$b_$e)ObYb#nN$Q#aZ#Q#aZ#"
+    "Q#b_#bY#9#:#;#b_#Q#aZ#aU#e)a#%3'&V#Q#aZaO%3'aV%3'aV%3'aV%3'b*'b*'*D#EaM%3'b*'b''aUaJ#'0cSaTaL1cUa3aU>Q$"
+    "Q$O[J#K$L(cW%K$aZ#'$aZa%QaX%$a+a9Qk`b_oT'C'bI'-Vc:Ub:R#V#QcKV#Qa.'7h5%QTe)#f(#aZ#Qa_%2'JV#Q#g1Za+_%.a+a"
+    "*%bDb_$$#e$#aZ#c^#V$f<'Q)V&aZc5aZ#Q#g1#Q#aZ#Y#N#Q#M#ai1(V#X#Q#V#Ql#aZ#a(#d%#b,#aZ'V&a(#V#Q#V#a(#c^#Vau-"
+    "b_b8'aHacZi1P#U#W#R#aWaQa*pvPV'j=DaZa7aZdH'c,'>r_^bYI'aG%/'c`V$aZ#Q%aZ(aZ$VX'd)'kgX8lUg1#g,#aZp0QcRQbAe"
+    ")|%Q$VLV#$#Q''bQV#Qv[']'^'#%a,b_Ta+a%%a3',%aR'#%b_%#'a8%3';g1&e)c<'&%b&'#%d.'#%b)'a_'#%a['uK'kePd4`g1kq"
+    "6$b|JaS#b,&T#d`+h0%e)#aUBd%b@b_a|Gg1$qZ%g1$aZ$e)afYg,aUf-#%";
+static const char tt__pair_text[] =
+    "f<b-yH&#%&#%&#%&#-&#'('_&'a4&#%&#%&#/&+2&#%&#%&#/(-,&%(&#%&#%&#%&#-*/2&#%&#%&#/&+0*3$&#%&#%&#%&#-&#'('_"
+    "&'a4&#%&#%&#/&+2&#%&#%&#/(-,&%(&#%&#%&#%&#-*/2&#%&#%&#/&+0(#1&aW*&a'#&a&'&a'#&a&a+&a'#&`a4&a'#&a&%&a'#&"
+    "a&-&a'#&a&-&a'#&a$#&a'#*a$2&a'#&a&'&a'#&a&%&a'#&a&a)&a'#&a&[&a'#&`6&a'#&a&+&a'#&a&%&a'#&a&a'&a'#&a$a0&a"
+    "'#*a$%&a'#&a&%&a'#&a&'&a'#&a&a+&a'#&a&a(,%,&a'#&a$a1&a'#(a$a2&a'#&a&a3&a'#&a&Y&a'#.`8&a'#&a&a3&a'#&a&Y&"
+    "a'#,a$2&a'#&a&'&a'#&a&-&a'#*^6&a'#&a&a3&a'#&a&Y&a'#&a$8&a'#&a&%&a'#&a&a1&a'#&a&Y&a'#&a$Z&a'#&a&Y&a'#*a$"
+    "4&a'#&a&%&a'#&a&'&a'#&a&+&a'#&a&%&a'#&a&_&a'#&`a2&a'#&`#&a'#&a&/&%0&a'#&a&/&a'#&a&-&a'#a,a<B&a'#AW#&a'#"
+    "`aOA&a'#&S#&a'#&W#&a'#&W#&a'#&c=2&a'#&a&(&a'#&a&9&a'#&a&:&a'#(aW+&a'#&jP#&%#&kQ#&a'#*e43&a'#&[#&a'#&[]&"
+    "a'#&lJa.&%#&aO3&g5#&r:#,a,8&a'#*U$&a'#&bZ%&a'#&a$#&a'#&>#&a'#&f(@&a'#&a&'&a'#&[&&a'#&a&'&a'#&[&&a'#&a&'"
+    "&a'#&W&&a'#&a&'&a'#&^&&a'#&a&'&a'#&^&&a'#&a&'&a'#&a*N&a'#&a$#&a'#*a>W&a'#2a4,&a'#&[a'&a'#&cRa,&a'#&a(#&"
+    "a'#&eC)&a'#&nZ(&%#&oK#&a'#h_uFyO%%#'H#%8yJaHbIyI7u2#2cJyJ&xV#%x6yI&x@yJ&'#&'#(/#(/#&+#&a)#YaI1&;#&;0&+#"
+    "&'#&'#&H#YG1&;#&.0&/#&+#.5#&#1aAb12&#3(&0,<1.L0&&$&9/:8#a(a'#S(.&#3(&0,a-1.[0&&$&9/UaJ5&%#bAc,4&a'#Aa2#"
+    "&a'#&a&'&a'#*Y&&a'#*e='&%#&fA#&a'#&a$#&a'#*a$*&a'#&a&+&a'#&W#&a'#*eL#&%#&f2#&a'#&a:*&a'#&a&+&a'#&a&)&a'"
+    "#&[(&a'#*[#&a'#i[oX|)&#%&a)#&a(%&a-$e,dJ#(K#GF#s^s]xT43#*)#a/`#%%#%%#%-#%-#%%#%5#%+#cIe'd7&#VDa2Y%%#'=#"
+    "bTd9d3)/#a-a*#%%#%-#)B#gUi@i;*#S&#VDa2Y%%#aWcPe-aUaPU&%#&$Vd,d3d1d$d%d121#&#%(#K&+Jd2d+cB&%#&$VdQdZcV(#"
+    "-&),&(NkZl%oP77#--#--#--#=Y&7aJb0'#'%b-;'%#5b.#Ha)aV77#--#--#--#=Y&cKd_d%cbUcbTcd)('#('#('#('#,+#a:a9#("
+    "'#*'#&%#()#w:gt<fy6&a'#&a$`&a'#&a&]&a'#&a&@&a'#&c9aG&a'#&e</&a'#&a&]&a'#&a&@&a'#&a&6&a'#&a&/&a'#&eTaA&%"
+    "#&$%&%#&fWa@&a'#&a&)&a'#&o%a:&%#&p(%&a'#&a$(&a'#&a$)&a'#&a&]&a'#&a&Y&a'#&a&a%&a'#&a&1&a'#&a$'&a'#&c;aE&"
+    "a'#&e>#&a'#&a&a+&a'#&a&@&a'#&a$>&a'#&hn/a$&%#&ho4aB&a'#&a&*&a'#&a$a>&a'#&a&/&a'#&a&]&a'#&a$[&a'#&a&]&a'"
+    "#&a&@&a'#&a&*&a'#&c=a>&a'#&a&1&a'#&bZ2&%#&$%&%#&h<#&a'#&a&/&a'#&`#&a'#&a&]&a'#&ho/a$&%#&hp4aB&a'#&a$a:&"
+    "a'#&a&]&a'#&gN[&%#&-#&%#&hgB#&%#&hpA#&a'#&a&]&a'#&a&@&a'#&a&*&a'#&a$4&a'#&a&;&a'#&a&(&a'#&h)a>&%#&%1&%#"
+    "&i0,&a'#&a&a'&a'#&a$a,&a'#&a&%&a'#&a&1&a'#&a&$&a'#&a&]&a'#&a$[&a'#&a&%&a'#&a$$&a'#&a$,&a'#&a&a)&a'#&a&@"
+    "&a'#&G#&;a8&)'&'#(hP(.jG]&a'#&a&W&a'#&c12&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hmT$&%#&hlQ$&%#&$$&%#&$5&%#&$.&%#"
+    "&hlN)&%#&hs&_&a'#&a&W&a'#&a&.&a'#&c9&&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hn7$&%#&hsO1&a'#&a&X&a'#&W#&a'#&a&W&a"
+    "'#&c92&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hnL$&%#&hh^$&%#&$$&%#&$5&%#&$.&%#&$a'&%#&k&#&a'#&a&W&a'#&j@2&%#&$$&%"
+    "#&$5&%#&$.&%#&$a'&%#&k<a,&a'#&a&a-&a'#&a&W&a'#&a&.&a'#2{@D&#%&gw%K&%#&$%&%#&$b-&%#&gx*aE&#%&gx9K&%#&$%&"
+    "%#&$b-&%#&gw.aE&#%&gw=K&%#&$%&%#*gxCH&#%&gxRK&%#&$%&%#*gwKH&#%&gwZK&%#&$%&%#&$b-&%#&gx`aE&#%&gy1K&%#&$%"
+    "&%#&$b-&%#&gx*aE&#%&gx9K&%#&$%&%#&$b-&%#&gy>aE&#%&gyNK&%#&$%&%#&$b-&%#&gx>aE&#%&gxNK&%#&$%&%#*gySH&#%&g"
+    "z%K&%#&$%&%#*gxSH&#%&gy%K&%#&$%&%#&$b-&%#(gz*aC(gz;K(#%(#b-&gy.aE&#%&gy=K&%#&$%&%#&$b-&%#&gzCaE&#%&gzRK"
+    "&%#&$%&%#&$b-&%#&gzCb.%#%&+$%#%&'$%#%&'$%#%&/$%#%&/$%#%&+$%#%*gv1b3&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#"
+    "&%#&%#&%#&F#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&aJ#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#"
+    "&%#&gzOb(&#&&gzRb-&gzQ#&,#(-(&g}))&g~,b(&#&&#*%#%&#b3'a7{Y*z,{T&hvT)&gzM#&4#(5(&g}=)&g~Eb4%#%&'$%#%&#b3"
+    "&g~3b4&#%&#b-&g}*a`&#&&F*%#%*Eb-&F#&aIa`&#&&#*%#%(hb5$&#%&#b-&g~Ua`&#&&/*%#%&6H&#%&+aD&/#&a2a`&#&&#*%#%"
+    "&*J&y8K%#%%b:yI*hy@{Z&gz8#&-#(,(&g~=)&haUb4%#%&7$%#%&#b3%y0{Y)h{+#%%#iRha[#+|O#%6y]cOin1aD&'#K'#a&b##&+"
+    "#&&#aSaJ#.-#*)#UT#('#[R#*1#*'#()#SitA#(iu7#:K#&itM#&'#&iu;#&%#*=#&%#*)#&%#2)#&%#*1#&%#*)#&%#a.Z#&/#&%#&"
+    "'#aKaE#&%#&L#&%#2a'#&%#&%#&%#b#cwN{>%%#beLan*{@ap<ap7l{1('#('#('#('#('#('#('#('#('#('#('#*)#('#('#21#&#"
+    "%()$&#%()$&#%()$&#%()$&#%SaQ$8bZ#A@#('#('#('#('#('#('#('#('#('#('#('#*)#('#('#21#&#%()$&#%()$&#%()$&#%("
+    ")$&#%SaQ$*b=#&%#&%#&%#,9#a{nRlh*lf$'V)947%#%%biwX$%#%%bixM8%#%%#+%%#%%#%%#%%#%%#%%#''#%%#%%#%%#%%#''#''"
+    "#%%#''#%%#''#%%#%%#%%#%%#%M(%*/%7#%5#faQboyZbo|1('#C7#d:dLcJ&%#r$qRqV&#Vl2l7kV&#6(#=h<hBh'&%#awk-awk#aw"
+    "kT%%#%15%#%%#%%#%%#%bZc#<%%#%%5%%#%$%%%#";
+enum { TT__GRAPHEME_ROWS = 820 };
+static const char tt__grapheme_text[] =
+    "#h4aGhE,+&$#+iY}JdGaJd:kR$%$5$5$%]a>-bN$$Re93%aMaJ#*$a9%5$VE*$%Bf_aCbN_b-,%;V$b-$F$a)OFX:(b-Nf-#*#h5#)4"
+    "iQ#%#)#%$J#aZ#Z#'#9$aJ#b$%57b$$%#94e0$aQ$,&^%%$%#9#V%9%9#',%'<$,%5/</%%5#)]%$J#5'5%F&%B5&%.5#)4e0$aQ$<$"
+    "a0%%$J#a)$5#)$9#'758,#a9$%#94e0$aQ$<$a0%%$5#)#V%9%9#'*F'<$,%50,3%`%#)#%#9&J$J#%,%L%#J#%3e0$d,%%$F#Z$F$F"
+    "#'*5$M*5A%#9]%$)#5#)#%#9$F$V*5.52)/5#94j$#5$%#9#V$J$J#'#*+%-5A%#9a-%'%#9#F$%$aN#%59a$%$)#aJ/aZaJ%$)#b-."
+    "aJa05>%$%$%'9UcB#)#a)$5(bN$i9,%^k8%V#)#a9$'#%#9#5#,3aA#9#5#^#F#,&<*M#V#c8#%$)#5)%#,1%kOFoRV@FA5B5/mQ#5#"
+    ")#aJ#a_#%#9#b-#'#%,%QF#$#%a^5F%a_F#Z#5#J'9#%#a=#FcK5#9#%'n$#)#%#)#aJ$'$%%aZ#a=#b=%%Tl%%b_7V#))<)hM#b=#Z"
+    "#5#'#b$Bb-/5#)#gY#)#V#9#F#'#5#<.ML%#)#5#J#%#)#a)Ta_#aZ#9#5bDF$c1#)#aJ'%)%%)#5c5pVhO$#&#(#4;aI0+/+9d$aHh"
+    "FU+9+aBa@2;f*;/+bR+<bT'Lc6+cW;-+,+_]$a/,+%+%;%+'+%+$;%+&+&;+L(+$+(c'.;%+$;$+5+%;5a@$+$;&;(+%;';.;(;%+(;"
+    "$+$;7;(a@$]%+'+%+%a@$+%+$+$+)+&+)+-;2+%+'+$+'L$+.;TL,+1+1+f/;gOL6;W+'+fUFb8%aHh5i1a9#+/+aC5h@+$+pn0V$b="
+    "D5a75dD%&%'%:9#5#)'%a:9Vd)#5=dF0%JaZ<bN#)#%PF#)(M&iA#%#9#V#9#5#9#'Ca0#%$b4-a0Na9#9#5#9#5/%+%#)5d,$M),$%"
+    "$<T%$F%5(5$%BbU#)#5#9()#'c8g(+9#%#9#%#9$)#%kgX%l4d%3d%c>$bJ5a7b^hE%cR%bAa){U,#F$5(V#^$M$gI%F''bQ5iEVa(a"
+    ")e45a4a9a-bNUVb%)#%#)YcRM%%5-F#)QJ#V#9#5%*'%-*VF#iA#a)#)#a9#'#%2,#9#,O%/5#)TJ#b-#)#%$:(V$)#%aDJ#F#9#V)%"
+    "%%bI%#J#aZ85#9[5$%#)#%#Z%9%9#%,%-9%aJ&a).bE$,%,$j$%%#9#a9$%%%$F#)$9#5#'#*#%15a9J#aZ#9#F#)#%:%a8%#9#a9#)"
+    "#%#9#%#)#5#)#5c[%#9#V%Z#5#)#5>5a9J#aZ#9#%#)#5aR%#)#%#9#aZaM%#)#%%V#)#a)d3J#b-#)#5c4aQ%,%b$$<$f4#%#a-$9%"
+    "F#'#*#)#*#)#%b8J#V%5#Z#%&)>,#b=#jE#a9#)$V+'+,#a9#9#F#jE#a>#c1#)#%#'c5%#)#F#)#%#)c6)#aJ$a9#)#%a9eJ$)#aJ#"
+    ")#5#)#5b%a9&%$5$aJ#*#%a)a-$5$9#%#)#%eS5#9,5#*#)#c8$h^#9#a)&9#5#':%b|Yd$#%)cRfk'b_#J#FakHa)`aJq@%$nB*Va8"
+    "%.5j{*5$Ubr7l%%eZi%a)&a9#aY#aZ%aJBVb@Fab`n='m)+%1%9a)$cRvLaJ$d5%aJ$5$a)aL%bLaJf2%a$Vh@Vd15d&%%%*5(%gZaJ"
+    "aUaJ|M+K]aLc'2;2+1;IbDaX;/;1+%bD6nT>cX-+7+%b3$],f#)at#%}P%;$L%v#%L$]#a)#bgH$pL.a@$f3*;%b#/+%]%+';0;%++;"
+    ",+(L/L+L%+$+'+)+&+)vTTrD(b#%d;&+$a@%c7cJj#/]]b#-a@Lb#B;/]%cH,j3/l;$bD$as/a@b#1ahTd3ib;np{1h4#y9#acY#bcR"
+    "#aa}Q";
+enum {
+    TT__LOWER_RUNS = 182, TT__LOWER_LOOK_BACK = 3, TT__COMPAT_ROWS = 3678,
+    TT__COMPAT_POINTS = 5599
+};
+static const char tt__lower_text[] =
+    "a(c8a'b*b^#;U#Lf0a$VI#*a^#4e^#R#d&$Id'+#f_$8f^'#fV$#fU%,fT%#fS&#bH$-d)%#fM%#fT$#'%#+$#&$#f['#g#$#'%#%$I"
+    "g()#g1$#g0%#g1&#g0%#g1$#g0%,g/%8g.'#g3$#g2'##++%&+#&+#&a^$4b0#6+%&#$%#c2$#a9$e,aZL#d8%b0d9;#k}T$#k}S%#e"
+    ">$#le-&#k}M%#fC$#hT$#'$a,b6d_8#)##,#cV*7bG&,$&7Z&#$%b,a$5a(#P#S,c$0@#b$&#b%%#2$#3&4d8&b$g#3d,aGa7d8a$Ng"
+    "$#Z#@$aM>2lI#aId^aFarSd^g~DK##)##l&jEaec7a7Mame.afM#0*eIcj4Q4#e:sUcj5bJ#hmW%lIhmXaP^43M#3^#3^#3M#4Y#2^#"
+    "D^#3^#3^#3,#%,b.%#b-/<bE'#bF/,%%,c&1,c'%,c>%#cB/,d$%,'%#cZd_#hj2'#|W$#d%*#if7Rb$:G#AmKc8Vaa)f4PaH#aE%#k"
+    "|*$#gt_$#gt<&Ik{H)#k}8$#a%$-a*&#k}@&##,,k~C%m,k~DaS8#*##qgFe^#a'cE#bNaM#3h(#a.8#'#aigQ$a,aigR0##%#ap}8&"
+    "8ap}9)bA#7#ap~4$#8$#+$#7$#(%#aL$#S$#N$#aq}J$a^~Y3#aI$#ap|I$#gtR$8aiiB'#aqa>$a^aqa@3#aqhO<#aqhPlk]c8a%tS"
+    "e03b]dM#c/dY$$a,#/aM#3I#+##}CfMVc@bUa&ar3d,#le7d,#aHc0,ql+d<1";
+static const char *const tt__compat_text[] = {
+    "aqNd2b*2xT5b)a0b6xLHB##$KxF#~RI~YyV#D#b%7b*icNicG%$icNicK%%icJicGadCc*%$a%%c6a8cF$a%bBb<s=sKoZu4t=cWPw#"
+    "%$aTu]%a%Pu]$U&$$a#$a%&$a$*$$]$a%*jUbIP$$aT$a%Paz;f,#p_#p^#1#q3#%#-#q<#%i6d$xP$$xR$$xX$$yX$$xJ$$xZHs/#p"
+    "S#/#+#r#anOy^zVbO6xF%$xT0v/{_#-#K$$e>$$e0#a'#0gBa&#/##5a>#]ZOc}*aP_bk*a>bF$a'a@$d/bQ$d.a;sw<b;Yah*#Yl$b"
+    "AG$$6mTaJaaVb#b,B7$b.BcyTb`aaeNheM#d;#d<5####j]#j[##############5$#oD#oE#%#%###%#5#p@###gqP#hd4#%###pJ#"
+    "%###pO5'#%#g9#g8#p+#gr5###hdC#)###hdB#gqM#pW#hdP#gg.#####F###|Q#3#'###{F###=#+##cZc@j/qC#pC#pF#k[#l)#pQ"
+    "#pT#%#)#'#####gt]#gs4#aI#gu-#gsE#aE#&#%#######'#5###g0#g9###gpN#gpO###qM#qR#####iRbe<aeSt-$Fv#bzOl<y-6&"
+    "y-$$zP%$xTa]c7:y-I%$y-G%$y-aFc]>y/K%$y/I%$y/aDc]>xT2%$xT0d0AxF$$y/5&#$#$#$#$#$#$#$#$#$#$aTib5aCibOz1cH%"
+    "$$#%$##b;Q[icD#%$##6%#%$##a0icY#6(xNb<P#$$`$a$a#c^ic-###b)ic[dT$#aXHaW###########A#is3#irO#O###b3#b(###"
+    "################A#is3#irO#O##5aT#)#5#3#p##pG#'#######%#'##c6aCa)z+b<aKaP%$aKb3#a$$cHcI7bIaOb+%$aOb7#j#6"
+    "gCcC#b>#a&#$#$#a%#f7#g<#$#'#a%5a&$$a)H$#####$#$I&.%#A1$$05+Z*Z[##5a'#a(##5-#a)#aoX#######ap07a0,R#}J#>#"
+    "a(#;#hsPa/irG#a%###)##aVb*icNicA%$icNic<&$icNicM$%$icNicI%#icLicI%&icNicE%#icLicE%#icJicE%#icHicE%*icNi"
+    "cC%)icFicC%,icNic>%%icJic>%%icFic>%%icBic>$0icN#R$$#%$##$$=#;$$<%$<#&$<##$>B#@$$A%$A##<#6###3#Z$$#%$##$"
+    "$=#;$$<%$<#&$<##$>B#@$$A%$A##<#6###3bPb8icPicIarIinD#%$##6%#%$##eqNjhM################$4$$$#$$%$$'$$)$$"
+    "+$$-$$/$$1$$3$#&%852%$74%$96%$;8%$=:%$@<%$B>%$DA%$FC&$5$0&$5#2&$5%4&$5'6&$5)8&$5+:&$5-<&$5/>&$51A&$53C&"
+    "$7&0$3($#*$#,$#.$#0$#2$#4$#6$#8%4$&%$#(%$%*%$',%$).%$+0%$-2%$/4%$16%$38%#&&%8aZaW%$a]aY%$a_a[%$b#a^%$b%"
+    "a`%$b'b$%$b)b&%$b+b(%$b-b*%$b/b,%$b1b.%$b3b0%$b5b2%$b7b4%$b9b6%$b;b8%$b=b:%$b@b<%$bBb>%$bDbA%$bFbC%$bHb"
+    "E%$bJbG%$bLbI%$bNbK%$bPbM#T###################################################/########################"
+    "###########################bAmc^hf-###~]iw(#)$'#%$##ee)oQ#Mbl5lp5b~ZqlDxZns;cHwf[#a5#=#3#V#a=#/#J#V#u@#"
+    "a1#-#P#J#L#aP#L#7#e+#c)#Z#+#_#3#X#;#T#aN#F#X#y-#b9#o5#P#1#7#F#bB#oX#aF#c_#P#H#N#aR#'#l%#5#9#;#cV#1#+#cX"
+    "#5#;#1#b##D#F#bJ#s7#aB#L#xJ#+#bP#B#;#L#a3#+#hX#R#a%#acV#b-#P#aZ#R#3#/#aN#+#a%#ae]#nX#9#+#)#1#F#%#bL#g-#"
+    "+#k3#5#aJ#/#3#1#c##/#gF#/#aH#D#aD#gX#/#D#jX#d-#-#f%#bX#aB#lF#d;#s)#X#aX#aL#b1#7#-#a'#bB#5#kB#/#3#3#B#@#"
+    ")#bH#)#-#abL#_#oH#9#P#i;#;#b7#aB#rX#@#@#a+#a/#fH#9#b/#h1#a##f]#L#+#g5#f)#d+#-#+#aa)#3#e-#e)#'#aD#c@#;#)"
+    "#/#c1#a)#-#=#eD#aL#)#f'#'#H#h9#aF#/#b5#5#'#5#_#m+#m5#5#a1#N#1#5#)#a5#)#D#+#;#X#@#1#a]#@#)lHaolAoZmq75i~"
+    "-#'##|UwvOmwJ$$mwLImv_'|CaQNnNib,###eH#eI#eJ###eM#####eL###########e.#M#####T#U###################bH###"
+    "######################################O#bE###eZ###)#%#+#)#%#f6#f;#%#fA###%#%###)#%#%#########'#)#5#/#+#"
+    "e@###e.#####a;###'#3###%#5#'Zqe%#dJ#d:#bo1#bo2#a+#a,#kd'#kaC#b,#U#ce-#pW#bl0|VvmMdwPdwM%$dwTdwQ%$dwVdwS"
+    "%$dwZdwW%$dw]dwY%$dw_dw[%$dx%dw`%$dx)dx&%$dx+dx(%$dx/dx,%$dx1dx.%$dx3dx0%$dx5dx2%$dx7dx4&$dwPc1dz[&$dwT"
+    "c-dz[&$dwVc+dz[&$dwZc'dz[&$dw]c%dz[&$dw_c#dz[&$dx%b]dz[&$dx)bXdz[&$dx+bVdz[&$dx/bRdz[&$dx1bPdz[&$dx3bNd"
+    "z[&$dx5bLdz[&$dx7bJdz[&$dx+c3d{8)$dx)c+c(b_b7d}:($dx)c+bYc'd{87&vd3vd0%$vh]vhY%$vdFvdC%$xsVxsS%$vi/vi,%"
+    "$wcBwc>%$vd9vd6%$wc=wc:%$vg9vg6%$ws)ws&%$}gX}gU%$aa{_aa{[%$~v#~u^%$}h]}hY%$akl_akl[%$xv)xv&%$||-||*%$}q"
+    "D}qA%$}gZ}gW%$adm3adm0%$wyZwyW%$aboBabo>%$ai|Nai|K%$adn5adn2%$wn;wn8%$vkVvkS%$w}Hw}E%$y|Hy|E%$acw-acw*%"
+    "$vlVvlS%$ai}_ai}[%$wsPwsM%$adnVadnS%$vm9vm6%$af{3af{0%$af{Faf{C#xfH#br3#a~'#fg_b=aea`+A$a$$$$#$$%$$'$$)"
+    "$$+$$-$$/$$1$#($$&$$$$$#$$%$$'#dw7#%###%#####%#%###%########$Ic1$%c-$#c+$%c'$#c%$#c#$%b]$%bX$#bV$%bR$#b"
+    "P$#bN$#bL$#bJ',bRbXf(cB&(c3c4cB$&c55qj)#dJ#d:#bo1#bjK#x3#},#}%#z(#akN#erP#bt'#ae`#am(#ld##ptY#df%#s7#iK"
+    "#ee7#jq:#hsF#gm-#en<#j}[#kc_#aiC#gz^#or_#q}O#s9#gg5#lgX#tvE#uF#gj%#hj>#a+#a,#do3#bx[#f,#bk5#aK#gxD#kj8#"
+    "qq)#pj2#as5$yhO)$$+$$-$$/$#*$$($$&$$$$$#$$%$$'$$)$$+$$-$#,$,}gF$#}gD$#}gB$#}g@$#}g=$#}g;$#}g9$#}g7$#}g5"
+    "%4$}gH%$#}gF%$%}gD$Pa%%]=8$$A%W3C#mv=#%#%#%#%###%#%#%#%#%#%#%#%#%#%#%#'#%#%#%###########'#'#'#'#'######"
+    "###%#%#%###########%######9bOaBaQc3aO&$b=OaO'$bNYb&3%$c#E'%a5a7b2O%$bJaK%%)b@(%F6bFaOaE&$bTbMbN%%b=a[%$"
+    "bP[%#0b7&$b'a2-&$b/(H&$GbT/&$Gc#M&%KHG&$KaLaJ&$aX-H($KbPa>a2c5$$b+($b+b&ObL4($b+:ZaOa-'$b+'a>-&%ObL4($O"
+    "bL4Sa=($b#aGa*9b=&$b'BaE%%bBb0%%aXa(&$b=a(b,&%E9b#'$b'aKa_['%aN5b2O%)aXaK%$aX",
+    "a<&)a2c5b0%/aAa#%%aEbP$$a=$%+%)8-%#a<a'($aQc3b,aXa<&$aQc3aW'$aSc5C$('aW3RBa-&$aWNb#%$aWV%$aYbP('aOb;a2-"
+    "aE&$aKb_aO($a`a;:Cb3%$L7''a8Db%E%$b&a-&$b&aJ1%$Ja4&$b&b_a['$b&c3b4`&$b(c5b$''b,7bJa<&$b.bPa,$$T'$b,b_a<"
+    "aE%$a)E%$a)4&'a[9b'%$a[b9%$Y;%$=a`'$Na`aH;&#aGb'/$$9($9YaSc5E%%aSG'$aSGaFa=&$ZaOa-&'TaOaE%$TE%%b2bN&)a4"
+    "-a-$$$&#UaWc3'$Fa4a`bP$#:($1a<QSc#%'a>-$my`aa~5$#aa~3$#aa~1$#aa~/$#aa~-$#aa~+$#aa~)$#aa~'$#aa~%$#aa~#%4"
+    "$aa~5%$#aa~3%$%aa~1%$'aa~/%$)aa~-%$+aa~+%$-aa~)%$/aa~'%$1aa~%%$3aa~#%#&aa~5%$$aa~3%$#aa~1%$%aa~/%$'aa~-"
+    "%aRSF$,($a.L%a'$F$;U$#<$<5%$5a^%$5a[$[;$zwB~V$beZd~<$cu,eeH$ct'az_&q_bqMdp,k}H$}o,aE$(aA$|-}M$|2a>$(a:$"
+    "a(4$%8$0,%Z&9&12&9$+a:$(a6$|-}C$$|<$|2.$(*$a.aL%a+a,aL%a$,aL%0%aL%;:aL$}%|2$|2$$63$/%$.1$1$$|-|0$|2#$87"
+    "$1'%%#a^%87a^$5a^%('a^%%#a[%87a[$5a[%('a[%%iq/ip`&$iq/ip`b,$`F%XYF%a$)F%05F%a;E)'$E)iqBip`($E)iqBip`b,$"
+    "()$(-$|-|$$|2/$'W$(S$|-|`$|2Q$(M$a$5$a+U$(Q$|-|^$|2O$(K$a$7$_{L$a$|L&JaMb)b($a&aF$a'#$$%&a(irHiq2*%$a@b"
+    ",$a'a*$`aL$a'0$a(3$a'-$a$#$$'$a%5$#%$$'%$)2$$;$#8%$*)%$'($`2&a%b.b)b(%a(#($$'$a+$$a(a-$)9%&iq_iq.%OirLi"
+    "q.$E|{X$#|{V$#|{T$#|{R$#|{P$#|{N$#|{L$#|{J$#|{H%4$|{Z%$#|{X%$%|{V%$'|{T%$)|{R%$+|{P%$-|{N%$/|{L%$1|{J%$"
+    "3|{H%#&|{Z%$$|{X%$#|{V%$%|{T%$'|{R%$)|{P%$+|{N%$-|{L%$/|{J%$1|{H%#(|{Z%$&|{X%aN.9iwl#aanW#%bc#ape'ajBaq"
+    "mA#a@hsTapf-#adJ#aq~<#ara3fwy0bkh$#$$)$$/%$#)%$#/$;%$$%cIal3'$$A$$4$52$80b;c9#I#'###/#####7#%#as&k*apZ;"
+    "#e7#$#5#$#$#$#'#$#$#$#%#$#$#$#0#$#$#$#+#$#$#$#0#$#$#$#a;#$#$#$#%#$#$#$#a,#$#$#$#&#$#$#$#'#$#$#$###$#$#$"
+    "#-#$#&#$#%#$#0#$#B#$#2#$#R#$#$#$#-#$#$#$#)#$#$#$#(#$#$#$#3#$###$#$#$$Vd4$$d4#M#$#$#$#*#$#$#$#J#$$$d.$$d"
+    ".iZb8#$#$#$#V#$#&#$#%#$$&bQ#)#$#0#$#)#$#/#$#$#$#dC#$%#7aA%$7aA%$7d5%$7d5%$7:%$7:%$7cV%$7cV%$7cT%$7cT%$7"
+    "cX%$7cX%$7d+%$7d+%$7d+%$78%$78%$78#d5#$#$#$%d87a6%$7a4%$7A%$78%$76$a,+$$-$$/$$_$$a)$$a+$%'$$)$$+$$Z$$a%"
+    "$$a'$#%$$X$$a#$$a%$#%$$V$#$$$T$#&$$$$$R$+0$$.$$,$$H$%2$$D$#6$$4$$2$$B$#6$$@$#=$#<$$;$#>$$9$/M$$K$$I$$+$"
+    "$3$$5$#M$$)$$1$$3$#[$$Q$$O$$M$$%$$'$$/$$1$#S$$Q$$O$$%$$-$$/$#U$$S$$Q$$#$$+$$-$#W$$U$$S$$$$$)$$+$#Y$$&$$"
+    "'$$)$'`$$^$$[$$,$$$$$#$Yb+$#b)$Ra5%avGavL-%$avN+%$avP)%$avR'%$avT%%$avVa%%avF7a,%$7a*%$7A%$7>%$78%$76$a"
+    ",5$$7$$_$$a#$$a)$$a+$%1$$3$$Z$$]$$a%$$a'$#/$$1$$X$$Z$$a#$$a%$N3$$5$#1$$3$#[$$%$$'$$/$$1$#%$$-$$/$#`$$#$"
+    "#M$$K$$$$$#$$)$$+$'a5$#U$$S$$,$$*$$$$$#%$7a6%$7a4%$7a2%$7A%$7<$a,+$$-$$/$$_$$a%$%'$$)$$+$$Z$$_$#X$#%$$V"
+    "$#$$$T$#&$$R$+0$$.$$,$$H$%2$$0$$D$#6$$4$$2$$B$#6$#=$#<$$;$#>$$9$/M$$K$$I$$+$#M$$)$#Q$$O$$M$$%$$'$#S$$Q$"
+    "$O$$%$$)$#U$$S$$Q$$#$#W$$U$$S$$$$$%$#Y$$&$$a9$'`$$^$$[$$,$$(%$7A%$7<$a,_$$a%$%Z$$_$#X$$]$1H$$L$#F$$J$@%"
+    "$$'$#%$%$$$%$),$$(%8@)%$B'%$D%$6H$$J$%D$$F$#B$$D$2P$$R$#N$$P$2]$$_$&_$$a#$%Z$$]$/L$$N$#J$$L$(2$$0$$.$$F"
+    "$$($&&$%*$#,$#H$$J$%D$$F$#B$$D$2P$$R$#N$$P$2]$$_$&_$$a#$%Z$$]$/L$$N$#J$$L$(2$$0$$.$$F$$($&&$%*$#,$(2$$0"
+    "$$.$$F$&L$#J$'@$,0$$.$$,$#2$$0$$.$'@$#=$Ga/$$a/e=C'V%$)$%$)$%$)T%$+R%$ZU%$ZS%$ZQ%%VS%$VS%#T-%$T+%-.$%$0"
+    "%%$0_%$HS%$HS%$HU%$H#%$H#%%2#%$2#%$D#%&0T%$0T%$2a#%$FQ%$FQ%$F#%$F#%%4]%$2R%$2R%#@S%$@S%$@#%$@-%%<V%$;#%"
+    "$;#%$;+%#9#%$9-%$9+%/IR%$IR%#)S%$)#%%QT%$Q_%$Q]%$S#%$S#%$OR%$OR%$%S%$%S%#S$%$ST%$S_%$U%%$UV%$Q&%$QRJ(U'"
+    "%%&U%$&#%&UT%$U]%$WV%$WV%$W_%$$-%$$+%),#%$,#%a,/]%%'a#%$'_%$+]%$+Z%$Z-%$Z+%%V-%$%]%$V+%/,Z%%2_%&0_%%4_%"
+    "=Sa#%$%-%-^_%$`a#%$,-%.#-%*)-%)U_%,)S%%QT%:;-%5'-%'W%%&Q]%&SV%&'#%#SV%%W%%Y%_%#$a#%RUa#%,+-%W-_%X'#%8<V"
+    "%,D#%(,]%HWa#l%a[BdP%;'dP&[_#)&$]Y5&_STO&EB8;&,'N*&19/(&@MF%%KB-4$B-avEau=_#)avAav%9/(avAavDMF%*6Tav:au"
+    "HT^_)&+e-eA_eNav$#mr+###mqQ###Y#_#mr/##%mrW##fIQ##ib-#&#h~E#$#aW###bN#%#mp'###.###2###*###'######Hmq,#%"
+    "$b&xN$$xN$$xN$$xN#b'#$#$#aO#mr+#mr*59#&#+#a$#ibH#ib<###bN#%#mp'###ms,#'#)###%#@#%#&5_#aY###Xa0a0avJ$av1"
+    "9$av4avL6&avN6&avP$av1@$av4avR$av1B$av4avT$av1D$av4avV$av1F$av4avX$av1H#a&$-a@$$a@$$aB$$aB$a';$$;$a*aD$"
+    "$aD$a+7$$7$$7$$7#a.#$###$#$#$###$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$###$###$###$###$#$#$###$#$"
+    "#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$#/#$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#"
+    "$#$###$###$###$#$#$%0^a@%$^a@%$^aB%$^aB%$^aD%$^aD$$^$$^a/avC###########################################"
+    "#######################################################################################################"
+    "#########################################kt'###ay5#5###<#h5#6#bO#%#%#%#%#aZ#%#",
+    "%#a0#aX#c$#%#%#%#%###%#%#%#%#%#%#%#%#%#%#%#'#%#%#%###########'#'#'#'#'#########%#%#%###########%#)#c$##"
+    "#hzA#c0###eH#eI#eJ###eM#####eL###########e.#M#####T#U##################ZbB##########H&##########H&#####"
+    "#####H&####ZdwM###3$dMxL#d=#&#ic-5ag%#}<#######adD#a;rbzNbj}`##########################################"
+    "#########/###################################################a[########################################"
+    "###########/############5####################################a[########################################"
+    "###########/###################################################a[5###H#H###H#######5################/##"
+    "####5#5#############5######################a[###################################################/######"
+    "#############################################a[##5#######H###############5#############5/##############"
+    "#####################################a[##5#######5#########5#Z#############5/##########################"
+    "#########################a[###################################################/########################"
+    "###########################a[###################################################/######################"
+    "#############################a[###################################################/####################"
+    "###############################a[###################################################/##################"
+    "#################################a[###################################################/################"
+    "###################################a[###################################################/##############"
+    "#####################################f'#hNHk=#################################6#7#############hs)#hrY##"
+    "###############################################hqX#hrG#'#%#9#.#&#aG#################################6#7"
+    "#############hs)#hrY#################################################hqX#hrG#'#%#9#.#&#aG##############"
+    "###################6#7#############hs)#hrY#################################################hqX#hrG#'#%#"
+    "9#.#&#aG#################################6#7#############hs)#hrY#######################################"
+    "##########hqX#hrG#'#%#9#.#&#aG#################################6#7#############hs)#hrY#################"
+    "################################hqX#hrG#'#%#9#.#&#Z##Haa>###################6###################6######"
+    "#############6###################6##################aziHdq,###)#'5R#Q#.#5#H#2#######K#-#1#<#;#G#'#8###'"
+    "#%#-#%#%#aN#bB#W#aM5b<#)5VH^5Z#2#######K#-#1#<#;5C#8###'5/5'aTMa/*5Z525##K#-5.#;5CH45/5'5d/5bE5b<#)5VH^"
+    "#5#H#25####K#-#1#<#;5C#8###'5/#%#%#aN5aJ5d*###)#'#R###Q#.#5#H52#####K#-#1#<#;#G#'#8###'#%#-#%#%aBS#)#'5"
+    "R#Q#.#5#H52#####K#-#1#<#;#G#'#8###'#%#-#%#%ex$bjY&$$*$#,$#.$#0$#2$#4$#6$#8$#:$#<aDQVS%$XU%$ZW%$]Y%$_[%$"
+    "a#^%$a%`%$a'a$%$a)a&%$a+a(%$a-a*%$a/a,%$a1a.%$a3a0%$a5a2%$a7a4%$a9a6%$a;a8%$a=a:%$a@a<%$aBa>%$aDaA%$aFa"
+    "C%$aHaE%$aJaG%$aLaI%mrZmqAmqD#mr&#@$C%$J)5S##################################################$I@$+5$-A$"
+    "$#%*#/$/KgUa06$$4jUaC/ac6mqNaG$aV##%cZnbL#a}8#bd:$i|YaA#hn%#b~%#mz3#myU#b}S#ft9#ccX#ch<#enM#cw##c}>#euT"
+    "#eq&#lh+#bi>#ftV#nu:#aj2#gs+#cpK#f9#fb&#3#ry7#nj$#dn.#as1#dhJ#laX#lg[#fqR#h3#j|(#goV#bcO#&#c~X#izG#{V#p"
+    "|@a1{sSot+ot(%$hoJhoG%$ht#hs^%$ljVljS%$rkJrkG%$nhRnhO%$tcVtcS%$izVizS%$odBod>b)mo-#ciA"};
+
+/* Bits of a code point, as the regular expressions and splitters of `tokenizers` tell them apart. */
+enum {
+    TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
+    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it, or what is before it */
+    TT__IS_ACCENT = 128                      /* a combining mark */
+};
+
+/* What BERT's normalizer does to a code point. */
+enum { TT__BERT_DROP = 1 /* controls, private use and U+FFFD */, TT__BERT_ACCENT };
+
+/* How a code point breaks graphemes: the Unicode Standard, annex 29. Two regional indicators are apart here,
+   as that makes no difference to what asks. */
+enum {
+    TT__GRAPHEME_OTHER, TT__GRAPHEME_CONTROL, TT__GRAPHEME_EXTEND,
+    TT__GRAPHEME_EXTEND_ALONE, /* does not stand between consonants that are together */
+    TT__GRAPHEME_LINKER, TT__GRAPHEME_JOINER, TT__GRAPHEME_SPACING, TT__GRAPHEME_PREPEND,
+    TT__GRAPHEME_PICTURE, TT__GRAPHEME_CONSONANT,
+    TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* of Hangul */
+};
+
+/* The tables, unpacked. */
+typedef struct tt__unicode {
+    uint8_t bits[0x110000];               /* TT__IS_... */
+    uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
+    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank among combining classes */
+    uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
+    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
+    uint32_t cjk[TT__CJK_POINTS];         /* what U+F900..U+FAFF and U+2F800..U+2FA1F become */
+    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 +
+                                                 step; to what */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | how many */
+    uint32_t compat_points[TT__COMPAT_POINTS];
+} tt__unicode;
+
+/* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
+static uint32_t tt__unicode_number(const char **at)
+{
+    for (uint32_t n = 0;;) {
+        char c = *(*at)++;
+        uint32_t digit = (uint32_t)(c - '#' - (c > '?') - (c > '\\'));
+        if (digit < 60) return n * 60 + digit;
+        n = n * 30 + digit - 60 + 1;
+    }
+}
+
+/* Adds a number that may be negative to `before`. */
+static uint32_t tt__unicode_from(uint32_t before, const char **at)
+{
+    uint32_t n = tt__unicode_number(at);
+    return before + ((n >> 1) ^ (0u - (n & 1)));
+}
+/* Sets `to` from rows of runs: the distance from the end of the row before, and last - first << shift | bits.
+   texts: one string, or several. */
+static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
+{
+    const char *at = *texts;
+    for (uint32_t c = 0; rows; rows--) {
+        if (!*at) at = *++texts;
+        c += tt__unicode_number(&at);
+        if (!*at) at = *++texts;
+        const uint32_t more = tt__unicode_number(&at);
+        memset(to + c, (int)(more & ((1u << shift) - 1)), (more >> shift) + 1);
+        c += (more >> shift) + 1;
+    }
+}
+
+static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
+{
+    const tt__unicode *u = (const tt__unicode *)arg;
+    const uint32_t *a = u->pairs[x], *b = u->pairs[y];
+    return a[1] != b[1] ? a[1] < b[1] : a[2] < b[2];
+}
+
+/* Reads compatibility decompositions. */
+static void tt__unicode_compat(tt__unicode *u)
+{
+    const char *at = tt__compat_text[0];
+    uint32_t c = 0, a = 0, b;
+    for (uint32_t k = 0, text = 0, count = 0; k < TT__COMPAT_ROWS; k++) {
+        if (!*at) at = tt__compat_text[++text];
+        const uint32_t more = tt__unicode_number(&at), n = more % 18 + 1, distance = more / 18 + 1;
+        c += distance;
+        u->compat[k][0] = c << 11;
+        u->compat[k][1] = count << 5 | n;
+        b = a + distance;
+        for (uint32_t i = 0; i < n; i++) {
+            if (!*at) at = tt__compat_text[++text];
+            u->compat_points[count++] = b = tt__unicode_from(b, &at);
+            if (!i) a = b;
+        }
+    }
+}
+
+static tt__unicode *tt__unicode_new(tt_context *ctx) /* to be freed */
+{
+    static const char *const bert = tt__bert_text;
+    tt__unicode *u = (tt__unicode *)tt__calloc(ctx, sizeof *u);
+    if (!u) return NULL;
+    tt__unicode_bits(u->bits, TT__LETTER_ROWS, 8, tt__letter_text);
+    tt__unicode_bits(u->bert, TT__BERT_ROWS, 2, &bert);
+    const char *at = tt__mark_text;
+    uint32_t c = 0, a = 0, b = 0, to = 0;
+    for (int k = 0; k < TT__MARK_ROWS; k++) {
+        c += tt__unicode_number(&at);
+        const uint32_t more = tt__unicode_number(&at);
+        u->marks[k][0] = c << 11 | more >> 6;
+        u->marks[k][1] = more & 63;
+        c += (more >> 6) + 1;
+    }
+    at = tt__pair_text;
+    c = 0;
+    for (uint32_t k = 0, composed = 0; k < TT__PAIRS; k++) {
+        const uint32_t distance = tt__unicode_number(&at);
+        c += distance >> 1;
+        u->pairs[k][0] = c << 11 | (distance & 1);
+        u->pairs[k][1] = a = tt__unicode_from(a, &at);
+        u->pairs[k][2] = b = tt__unicode_from(b, &at);
+        if (distance & 1) u->by_pair[composed++] = k;
+    }
+    tt__sort_indices(u->by_pair, TT__COMPOSED_PAIRS, tt__pair_less, u);
+    at = tt__cjk_text;
+    for (int k = 0; k < TT__CJK_POINTS; k++) u->cjk[k] = to = tt__unicode_from(to, &at);
+    at = tt__grapheme_text;
+    c = 0;
+    for (int k = 0; k < TT__GRAPHEME_ROWS; k++) {
+        c += tt__unicode_number(&at);
+        const uint32_t more = tt__unicode_number(&at);
+        u->graphemes[k][0] = c << 11;
+        c += more >> 4;
+        u->graphemes[k][1] = c++ << 4 | (more & 15);
+    }
+    at = tt__lower_text;
+    c = to = 0;
+    for (int k = 0; k < TT__LOWER_RUNS; k++) {
+        const uint32_t distance = tt__unicode_number(&at);
+        c += distance;
+        u->lower[k][0] = c << 11 | tt__unicode_number(&at);
+        u->lower[k][1] = to = tt__unicode_from(to + distance, &at);
+    }
+    tt__unicode_compat(u);
+    return u;
+}
+
+/* How many rows of a sorted table, of `columns` numbers each, have a first code point of at most c. */
+static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
+{
+    int low = 0, high = rows;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (table[middle * columns] >> 11 <= c) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* The blocks that BERT's tokenizer splits into single characters. U+2B820..U+2B91F is missing in the Rust
+   package `tokenizers`, which is the reference, by a typing error; so it is here. */
+static bool tt__is_cjk(uint32_t c)
+{
+    return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
+           (c >= 0x20000 && c <= 0x2A6DF) || (c >= 0x2A700 && c <= 0x2B81F) ||
+           (c >= 0x2B920 && c <= 0x2CEAF) || (c >= 0x2F800 && c <= 0x2FA1F);
+}
+
+static int tt__grapheme_class(const tt__unicode *u, uint32_t c)
+{
+    if ((c >= 0x1100 && c < 0x1160) || (c >= 0xA960 && c < 0xA97D)) return TT__GRAPHEME_L;
+    if ((c >= 0x1160 && c < 0x11A8) || (c >= 0xD7B0 && c < 0xD7C7)) return TT__GRAPHEME_V;
+    if ((c >= 0x11A8 && c < 0x1200) || (c >= 0xD7CB && c < 0xD7FC)) return TT__GRAPHEME_T;
+    if (c >= 0xAC00 && c < 0xD7A4) return (c - 0xAC00) % 28 ? TT__GRAPHEME_LVT : TT__GRAPHEME_LV;
+    const int row = tt__rows_to(&u->graphemes[0][0], TT__GRAPHEME_ROWS, 2, c) - 1;
+    if (row < 0 || c > u->graphemes[row][1] >> 4) return TT__GRAPHEME_OTHER;
+    return (int)(u->graphemes[row][1] & 15);
+}
+
+/* 0 of a starter; marks of a higher combining class have a higher rank. */
+static uint32_t tt__mark_rank(const tt__unicode *u, uint32_t c)
+{
+    int row = c < 0x300 ? -1 : tt__rows_to(&u->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
+    return row >= 0 && c - (u->marks[row][0] >> 11) <= (u->marks[row][0] & 0x7FF) ? u->marks[row][1] : 0;
+}
+
+/* Lower case of a code point: 1, or 2 of U+0130. */
+static size_t tt__lower_case(const tt__unicode *u, uint32_t c, uint32_t out[2])
+{
+    out[0] = c;
+    if (c == 0x130) return out[0] = 'i', out[1] = 0x307, 2;
+    /* The run with c is one of the last that begin before it. */
+    const int row = tt__rows_to(&u->lower[0][0], TT__LOWER_RUNS, 2, c) - 1;
+    for (int k = row; k >= 0 && k >= row - TT__LOWER_LOOK_BACK; k--) {
+        const uint32_t run = u->lower[k][0], offset = c - (run >> 11);
+        const uint32_t stride = (run & 7) / 3 + 1, step = (run & 7) % 3;
+        if (offset <= (run >> 3 & 255) && offset % stride == 0)
+            return out[0] = u->lower[k][1] + offset / stride * step, 1;
+    }
+    return 1;
+}
+
+/* Decomposes a code point, also by compatibility (NFKD) if asked; Hangul by arithmetic: the Unicode Standard,
+   section 3.12. Returns how many result: 1 to 18, without `compat` 1 to 4. */
+enum { TT__DECOMPOSED = 18 };
+static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
+{
+    size_t n = 0;
+    uint32_t last[4]; /* what is taken off the end, from the last on */
+    int taken = 0;
+    const int at = compat && c >= 0xA0 ? tt__rows_to(&u->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
+    if (at >= 0 && u->compat[at][0] >> 11 == c) {
+        n = u->compat[at][1] & 31;
+        memcpy(out, u->compat_points + (u->compat[at][1] >> 5), n * sizeof *out);
+        return n;
+    }
+    while (c >= 0xC0) {
+        uint32_t cjk = c >= 0xF900 && c <= 0xFAFF ? u->cjk[c - 0xF900]
+                     : c >= 0x2F800 && c <= 0x2FA1F ? u->cjk[c - 0x2F800 + 512] : c;
+        if (cjk != c) { c = cjk; break; }
+        if (c >= 0xAC00 && c <= 0xD7A3) {
+            uint32_t s = c - 0xAC00;
+            if (s % 28) last[taken++] = 0x11A7 + s % 28;
+            last[taken++] = 0x1161 + s % 588 / 28;
+            c = 0x1100 + s / 588;
+            break;
+        }
+        int row = tt__rows_to(&u->pairs[0][0], TT__PAIRS, 3, c) - 1;
+        if (row < 0 || u->pairs[row][0] >> 11 != c) break;
+        if (u->pairs[row][2]) last[taken++] = u->pairs[row][2];
+        c = u->pairs[row][1];
+    }
+    out[n++] = c;
+    while (taken) out[n++] = last[--taken];
+    return n;
+}
+
+/* What two code points compose to; 0: nothing. */
+static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
+{
+    if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
+    if (a - 0xAC00 < 11172 && (a - 0xAC00) % 28 == 0 && b - 0x11A8 < 27) return a + b - 0x11A7;
+    size_t low = 0, high = TT__COMPOSED_PAIRS;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        const uint32_t *pair = u->pairs[u->by_pair[middle]];
+        if (pair[1] == a && pair[2] == b) return pair[0] >> 11;
+        if (pair[1] < a || (pair[1] == a && pair[2] < b)) low = middle + 1;
+        else high = middle;
+    }
+    return 0;
+}
+
+/* ===========================================================================================================
    FORMATS                                                                                           >>formats
-   JSON, safetensors, tokenizers, images, datasets and batches. Uses >>base and >>unicode's tables.
+   JSON, safetensors, tokenizers, images, datasets and batches. Uses >>base and >>unicode.
    Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
    loop worse than n log n.
    ======================================================================================================== */
@@ -27135,451 +27537,29 @@ static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
     return tt_safetensors_end(w);
 }
 
-/* ----------------------------------------------------------------------------------------------- Unicode */
+/* --------------------------------------------------------------------------------------- tokenizer: parts */
 
-/* Classes of code points, as BERT's tokenizer tells them apart. A space ends a word. Controls, private use
-   and U+FFFD are dropped. Punctuation is a word of its own. Accents are dropped from uncased text. Marks are
-   not, but decomposition (NFD) sorts a run of marks and accents by combining class: a mark of a higher
-   combining class has a higher number here, from TT__CLASS_MARK on. Starters have no combining class and end
-   such a run; some accents are starters. */
-enum {
-    TT__CLASS_LETTER = 0, TT__CLASS_SPACE, TT__CLASS_DROP, TT__CLASS_PUNCTUATION, TT__CLASS_ACCENT,
-    TT__CLASS_STARTER_ACCENT, TT__CLASS_MARK
-};
+/* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py and compare_bpe.py compare the
+   two. A text is cut at the added tokens that are spelled out in it; the rest is normalized, cut at the added
+   tokens that are spelled out then, and cut into words by splitters; a model makes tokens of each word:
+   WordPiece, byte-pair encoding or Unigram; the post-processor's ids go around all. */
+#define TT__IDS_LIMIT (1 << 22)     /* a larger id is refused: memory is by id */
+#define TT__ADDED_BYTES 4096        /* a longer added token is refused: it is looked for at every byte */
 
-/* The tables of >>unicode, unpacked, and what they tell. */
-typedef struct tt__unicode tt__unicode;
-static tt__unicode *tt__unicode_new(tt_context *ctx);              /* to be freed */
-static int tt__class(const tt__unicode *u, uint32_t c);            /* a TT__CLASS_... */
-static bool tt__is_cjk(uint32_t c);                                /* a word of its own */
-/* Decomposes c (NFD), drops accents and lower-cases; c itself is no accent. Returns how many code points
-   result: 1 to 3. */
-static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3]);
-
-/* What byte-pair tokenizers ask: bits of a code point, as the regular expressions and splitters of
-   `tokenizers` tell them apart, and canonical composition. */
-enum {
-    TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
-    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it, or what is before it */
-    TT__IS_ACCENT = 128                      /* a combining mark */
-};
-typedef struct tt__letters tt__letters;
-static tt__letters *tt__letters_new(tt_context *ctx);              /* to be freed */
-static const uint8_t *tt__letters_bits(const tt__letters *l);      /* (0x110000) bits TT__IS_... */
-/* NFC of the code points of a text, in place: up to four times as many must fit into `points`, and into
-   `spare`. Returns how many there are. */
-static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare);
-static uint32_t tt__compose(const tt__letters *l, uint32_t a, uint32_t b); /* 0: they do not */
-/* Sorts each run of marks by combining class, in place; spare has room for as many. */
-static void tt__sort_marks(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare);
-static uint32_t tt__mark_rank(const tt__letters *l, uint32_t c); /* 0: none, or one that nothing moves over */
-/* Decomposes a code point, also by compatibility (NFKD) if asked. Returns how many result: 1 to 18. */
-enum { TT__DECOMPOSED = 18 };
-static size_t tt__decompose(const tt__letters *l, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED]);
-static size_t tt__lower_case(const tt__letters *l, uint32_t c, uint32_t out[2]); /* 1, or 2 of U+0130 */
-/* How a code point breaks graphemes: the Unicode Standard, annex 29. Two regional indicators are apart here,
-   as that makes no difference to what asks. */
-enum {
-    TT__GRAPHEME_OTHER, TT__GRAPHEME_CONTROL, TT__GRAPHEME_EXTEND,
-    TT__GRAPHEME_EXTEND_ALONE, /* does not stand between consonants that are together */
-    TT__GRAPHEME_LINKER, TT__GRAPHEME_JOINER, TT__GRAPHEME_SPACING, TT__GRAPHEME_PREPEND,
-    TT__GRAPHEME_PICTURE, TT__GRAPHEME_CONSONANT,
-    TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* of Hangul */
-};
-static int tt__grapheme_class(const tt__letters *l, uint32_t c);
-
-/* --------------------------------------------------------------------------------------------- tokenizer */
-
-/* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py compares the two. A word is looked
-   up whole, then by ever shorter starts; the hashes of all starts come from one pass over its bytes (FNV-1a).
-   Pieces that continue a word ("##ing") have the same table and another seed. */
-#define TT__WORD_CHARS 100 /* a longer word is [UNK] */
-#define TT__WORD_BYTES (TT__WORD_CHARS * 4)
-#define TT__WORD_SEED 2166136261u
-#define TT__PIECE_SEED 3735928559u
-#define TT__LOW 0x3000 /* alphabets, punctuation, jamo */
 #define TT__VOCAB_BYTES ((size_t)1 << 28) /* a larger vocab.txt is refused; offsets into it have 32 bits */
+#define TT__NO_TOKEN UINT32_MAX
 
-static uint32_t tt__hash_byte(uint32_t hash, unsigned char byte) { return (hash ^ byte) * 16777619u; }
 
-/* A text that spells out one of these has that token there. The first three must be in the vocabulary. */
-static const char *const tt__special_tokens[] = {"[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"};
-enum { TT__UNK, TT__CLS, TT__SEP };
-
-/* In the file, without ##. */
-typedef struct tt__wordpiece { uint32_t start, bytes; bool continues; } tt__wordpiece;
-typedef struct tt__bucket { uint32_t hash; int32_t id; } tt__bucket;              /* id -1: free */
-
-typedef struct tt__bpe tt__bpe; /* a tokenizer of a tokenizer.json: byte-pair or Unigram */
-enum { TT__AROUND = 16 };       /* ids that stand before or behind those of a text, at most */
-
-struct tt_tokenizer {
-    tt_context *ctx;
-    tt__bpe *bpe;             /* NULL: words and pieces of them, as the following */
-    int32_t before[TT__AROUND], behind[TT__AROUND]; /* ids around those of a text */
-    int n_before, n_behind;
-    int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
-    tt__unicode *unicode;
-    tt__file_bytes file;      /* vocab.txt with a NUL behind each token */
-    tt__wordpiece *pieces;      /* by id */
-    tt__bucket *slots;        /* open addressing, at most half full */
-    uint32_t mask;
-    int size, capacity, longest;
-    int special[TT__COUNT(tt__special_tokens)]; /* ids; -1: absent */
-    bool lowercase;
-    uint8_t classes[256];     /* a TT__CLASS_..., or a letter or digit, folded; 0: "[", or beyond ASCII */
-    uint8_t low[TT__LOW];     /* TT__CLASS_... of the code points that most words have */
-    int32_t punctuation[128]; /* id of the words that are one ASCII punctuation character */
-};
-
-/* The slot that holds the piece, or the free one where it belongs. */
-static uint32_t tt__vocab_slot(const tt_tokenizer *k, const char *text, uint32_t bytes, bool continues,
-                               uint32_t hash)
-{
-    uint32_t at = (hash ^ hash >> 15) & k->mask;
-    for (; k->slots[at].id >= 0; at = (at + 1) & k->mask) {
-        if (k->slots[at].hash != hash) continue;
-        const tt__wordpiece *piece = &k->pieces[k->slots[at].id];
-        if (piece->bytes == bytes && piece->continues == continues &&
-            memcmp(k->file.bytes + piece->start, text, bytes) == 0)
-            break;
-    }
-    return at;
-}
-
-static uint32_t tt__vocab_hash(const char *text, size_t bytes, bool continues)
-{
-    uint32_t hash = continues ? TT__PIECE_SEED : TT__WORD_SEED;
-    for (size_t i = 0; i < bytes; i++) hash = tt__hash_byte(hash, (unsigned char)text[i]);
-    return hash;
-}
-
-static int tt__vocab_find(const tt_tokenizer *k, const char *token)
-{
-    size_t bytes = strlen(token);
-    bool continues = bytes > 2 && token[0] == '#' && token[1] == '#';
-    if (continues) { token += 2; bytes -= 2; }
-    if (bytes > TT__VOCAB_BYTES) return -1;
-    return k->slots[tt__vocab_slot(k, token, (uint32_t)bytes, continues, tt__vocab_hash(token, bytes,
-        continues))].id;
-}
-
-static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
-{
-    tt_context *ctx = k->ctx;
-    tt_status status = tt__file_open(ctx, path, &k->file);
-    if (status != TT_OK) return status;
-    char *text = k->file.bytes;
-    if (k->file.size > TT__VOCAB_BYTES)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a vocabulary of at most %zu is read", path,
-                        k->file.size, TT__VOCAB_BYTES);
-    for (size_t at = 0; at < k->file.size;) {
-        const char *newline = (const char *)memchr(text + at, '\n', k->file.size - at);
-        size_t start = at, end = newline ? (size_t)(newline - text) : k->file.size;
-        at = end + 1;
-        size_t invalid = tt__utf8_invalid(text + start, end - start);
-        if (invalid < end - start || memchr(text + start, 0, end - start))
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary "
-                            "has one token a line", path, k->size + 1);
-        while (end > start) { /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
-            size_t last = tt__utf8_last(text, end), next = last;
-            uint32_t c = tt__utf8_next(text, end, &next);
-            bool white = (c >= 9 && c <= 13) || c == 0x85 || tt__class(k->unicode, c) == TT__CLASS_SPACE;
-            if (!white) break;
-            end = last;
-        }
-        text[end] = 0;
-        if (!TT__GROW(ctx, k->pieces, k->size, k->capacity))
-            return tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %d tokens of '%s'", k->size + 1, path);
-        tt__wordpiece *piece = &k->pieces[k->size++];
-        piece->continues = end - start > 2 && text[start] == '#' && text[start + 1] == '#';
-        piece->start = (uint32_t)(start + (piece->continues ? 2 : 0));
-        piece->bytes = (uint32_t)(end - piece->start);
-    }
-    size_t slots = 64;
-    while (slots < (size_t)k->size * 2) slots *= 2;
-    k->mask = (uint32_t)(slots - 1);
-    k->slots = (tt__bucket *)tt__alloc(ctx, slots * sizeof *k->slots);
-    if (!k->slots) return TT_ERR_MEMORY;
-    memset(k->slots, 0xFF, slots * sizeof *k->slots);
-    /* a token that is there twice has the id of the last, as in transformers */
-    for (int id = 0; id < k->size; id++) {
-        const tt__wordpiece *piece = &k->pieces[id];
-        const char *token = text + piece->start;
-        uint32_t hash = tt__vocab_hash(token, piece->bytes, piece->continues);
-        tt__bucket *slot = &k->slots[tt__vocab_slot(k, token, piece->bytes, piece->continues, hash)];
-        slot->hash = hash;
-        slot->id = id;
-        if (piece->bytes <= TT__WORD_BYTES) k->longest = (int)tt__max(k->longest, (int64_t)piece->bytes);
-    }
-    for (int i = 0; i < TT__COUNT(tt__special_tokens); i++) {
-        k->special[i] = tt__vocab_find(k, tt__special_tokens[i]);
-        if (i <= TT__SEP && k->special[i] < 0)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no %s among its %d tokens: is it the vocab.txt of "
-                            "a BERT, one token a line?", path, tt__special_tokens[i], k->size);
-    }
-    return TT_OK;
-}
-
-tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase)
-{
-    tt_tokenizer *k = (tt_tokenizer *)tt__calloc(ctx, sizeof *k);
-    if (!k) return NULL;
-    k->ctx = ctx;
-    k->lowercase = lowercase;
-    k->unicode = tt__unicode_new(ctx);
-    if (!k->unicode || tt__vocab_read(k, vocab_path) != TT_OK) {
-        tt_tokenizer_free(k);
-        return NULL;
-    }
-    for (uint32_t c = 0; c < 128; c++) {
-        char one[2] = {(char)c, 0};
-        bool upper = c >= 'A' && c <= 'Z';
-        k->classes[c] = (uint8_t)tt__class(k->unicode, c);
-        if (k->classes[c] == TT__CLASS_LETTER) k->classes[c] = (uint8_t)(upper && lowercase ? c + 32 : c);
-        int id = c ? tt__vocab_find(k, one) : -1;
-        k->punctuation[c] = id < 0 ? k->special[TT__UNK] : id;
-    }
-    for (uint32_t c = 0; c < TT__LOW; c++) k->low[c] = (uint8_t)tt__class(k->unicode, c);
-    k->classes[(int)'['] = TT__CLASS_LETTER; /* it may begin a special token */
-    static const int roles[TT__COUNT(tt__special_tokens)] = {TT_TOKEN_UNK, TT_TOKEN_CLS, TT_TOKEN_SEP,
-                                                             TT_TOKEN_PAD, TT_TOKEN_MASK};
-    for (int i = 0; i < TT_TOKEN_COUNT; i++) k->roles[i] = -1;
-    for (int i = 0; i < TT__COUNT(roles); i++) k->roles[roles[i]] = k->special[i];
-    k->before[0] = k->special[TT__CLS];
-    k->behind[0] = k->special[TT__SEP];
-    k->n_before = k->n_behind = 1;
-    return k;
-}
-
-/* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
-   freed in any case. */
-static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
-                                        const char *file)
-{
-    bool there = false;
-    memset(j, 0, sizeof *j);
-    tt_status status = tt__path_join(ctx, path, folder, file);
-    if (status == TT_OK) status = tt__folder_has(ctx, folder, file, &there);
-    return status == TT_OK && there ? tt__json_open(j, ctx, path) : status;
-}
-
-/* What of tokenizer_config.json changes ids. */
-static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
-{
-    tt_status status = TT_OK;
-    bool accents = true, cjk = true, basic = true, split_special = false;
-    const struct { const char *key; bool *to; } members[] = {
-        {"do_lower_case", lowercase}, {"strip_accents", &accents}, {"tokenize_chinese_chars", &cjk},
-        {"do_basic_tokenize", &basic}, {"split_special_tokens", &split_special}};
-    if (j->nodes[0].kind != TT__JSON_OBJECT)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", j->path,
-                        tt__json_kind_name(j, 0));
-    for (int k = 0; k < TT__COUNT(members) && status == TT_OK; k++) {
-        status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
-        if (k == 0) accents = *lowercase; /* strip_accents follows do_lower_case when it is null */
-    }
-    const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
-                            : !cjk                  ? "\"tokenize_chinese_chars\" is false"
-                            : !basic                ? "\"do_basic_tokenize\" is false"
-                            : split_special         ? "\"split_special_tokens\" is true" : NULL;
-    if (status != TT_OK || !unsupported) return status;
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which this tokenizer does not do", j->path,
-                    unsupported);
-}
-
-typedef struct tt__word {     /* the word that is being read, and the ids so far */
-    const tt_tokenizer *k;
-    int32_t *ids;
-    int count, limit;
-    int chars, bytes;         /* chars TT__WORD_CHARS + 1: too long, the rest is not kept */
-    int barrier;              /* no mark moves before this byte: a starter was dropped there */
-    uint32_t hash[TT__WORD_BYTES]; /* of the first i + 1 bytes */
-    char text[TT__WORD_BYTES];
-} tt__word;
-
-static void tt__word_id(tt__word *w, int id)
-{
-    if (w->count < w->limit) w->ids[w->count] = id;
-    if (w->count < INT_MAX) w->count++;
-}
-
-static void tt__word_end(tt__word *w)
-{
-    const tt_tokenizer *k = w->k;
-    int n = w->bytes, at = 0, first = w->count;
-    if (!w->chars) return;
-    if (w->chars > TT__WORD_CHARS) at = -1;
-    /* to the end even when there is room for no more ids: a word without a match is one [UNK] */
-    while (at >= 0 && at < n) {
-        int end = (int)tt__min(n, at + (int64_t)k->longest), id = -1;
-        if (at > 0) {
-            uint32_t hash = TT__PIECE_SEED;
-            for (int i = at; i < end; i++) w->hash[i] = hash = tt__hash_byte(hash, (unsigned char)w->text[i]);
-        }
-        for (; end > at; end--) {
-            if (end < n && ((unsigned char)w->text[end] & 0xC0) == 0x80) continue; /* within a character */
-            id = k->slots[tt__vocab_slot(k, w->text + at, (uint32_t)(end - at), at > 0, w->hash[end - 1])].id;
-            if (id >= 0) break;
-        }
-        if (id >= 0) tt__word_id(w, id);
-        at = id >= 0 ? end : -1;
-    }
-    if (at < 0) {
-        w->count = first;
-        tt__word_id(w, k->special[TT__UNK]);
-    }
-    w->chars = w->bytes = w->barrier = 0;
-}
-
-static void tt__word_add(tt__word *w, uint32_t c)
-{
-    if (w->chars >= TT__WORD_CHARS) { w->chars = TT__WORD_CHARS + 1; return; }
-    uint32_t hash = w->bytes ? w->hash[w->bytes - 1] : TT__WORD_SEED;
-    int end = w->bytes + tt__utf8_put(c, w->text + w->bytes);
-    for (int i = w->bytes; i < end; i++) w->hash[i] = hash = tt__hash_byte(hash, (unsigned char)w->text[i]);
-    w->bytes = end;
-    w->chars++;
-}
-
-/* The class of a code point, which `low` tells faster for most. */
-static int tt__word_class(const tt__word *w, uint32_t c)
-{
-    return c < TT__LOW ? w->k->low[c] : tt__class(w->k->unicode, c);
-}
-
-/* Adds a mark of uncased text where NFD puts it: before the marks of higher classes that the word ends in. */
-static void tt__word_mark(tt__word *w, uint32_t mark, int mark_class)
-{
-    uint32_t moved[TT__WORD_CHARS];
-    int n = 0;
-    while (w->bytes > w->barrier && w->chars <= TT__WORD_CHARS) {
-        size_t last = tt__utf8_last(w->text, (size_t)w->bytes), next = last;
-        uint32_t c = tt__utf8_next(w->text, (size_t)w->bytes, &next);
-        if (tt__class(w->k->unicode, c) <= mark_class) break;
-        moved[n++] = c;
-        w->bytes = (int)last;
-        w->chars--;
-    }
-    tt__word_add(w, mark);
-    while (n) tt__word_add(w, moved[--n]);
-}
-
-/* Adds a character beyond ASCII, in the reference's order: clean, split CJK, strip accents and lower-case,
-   split punctuation. */
-static void tt__word_other(tt__word *w, uint32_t c)
-{
-    uint32_t folded[3] = {c, 0, 0};
-    int n = 1, first_class = c == TT__INVALID ? (int)TT__CLASS_DROP : tt__word_class(w, c);
-    bool cjk = tt__is_cjk(c), uncased = w->k->lowercase;
-    if (first_class == TT__CLASS_DROP) return;
-    if (first_class == TT__CLASS_SPACE || cjk) tt__word_end(w);
-    if (first_class == TT__CLASS_SPACE) return;
-    if (uncased && (first_class == TT__CLASS_ACCENT || first_class == TT__CLASS_STARTER_ACCENT)) {
-        if (first_class == TT__CLASS_STARTER_ACCENT) w->barrier = w->bytes;
-        return;
-    }
-    if (uncased) n = tt__fold(w->k->unicode, c, folded);
-    for (int i = 0; i < n; i++) {
-        int folded_class = folded[i] == c ? first_class : tt__word_class(w, folded[i]);
-        bool alone = folded_class == TT__CLASS_PUNCTUATION;
-        if (alone) tt__word_end(w);
-        if (uncased && folded_class >= TT__CLASS_MARK) tt__word_mark(w, folded[i], folded_class);
-        else tt__word_add(w, folded[i]);
-        if (alone) tt__word_end(w);
-    }
-    if (cjk) tt__word_end(w);
-}
-
-/* Adds the special token that a text begins with, or else its first character, "[". Returns its bytes. */
-static size_t tt__word_bracket(tt__word *w, const char *text, size_t bytes)
-{
-    const tt_tokenizer *k = w->k;
-    tt__word_end(w);
-    for (int i = 0; i < TT__COUNT(tt__special_tokens); i++) {
-        size_t n = strlen(tt__special_tokens[i]);
-        if (k->special[i] < 0 || n > bytes || memcmp(text, tt__special_tokens[i], n) != 0) continue;
-        tt__word_id(w, k->special[i]);
-        return n;
-    }
-    tt__word_id(w, k->punctuation[(int)'[']);
-    return 1;
-}
-
-/* The ids of a text, of which `room` are kept. Returns how many there are: of those beyond room, all if
-   `whole`, else some. */
-static int tt__wordpieces(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int room,
-                          bool whole)
-{
-    tt__word w;
-    w.k = k;
-    w.ids = ids;
-    w.count = w.chars = w.bytes = w.barrier = 0;
-    w.limit = room;
-    for (size_t at = 0; at < bytes && (whole || w.count < w.limit);) {
-        unsigned char byte = (unsigned char)text[at];
-        uint8_t c = k->classes[byte];
-        if (c > TT__CLASS_PUNCTUATION) { /* a run of ASCII letters and digits: most of a text */
-            uint32_t hash = w.bytes ? w.hash[w.bytes - 1] : TT__WORD_SEED;
-            for (; c > TT__CLASS_PUNCTUATION && w.chars < TT__WORD_CHARS;
-                 c = at < bytes ? k->classes[(unsigned char)text[at]] : (uint8_t)TT__CLASS_LETTER) {
-                hash = tt__hash_byte(hash, c);
-                w.hash[w.bytes] = hash;
-                w.text[w.bytes++] = (char)c;
-                w.chars++;
-                at++;
-            }
-            if (c > TT__CLASS_PUNCTUATION) { w.chars = TT__WORD_CHARS + 1; at++; }
-        } else if (c != TT__CLASS_LETTER) {
-            at++;
-            if (c == TT__CLASS_DROP) continue;
-            tt__word_end(&w);
-            if (c == TT__CLASS_PUNCTUATION) tt__word_id(&w, k->punctuation[byte]);
-        } else if (byte == '[') {
-            at += tt__word_bracket(&w, text + at, bytes - at);
-        } else {
-            tt__word_other(&w, tt__utf8_next(text, bytes, &at));
-        }
-    }
-    tt__word_end(&w);
-    return w.count;
-}
-
-typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
-
-/* Room for n items of which the contents do not matter. NULL leaves no error: loader threads use it. */
-static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
-{
-    size_t bytes;
-    if (!tt__mul_size(n, item, &bytes)) return NULL;
-    if (bytes > b->bytes || !b->memory) {
-        tt__free(ctx, b->memory);
-        b->memory = tt__try_alloc(ctx, bytes);
-        b->bytes = bytes;
-    }
-    return b->memory;
-}
-
-/* ----------------------------------------------------------------------- byte-pair and Unigram tokenizers */
-
-/* A tokenizer.json with byte-pair encoding (Sennrich et al. 2016) or with Unigram (see tt__unigram_word), as
-   the Rust package `tokenizers` does it; tests/golden/compare_bpe.py compares the two. A text is cut at the
-   added tokens that are spelled out in it; the rest is normalized, cut at the added tokens that are spelled
-   out then, and cut into words by splitters; the symbols of a word are merged, those of the earliest merge
-   first; the post-processor's ids go around all. Most words are one token: whether the merges make it of its
-   text is found out when it is first met. */
-#define TT__BPE_IDS (1 << 22)       /* a larger id is refused: memory is by id */
-#define TT__BPE_TOKEN_BYTES 4096    /* a longer added token is refused: it is looked for at every byte */
-#define TT__BPE_NONE UINT32_MAX
 enum {
-    TT__BPE_STAGES = 16, /* normalizers, splitters or decoders in a row */
-    TT__BPE_SHORT = 64   /* bytes of a word whose merges are found by looking through all */
+    TT__STAGES = 16,   /* normalizers, splitters or decoders in a row */
+    TT__AROUND = 16,   /* ids that stand before or behind those of a text, at most */
+    TT__FEW = 4096     /* bytes of a text that needs no memory from the heap */
 };
 
 typedef enum tt__stage_kind {
-    TT__STAGE_NFC, TT__STAGE_PREPEND, TT__STAGE_REPLACE, TT__STAGE_SPACES, TT__STAGE_TRIM,
-    TT__STAGE_PRECOMPILED, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS, TT__STAGE_LOWER,
-    TT__STAGE_CLEAN, TT__STAGE_CJK, TT__STAGE_NONSPACING,            /* normalizers, of BERT these three */
+    TT__STAGE_NFC, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS, TT__STAGE_LOWER, TT__STAGE_CLEAN,
+    TT__STAGE_CJK, TT__STAGE_NONSPACING,                            /* normalizers, of BERT the last three */
+    TT__STAGE_PREPEND, TT__STAGE_REPLACE, TT__STAGE_SPACES, TT__STAGE_TRIM, TT__STAGE_PRECOMPILED,  /* too */
     TT__STAGE_REGEX, TT__STAGE_TRIPLES, TT__STAGE_DIGITS, TT__STAGE_PUNCTUATION, TT__STAGE_WHITE,
     TT__STAGE_METASPACE, TT__STAGE_BERT, TT__STAGE_BYTES,                                   /* splitters */
     TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP, TT__STAGE_WORDPIECE           /* decoders */
@@ -27594,22 +27574,6 @@ typedef struct tt__pattern {
     bool line_ends;  /* others take line ends behind them; white space ends at its last line end */
     int digits;      /* at most so many together; 0: any number, and a space before them */
 } tt__pattern;
-
-static const struct { const char *regex; tt__pattern pattern; } tt__patterns[] = {
-    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-     {false, false, false, 0}}, /* GPT-2 */
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* LLaMA 3 */
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 1}}, /* Qwen2 */
-    {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
-     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* cl100k */
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
-     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
-     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}},
-};
-static const char tt__three_digits[] = "[0-9][0-9][0-9]"; /* Falcon's */
-
 typedef struct tt__stage {
     tt__stage_kind kind;
     tt__pattern pattern;
@@ -27626,7 +27590,11 @@ typedef struct tt__stage {
     int64_t start, stop;           /* STRIP: characters at most */
 } tt__stage;
 
-typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__BPE_NONE: there is none */
+typedef struct tt__stage_list { tt__stage all[TT__STAGES]; int n; } tt__stage_list;
+
+typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: there is none */
+/* The first 8 bytes of a text, with zeros behind a shorter one, and how many it has; id -1: free. */
+typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
 /* Texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
@@ -27636,15 +27604,13 @@ typedef struct tt__ids_by_text {
     uint32_t mask;
 } tt__ids_by_text;
 
-/* Pair UINT64_MAX: free. */
-typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bpe_rule;
-
 /* A tree of the bytes of added tokens. */
 typedef struct tt__trie_node { int32_t child, sibling, added; uint8_t byte; } tt__trie_node; /* -1: none */
 typedef struct tt__trie {
     int32_t root[256];
     tt__trie_node *nodes;
     int count, capacity;
+    int first;             /* the byte that all begin with; -1: they begin with several */
 } tt__trie;
 
 /* A tree of the bytes of all tokens: node 0 is its root. An edge is in a hash table with open addressing, at
@@ -27665,59 +27631,82 @@ typedef struct tt__added {
     bool skipped;      /* special, and its text is as the file has it: left out of what is decoded */
 } tt__added;
 
+/* Pair UINT64_MAX: free. */
+typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bpe_rule;
+
 typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept_file;
 
-struct tt__bpe {
-    tt_context *ctx;
-    tt__letters *letters;
-    const uint8_t *bits;
-    tt__unicode *unicode;         /* of BERT's stages; NULL: there are none */
-    uint8_t *low;                 /* (TT__LOW) what it says of the code points that most words have */
-    tt__chunk *chunks;            /* the texts of stages and added tokens */
-    tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
-    int n_kept;
-    char *texts, *words_text;     /* of all tokens; what they stand for in a text */
+typedef struct tt__vocab {
+    char *texts, *words;          /* of all tokens; what they stand for in a text, which may be the same */
     tt__slice *text, *word;       /* (size) */
-    int vocab;                    /* ids below this may be the vocabulary's; others are added */
+    int own;                      /* ids below this may be the vocabulary's; others are added */
     tt__ids_by_text by_text, by_word;
-    uint8_t *whole;               /* (vocab) does its text become this token? 0: not known, 1: yes, 2: no */
     uint32_t longest;             /* bytes of a word of the vocabulary */
+} tt__vocab;
+
+typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPIECE } tt__model_kind;
+
+typedef struct tt__model {
+    tt__model_kind kind;
+    int unk;                      /* -1: what has no token is left out */
+    bool byte_fallback;           /* of byte-pair encoding and Unigram */
+    int32_t fallback[256];        /* "<0x0A>" and the like; -1: none */
+    tt__prefixes prefixes;        /* of WordPiece and Unigram */
+    int64_t word_chars;           /* WordPiece: a word of more is unknown */
+    const char *piece;            /* what the tokens that continue a word begin with */
+    int32_t piece_node;           /* where the tree has that; -1: no token continues a word */
+    double *scores;               /* (vocab.own) of Unigram */
+    double unk_score;
+    bool fuse_unk, ignore_merges; /* of byte-pair encoding, as all that follows */
+    int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
+    uint8_t *whole;               /* (size) does its text become this token? 0: not known, 1: yes, 2: no */
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
-    bool wordpiece;
-    const char *piece;            /* what the tokens that continue a word begin with, of so many bytes */
-    size_t piece_bytes;
-    int64_t word_chars;           /* a word of more is unknown */
-    bool unigram;
-    tt__prefixes prefixes;        /* of Unigram, as the two that follow */
-    double *scores;               /* (vocab) */
-    double unk_score;
-    bool fuse_unk, byte_fallback, ignore_merges;
-    int unk;                      /* -1: what has no token is left out */
-    int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
-    int32_t fallback[256];        /* "<0x0A>" and the like; -1: none */
     bool cuts;                    /* no merge is across the start of a run of U+2581: words end there */
-    tt__stage normalizers[TT__BPE_STAGES], splitters[TT__BPE_STAGES], decoders[TT__BPE_STAGES];
-    int n_normalizers, n_splitters, n_decoders;
-    int mapped_at;                /* splitters from here on see bytes as characters; n_splitters: none */
-    bool decodes;                 /* there is a decoder; else tokens are joined by spaces */
+} tt__model;
+
+typedef struct tt__finisher {
+    int32_t before[TT__AROUND], behind[TT__AROUND]; /* ids around those of a text */
+    int n_before, n_behind;
+    int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
+    tt__stage_list decode;
+    bool decodes;                  /* there is a decoder; else tokens are joined by spaces */
+} tt__finisher;
+
+struct tt_tokenizer {
+    tt_context *ctx;
+    tt__unicode *unicode;
+    tt__chunk *chunks;            /* the texts of stages and added tokens */
+    tt__stage_list normalize, split;
+    bool maps_ascii;              /* `ascii` is all that normalizers do to ASCII; above 0x7F: they drop it */
+    uint8_t ascii[128];
+    int mapped_at;                /* splitters from here on see bytes as characters; split.n: none */
+    tt__vocab vocab;
+    tt__model model;
+    tt__finisher finish;
+    int size;                     /* the largest id, and 1 */
     tt__added *added;
     int n_added, cap_added;
     int32_t *added_of;            /* (size) which of these an id is; -1: none */
     tt__trie tries[2];            /* those looked for before and after normalization */
+    bool lowercase;               /* of a vocab.txt, of which nothing is kept */
+    tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
+    int n_kept;
 };
 
-static void tt__bpe_free(tt__bpe *b)
+void tt_tokenizer_free(tt_tokenizer *k)
 {
-    if (!b) return;
-    tt__chunks_free(b->ctx, &b->chunks);
-    for (int i = 0; i < b->n_kept; i++) tt__file_close(b->ctx, &b->kept[i].file);
-    void *const owned[] = {b->letters, b->unicode, b->low, b->texts, b->words_text, b->text, b->word,
-                           b->by_text.slots, b->by_word.slots, b->whole, b->merges, b->added,
-                           b->added_of, b->tries[0].nodes, b->tries[1].nodes, b->prefixes.edges,
-                           b->prefixes.ids, b->scores, b};
-    tt__free_all(b->ctx, owned, TT__COUNT(owned));
+    if (!k) return;
+    tt__chunks_free(k->ctx, &k->chunks);
+    for (int i = 0; i < k->n_kept; i++) tt__file_close(k->ctx, &k->kept[i].file);
+    if (k->vocab.words != k->vocab.texts) tt__free(k->ctx, k->vocab.words);
+    if (k->vocab.word != k->vocab.text) tt__free(k->ctx, k->vocab.word);
+    void *const owned[] = {k->unicode, k->vocab.texts, k->vocab.text, k->vocab.by_text.slots,
+                           k->vocab.by_word.slots, k->model.whole, k->model.merges, k->model.prefixes.edges,
+                           k->model.prefixes.ids, k->model.scores, k->added, k->added_of,
+                           k->tries[0].nodes, k->tries[1].nodes, k};
+    tt__free_all(k->ctx, owned, TT__COUNT(owned));
 }
 
 /* ---- bytes as characters (GPT-2): the printable ones of Latin-1 are themselves, others U+0100 to U+0143 */
@@ -27740,216 +27729,69 @@ static int tt__char_byte(uint32_t c) /* -1: of none */
     return (int)(c < 33 ? c : c < 67 ? c - 33 + 0x7F : 0xAD);
 }
 
-/* ---- lookups */
+/* ---- texts */
 
-static uint32_t tt__bpe_hash(const char *text, size_t bytes)
+/* Where the run of characters ends from `at` on whose bits & mask are `value`. */
+static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
+                                  size_t at)
 {
-    uint64_t hash = 0x9E3779B97F4A7C15u ^ bytes, word;
+    for (size_t next;; at = next) {
+        while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
+        next = at;
+        if (at == bytes || (uint8_t)text[at] < 0x80) return at;
+        if ((bits[tt__utf8_next(text, bytes, &next)] & mask) != value) return at;
+    }
+}
+
+static bool tt__is_ascii(const char *text, size_t bytes)
+{
+    uint64_t all = 0, word;
     for (; bytes >= 8; bytes -= 8, text += 8) {
         memcpy(&word, text, 8);
-        hash = (hash ^ word) * 0xFF51AFD7ED558CCDu;
-        hash ^= hash >> 32;
+        all |= word;
     }
-    word = 0;
-    for (size_t i = 0; i < bytes; i++) word |= (uint64_t)(uint8_t)text[i] << 8 * i;
-    hash = (hash ^ word) * 0xFF51AFD7ED558CCDu;
-    return (uint32_t)(hash >> 32 ^ hash);
+    for (size_t i = 0; i < bytes; i++) all |= (uint8_t)text[i];
+    return !(all & 0x8080808080808080u);
 }
 
-static tt__bucket *tt__bpe_slot(const tt__ids_by_text *t, const char *text, size_t bytes, uint32_t hash)
+
+/* ---- lookups */
+
+/* The first 8 bytes of a text, or zeros behind it. `readable` bytes may be read. */
+static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t readable)
 {
-    for (uint32_t at = hash & t->mask;; at = (at + 1) & t->mask) {
+    uint64_t head = 0;
+    if (readable >= 8) {
+        memcpy(&head, text, 8);
+        return bytes < 8 ? head & ((UINT64_C(1) << 8 * bytes) - 1) : head;
+    }
+    for (size_t i = 0; i < bytes; i++) head |= (uint64_t)(uint8_t)text[i] << 8 * i;
+    return head;
+}
+
+/* The slot that holds a text, or the free one where it belongs. */
+static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *text, size_t bytes,
+                                         uint64_t head)
+{
+    uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
+    for (size_t i = 8; i < bytes; i += 8) {
+        word = tt__token_head(text + i, bytes - i, bytes - i);
+        hash = (hash ^ hash >> 32 ^ word) * 0xFF51AFD7ED558CCDu;
+    }
+    for (uint32_t at = (uint32_t)(hash >> 32 ^ hash) & t->mask;; at = (at + 1) & t->mask) {
         tt__bucket *slot = &t->slots[at];
         if (slot->id < 0) return slot;
-        if (slot->hash != hash) continue;
-        const tt__slice *slice = &t->slices[slot->id];
-        if (slice->bytes == bytes && memcmp(t->base + slice->start, text, bytes) == 0) return slot;
+        if (slot->head != head || slot->bytes != bytes) continue;
+        const char *own = t->base + t->slices[slot->id].start;
+        if (bytes <= 8 || memcmp(own + 8, text + 8, bytes - 8) == 0) return slot;
     }
 }
 
-static int tt__bpe_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: none */
+static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: none */
 {
-    return tt__bpe_slot(t, text, bytes, tt__bpe_hash(text, bytes))->id;
+    return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* Pair UINT64_MAX: none. */
-static const tt__bpe_rule *tt__bpe_merge(const tt__bpe *b, int32_t left, int32_t right)
-{
-    const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    uint64_t at = pair * 0x9E3779B97F4A7C15u >> b->merge_shift;
-    while (b->merges[at].pair != pair && b->merges[at].pair != UINT64_MAX) at = (at + 1) & b->merge_mask;
-    return &b->merges[at];
-}
-
-/* ---- a text's way to ids */
-
-typedef struct tt__encoder {
-    const tt__bpe *b;
-    int32_t *ids;
-    int64_t count, room;   /* ids so far, of which `room` are kept */
-    bool whole;            /* count all ids; else some of those beyond room */
-    bool failed;           /* out of memory */
-    const char *origin;    /* the text at hand, normalized, of so many bytes */
-    size_t origin_bytes;
-    size_t front;          /* so many bytes at its front stand for its first character before that: a part of
-                              a splitter's that begins with one of them is the text's first */
-    tt__buffer clean, normal[2], points, spare, stages[TT__BPE_STAGES], symbols, heap;
-} tt__encoder;
-
-static void tt__encoder_id(tt__encoder *e, int32_t id)
-{
-    if (e->count < e->room) e->ids[e->count] = id;
-    e->count++;
-}
-
-static bool tt__encoder_done(const tt__encoder *e) { return e->failed || (!e->whole && e->count >= e->room); }
-
-static void *tt__encoder_room(tt__encoder *e, tt__buffer *buffer, size_t n, size_t item)
-{
-    void *memory = tt__buffer_get(e->b->ctx, buffer, n ? n : 1, item);
-    e->failed |= !memory;
-    return memory;
-}
-
-/* The next character, of bytes that stand for one each if `mapped`. */
-static uint32_t tt__bpe_char(bool mapped, const char *text, size_t bytes, size_t *at)
-{
-    return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
-}
-
-/* The symbols of one character: its token, else those of its bytes, else an unknown one, which waits in
-   *unknown for more of its kind. Returns how many are added. */
-static size_t tt__bpe_symbol(const tt__bpe *b, uint32_t c, int32_t *to, bool *unknown)
-{
-    char text[4];
-    size_t n = 0, bytes = (size_t)tt__utf8_put(c, text), missing = 0;
-    int id = -1;
-    if (b->mapped_at == b->n_splitters) id = tt__bpe_find(&b->by_word, text, bytes);
-    else if (tt__char_byte(c) >= 0) id = b->bytes[tt__char_byte(c)];
-    if (id >= 0) {
-        if (*unknown) to[n++] = b->unk;
-        *unknown = false;
-        to[n++] = id;
-        return n;
-    }
-    for (size_t i = 0; i < bytes; i++) missing += b->fallback[(uint8_t)text[i]] < 0;
-    if (b->byte_fallback && !missing) {
-        for (size_t i = 0; i < bytes; i++) to[n++] = b->fallback[(uint8_t)text[i]];
-    } else if (b->unk >= 0) {
-        if (*unknown && !b->fuse_unk) to[n++] = b->unk;
-        *unknown = true;
-    }
-    return n;
-}
-
-/* The symbols of a word: at most 2 for each byte, and one. */
-static size_t tt__bpe_symbols(const tt__bpe *b, const char *text, size_t bytes, int32_t *to)
-{
-    const bool mapped = b->mapped_at < b->n_splitters;
-    bool unknown = false;
-    size_t n = 0;
-    for (size_t at = 0; at < bytes;) {
-        int32_t id = mapped && !unknown ? b->bytes[(uint8_t)text[at]] : -1;
-        if (id >= 0) to[n++] = id, at++;
-        else n += tt__bpe_symbol(b, tt__bpe_char(mapped, text, bytes, &at), to + n, &unknown);
-    }
-    if (unknown) to[n++] = b->unk;
-    return n;
-}
-
-/* Merges the symbols of a short word in place. Returns how many are left. */
-static size_t tt__bpe_merge_short(const tt__bpe *b, int32_t *symbols, size_t n)
-{
-    const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
-    for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(b, symbols[i], symbols[i + 1]);
-    while (n > 1) {
-        uint32_t best = UINT32_MAX; /* the rank where there is no merge */
-        size_t at = 0;
-        for (size_t i = 0; i + 1 < n; i++)
-            if (merges[i]->rank < best) best = merges[i]->rank, at = i;
-        if (best == UINT32_MAX) break;
-        symbols[at] = merges[at]->id;
-        n--;
-        for (size_t i = at + 1; i < n; i++) {
-            symbols[i] = symbols[i + 1];
-            merges[i - 1] = merges[i];
-        }
-        if (at + 1 < n) merges[at] = tt__bpe_merge(b, symbols[at], symbols[at + 1]);
-        if (at > 0) merges[at - 1] = tt__bpe_merge(b, symbols[at - 1], symbols[at]);
-    }
-    return n;
-}
-
-typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: merged into another */
-typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* in a heap */
-
-static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
-{
-    return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
-}
-
-static void tt__bpe_push(const tt__bpe *b, tt__bpe_pair *heap, size_t *n, const tt__bpe_link *links,
-                         int32_t at)
-{
-    if (at < 0 || links[at].after < 0) return;
-    const tt__bpe_rule *m = tt__bpe_merge(b, links[at].id, links[links[at].after].id);
-    if (m->pair == UINT64_MAX) return;
-    const tt__bpe_pair pair = {m->rank, at, m->id};
-    size_t to = (*n)++;
-    for (; to && tt__bpe_earlier(&pair, &heap[(to - 1) / 2]); to = (to - 1) / 2)
-        heap[to] = heap[(to - 1) / 2];
-    heap[to] = pair;
-}
-
-static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
-{
-    const tt__bpe_pair top = heap[0], last = heap[--*n];
-    size_t to = 0;
-    for (size_t child = 1; child < *n; child = 2 * to + 1) {
-        if (child + 1 < *n && tt__bpe_earlier(&heap[child + 1], &heap[child])) child++;
-        if (!tt__bpe_earlier(&heap[child], &last)) break;
-        heap[to] = heap[child];
-        to = child;
-    }
-    heap[to] = last;
-    return top;
-}
-
-/* The same of a word of any length, in n log n. */
-static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
-{
-    const tt__bpe *b = e->b;
-    size_t pairs = 0, left = 0;
-    if (n > INT32_MAX / 2) { e->failed = true; return 0; }
-    tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, &e->points, n, sizeof *links);
-    /* each symbol begins a pair, and each merge makes two */
-    tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, &e->heap, 3 * n, sizeof *heap);
-    if (e->failed) return 0;
-    for (size_t i = 0; i < n; i++) {
-        const tt__bpe_link link = {symbols[i], (int32_t)i - 1, i + 1 < n ? (int32_t)i + 1 : -1};
-        links[i] = link;
-    }
-    for (size_t i = 0; i + 1 < n; i++) tt__bpe_push(b, heap, &pairs, links, (int32_t)i);
-    while (pairs) {
-        const tt__bpe_pair top = tt__bpe_pop(heap, &pairs);
-        tt__bpe_link *first = &links[top.at];
-        if (first->id < 0 || first->after < 0) continue;
-        tt__bpe_link *second = &links[first->after];
-        const tt__bpe_rule *m = tt__bpe_merge(b, first->id, second->id);
-        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one of the two is another by now */
-        first->id = top.id;
-        first->after = second->after;
-        second->id = -1;
-        if (first->after >= 0) links[first->after].before = top.at;
-        tt__bpe_push(b, heap, &pairs, links, first->before);
-        tt__bpe_push(b, heap, &pairs, links, top.at);
-    }
-    for (size_t i = 0; i < n; i++)
-        if (links[i].id >= 0) symbols[left++] = links[i].id;
-    return left;
-}
-
-/* ---- Unigram */
 
 static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte */
 {
@@ -27964,426 +27806,234 @@ static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /
     return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);
 }
 
-/* The best way to spell a word up to a byte, and from it on. */
-typedef struct tt__spelling {
-    double score;
-    int32_t from, id;      /* the last token: where it begins; -1: there is no way yet */
-    int32_t to, next;      /* the next token of the best way through the word: where it ends */
-} tt__spelling;
+/* ---- a text's way to ids */
 
-static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
+typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
+
+/* Room for n items of which the contents do not matter. NULL leaves no error: loader threads use it. */
+static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
 {
-    if (s->from >= 0 && !(score > s->score)) return; /* of two with the same score the first stays */
-    s->score = score;
-    s->from = (int32_t)from;
-    s->id = id;
+    size_t bytes;
+    if (!tt__mul_size(n, item, &bytes)) return NULL;
+    if (bytes > b->bytes || !b->memory) {
+        tt__free(ctx, b->memory);
+        b->memory = tt__try_alloc(ctx, bytes);
+        b->bytes = bytes;
+    }
+    return b->memory;
 }
 
-/* The ids of characters that no token spells: a token that is all of them, else their bytes, else one id. */
-static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
+enum { /* buffers of an encoder: of normalized texts two in turn, of splitters' one for each */
+    TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
+    TT__POINTS = TT__SPLIT_TEXT + TT__STAGES, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
+};
+
+typedef struct tt__encoder tt__encoder;
+struct tt__encoder {
+    const tt_tokenizer *k;
+    void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
+    int32_t *ids;
+    int64_t count, room;   /* ids so far, of which `room` are kept */
+    bool whole;            /* count all ids; else some of those beyond room */
+    bool failed;           /* out of memory */
+    bool ascii;            /* all of the text is */
+    const char *origin;    /* the text at hand, normalized, of so many bytes */
+    size_t origin_bytes;
+    size_t front;          /* so many bytes at its front stand for its first character before that: a part of
+                              a splitter's that begins with one of them is the text's first */
+    tt__buffer buffers[TT__BUFFERS];
+    char few[TT__SPLIT_TEXT][TT__FEW]; /* the first of these texts, while they are short */
+};
+
+static void tt__encoder_init(tt__encoder *e, const tt_tokenizer *k)
 {
-    const tt__bpe *b = e->b;
-    const int id = tt__bpe_find(&b->by_word, text, bytes);
-    bool fallback = b->byte_fallback && id < 0;
-    for (size_t i = 0; i < bytes && fallback; i++) fallback = b->fallback[(uint8_t)text[i]] >= 0;
-    if (!fallback) tt__encoder_id(e, id >= 0 ? id : b->unk);
-    for (size_t i = 0; i < bytes && fallback; i++) tt__encoder_id(e, b->fallback[(uint8_t)text[i]]);
+    memset(e, 0, offsetof(tt__encoder, few));
+    e->k = k;
 }
 
-/* Unigram (Kudo 2018, section 3.2): the tokens whose scores have the largest sum, by the algorithm of Viterbi
-   over the bytes of a word. Where no token is the character at hand, an unknown one is tried too. */
-static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
+static void tt__encoder_free(tt__encoder *e)
 {
-    const tt__bpe *b = e->b;
-    tt__spelling *best = bytes < INT32_MAX
-                       ? (tt__spelling *)tt__encoder_room(e, &e->heap, bytes + 1, sizeof *best) : NULL;
-    if (!best) { e->failed = true; return; }
-    for (size_t i = 0; i <= bytes; i++) best[i].from = -1;
-    best[0].score = 0;
-    for (size_t at = 0, next = 0; at < bytes; at = next) {
-        const double score = best[at].score;
-        int32_t node = 0;
-        bool known = false;
-        tt__utf8_next(text, bytes, &next);
-        for (size_t i = at; i < bytes; i++) {
-            node = tt__prefix_next(&b->prefixes, node, text[i]);
-            if (node < 0) break;
-            const int32_t id = b->prefixes.ids[node];
-            if (id < 0) continue;
-            tt__spelling_try(&best[i + 1], b->scores[id] + score, at, id);
-            known |= i + 1 == next;
-        }
-        if (!known) tt__spelling_try(&best[next], b->unk_score + score, at, b->unk);
-    }
-    for (int32_t to = (int32_t)bytes; to > 0; to = best[to].from) {
-        best[best[to].from].to = to;
-        best[best[to].from].next = best[to].id;
-    }
-    for (size_t at = 0, to; at < bytes && !tt__encoder_done(e); at = to) {
-        to = (size_t)best[at].to;
-        if (best[at].next != b->unk) {
-            tt__encoder_id(e, best[at].next);
-            continue;
-        }
-        while (to < bytes && best[to].next == b->unk) to = (size_t)best[to].to;
-        tt__unigram_unknown(e, text + at, to - at);
-    }
+    for (int i = 0; i < TT__COUNT(e->buffers); i++)
+        if (e->buffers[i].memory) tt__free(e->k->ctx, e->buffers[i].memory);
 }
 
-/* WordPiece: the longest token that a word begins with, the longest that goes on behind it, and so on. */
-static void tt__bpe_pieces(tt__encoder *e, const char *text, size_t bytes)
+static void tt__encoder_id(tt__encoder *e, int32_t id)
 {
-    const tt__bpe *b = e->b;
-    const int64_t before = e->count;
-    const size_t front = b->piece_bytes;
-    int64_t chars = 0;
-    for (size_t at = 0; at < bytes && chars <= b->word_chars; chars++) tt__utf8_next(text, bytes, &at);
-    char *rest = chars <= b->word_chars ? (char *)tt__encoder_room(e, &e->heap, front + bytes, 1) : NULL;
-    bool known = rest != NULL;
-    if (known && front) memcpy(rest, b->piece, front);
-    for (size_t at = 0, end; at < bytes && known; at = end) {
-        const size_t skip = at ? front : 0, most = b->longest > skip ? b->longest - skip : 0;
-        const size_t left = bytes - at < most ? bytes - at : most;
-        const char *from = at ? rest : text;
-        int id = -1;
-        if (at) memcpy(rest + front, text + at, left);
-        for (end = at + left; end > at; end--) {
-            if (end < bytes && ((uint8_t)text[end] & 0xC0) == 0x80) continue; /* within a character */
-            id = tt__bpe_find(&b->by_word, from, skip + end - at);
-            if (id >= 0) break;
-        }
-        known = id >= 0;
-        if (known) tt__encoder_id(e, id);
-    }
-    if (known || e->failed) return;
-    e->count = before;
-    tt__encoder_id(e, b->unk);
+    if (e->count < e->room) e->ids[e->count] = id;
+    e->count++;
 }
 
-static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
+static bool tt__encoder_done(const tt__encoder *e) { return e->failed || (!e->whole && e->count >= e->room); }
+
+static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
 {
-    const tt__bpe *b = e->b;
-    if (b->wordpiece) {
-        tt__bpe_pieces(e, text, bytes);
-        return;
-    }
-    if (b->unigram) {
-        tt__unigram_word(e, text, bytes);
-        return;
-    }
-    int32_t few[2 * TT__BPE_SHORT + 1], *symbols = few;
-    const int id = bytes <= b->longest ? tt__bpe_find(&b->by_word, text, bytes) : -1;
-    if (id >= 0 && (b->ignore_merges || __atomic_load_n(&b->whole[id], __ATOMIC_RELAXED) == 1)) {
-        tt__encoder_id(e, id);
-        return;
-    }
-    if (bytes > TT__BPE_SHORT) symbols = (int32_t *)tt__encoder_room(e, &e->symbols, 2 * bytes + 1, 4);
-    if (!symbols) return;
-    size_t n = tt__bpe_symbols(b, text, bytes, symbols);
-    n = bytes > TT__BPE_SHORT ? tt__bpe_merge_long(e, symbols, n) : tt__bpe_merge_short(b, symbols, n);
-    if (id >= 0 && !e->failed)
-        __atomic_store_n(&b->whole[id], (uint8_t)(n == 1 && symbols[0] == id ? 1 : 2), __ATOMIC_RELAXED);
-    for (size_t i = 0; i < n; i++) tt__encoder_id(e, symbols[i]);
+    void *memory = tt__buffer_get(e->k->ctx, &e->buffers[buffer], n ? n : 1, item);
+    e->failed |= !memory;
+    return memory;
 }
 
-/* Words that no splitter made. */
-static void tt__bpe_words(tt__encoder *e, const char *text, size_t bytes)
-{
-    size_t from = 0;
-    bool mark = true;
-    for (size_t at = 0; e->b->cuts && at + 2 < bytes && !tt__encoder_done(e);) {
-        const bool here = memcmp(text + at, "\xE2\x96\x81", 3) == 0;
-        if (here && !mark) {
-            tt__bpe_word(e, text + from, at - from);
-            from = at;
-        }
-        mark = here;
-        at += here ? 3 : 1;
-    }
-    if (!tt__encoder_done(e)) tt__bpe_word(e, text + from, bytes - from);
-}
+/* The token that a word of a text stands for; -1: none. */
+static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 
-/* ---- splitters */
-
-/* Where the run of characters ends from `at` on whose bits & mask are `value`; at most `most` of them. */
-static size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
-                           size_t at,
-                           size_t most)
-{
-    for (size_t next; at < bytes && most; at = next, most--) {
-        const uint8_t byte = (uint8_t)text[at];
-        next = at + 1;
-        const uint32_t c = byte < 0x80 ? byte : (next = at, tt__utf8_next(text, bytes, &next));
-        if ((bits[c] & mask) != value) break;
-    }
-    return at;
-}
-
-static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
-
-/* The bytes of a contraction behind its apostrophe; 0: there is none. U+017F is an s in another case. */
-static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
-{
-    const char other = any_case ? 0x20 : 0;
-    const char a = (char)(bytes ? text[0] | (text[0] >= 'A' && text[0] <= 'Z' ? other : 0) : 0);
-    const char b = (char)(bytes > 1 ? text[1] | (text[1] >= 'A' && text[1] <= 'Z' ? other : 0) : 0);
-    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 1;
-    if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return 2;
-    return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
-}
-
-/* Where the match that begins at `at` ends; every character is in one. */
-static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
-                              size_t at)
-{
-    const int kinds = TT__IS_LETTER | TT__IS_NUMBER | TT__IS_SPACE;
-    size_t next = at, after = at, end;
-    const uint32_t c = tt__utf8_next(text, bytes, &next);
-    const int kind = bits[c] & kinds;
-    int then = -1; /* what is behind c; -1: the end */
-    if (c == '\'' && (end = tt__contraction(text + next, bytes - next, p->any_case)) > 0) return next + end;
-    if (kind == TT__IS_LETTER) return tt__bits_end(bits, kinds, kind, text, bytes, next, SIZE_MAX);
-    if (kind == TT__IS_NUMBER)
-        return tt__bits_end(bits, kinds, kind, text, bytes, next,
-                            p->digits ? (size_t)p->digits - 1 : SIZE_MAX);
-    after = next;
-    if (next < bytes) then = bits[tt__utf8_next(text, bytes, &after)] & kinds;
-    const bool prefix = c == ' ' || (p->any_prefix && !(c == '\n' || c == '\r'));
-    if (prefix && then == TT__IS_LETTER) return tt__bits_end(bits, kinds, then, text, bytes, next, SIZE_MAX);
-    if (c == ' ' && then == TT__IS_NUMBER && !p->digits)
-        return tt__bits_end(bits, kinds, then, text, bytes, next, SIZE_MAX);
-    if (!kind || (c == ' ' && then == 0)) {
-        end = tt__bits_end(bits, kinds, 0, text, bytes, next, SIZE_MAX);
-        while (p->line_ends && end < bytes && tt__is_line_end(text[end])) end++;
-        return end;
-    }
-    end = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, next, SIZE_MAX);
-    for (size_t last = end; p->line_ends && last > at; last--)
-        if (tt__is_line_end(text[last - 1])) return last;
-    if (end == bytes || end == next) return end;
-    return tt__utf8_last(text, end);
-}
-
-static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t bytes, bool first);
-
-/* Is the part that begins at text + from the text's first? first: so could be one that begins with `text`. */
-static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
-    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* or in a splitter's copy */
+    const size_t readable = at < e->origin_bytes ? e->origin_bytes - at : bytes;
+    if (bytes > e->k->vocab.longest) return -1;
+    return tt__token_slot(&e->k->vocab.by_word, text, bytes, tt__token_head(text, bytes, readable))->id;
 }
 
-/* Runs of characters of a class, or each of them, and the runs between them. */
-static void tt__bpe_split_class(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+/* The next character, of bytes that stand for one each if `mapped`. */
+static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_t *at)
 {
-    const tt__bpe *b = e->b;
-    const tt__stage *s = &b->splitters[stage];
-    const bool mapped = stage > b->mapped_at;
-    const int mask = s->kind == TT__STAGE_DIGITS ? TT__IS_DIGIT : TT__IS_PUNCTUATION;
-    size_t from = 0, at = 0;
-    bool inside = false;
-    while (at < bytes && !tt__encoder_done(e)) {
-        const size_t start = at;
-        const bool is = (b->bits[tt__bpe_char(mapped, text, bytes, &at)] & mask) != 0;
-        if (start > from && (is != inside || (is && s->each))) {
-            tt__bpe_split(e, stage + 1, text + from, start - from, tt__is_first(e, first, text, from));
-            from = start;
-        }
-        inside = is;
-    }
-    if (!tt__encoder_done(e))
-        tt__bpe_split(e, stage + 1, text + from, bytes - from, tt__is_first(e, first, text, from));
+    return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
 }
 
-/* Words between white space. */
-static void tt__bpe_split_white(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
-{
-    const uint8_t *bits = e->b->bits;
-    for (size_t from = 0, at = 0; at < bytes && !tt__encoder_done(e); from = at) {
-        from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, from, SIZE_MAX);
-        at = tt__bits_end(bits, TT__IS_SPACE, 0, text, bytes, from, SIZE_MAX);
-        tt__bpe_split(e, stage + 1, text + from, at - from, tt__is_first(e, first, text, from));
-    }
-}
+/* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
-static int tt__bpe_class_of(const tt__bpe *b, uint32_t c) /* a TT__CLASS_... */
-{
-    return c < TT__LOW ? b->low[c] : tt__class(b->unicode, c);
-}
+/* A new text that a normalizer makes of an old one, and how much of the new one's front stands for the front
+   of the old one (see tt__encoder), as `tokenizers` aligns them (NormalizedString): what is put with a change
+   of 0 stands for the old text's next character, with a change of -n for the n characters behind that too,
+   and with a change of 1 for the same as what was put before. */
+typedef struct tt__rewrite {
+    tt__encoder *e;
+    tt__buffer *to;
+    char *out;             /* the new text so far, n bytes */
+    size_t n, room;
+    bool aligns;           /* does the front matter? Else the rest is not used. */
+    const char *text;      /* the old text */
+    size_t bytes, front;
+    size_t at, to_front;   /* what of the old text is passed; the new front, so far */
+    size_t size;           /* of what was put last, whose change may still become less; 0: of none */
 
-/* Words between white space, and each character of punctuation. */
-static void tt__bpe_split_bert(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
-{
-    const tt__bpe *b = e->b;
-    size_t from = 0;
-    for (size_t at = 0; at <= bytes && !tt__encoder_done(e);) {
-        const size_t start = at;
-        const uint32_t c = at < bytes ? tt__utf8_next(text, bytes, &at) : (at++, (uint32_t)' ');
-        const bool alone = tt__bpe_class_of(b, c) == TT__CLASS_PUNCTUATION;
-        if (!alone && !(b->bits[c] & TT__IS_SPACE)) continue;
-        tt__bpe_split(e, stage + 1, text + from, start - from, tt__is_first(e, first, text, from));
-        if (alone && !tt__encoder_done(e))
-            tt__bpe_split(e, stage + 1, text + start, at - start, tt__is_first(e, first, text, start));
-        from = at;
-    }
-}
-
-/* Three digits are a word. */
-static void tt__bpe_split_triples(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
-{
-    size_t from = 0;
-    for (size_t at = 0; at < bytes && !tt__encoder_done(e);) {
-        size_t n = 0;
-        while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
-        if (n < 3) { at += n + 1; continue; }
-        if (at > from)
-            tt__bpe_split(e, stage + 1, text + from, at - from, tt__is_first(e, first, text, from));
-        tt__bpe_split(e, stage + 1, text + at, 3, tt__is_first(e, first, text, at));
-        from = at += 3;
-    }
-    if (from < bytes && !tt__encoder_done(e))
-        tt__bpe_split(e, stage + 1, text + from, bytes - from, tt__is_first(e, first, text, from));
-}
-
-/* Replaces every `from` by `to`. Room for all is in `out`. Returns the bytes. */
-static size_t tt__replace(const tt__stage *s, const char *text, size_t bytes, char *out)
-{
-    size_t n = 0;
-    for (size_t at = 0; at < bytes;) {
-        const bool here = bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0;
-        if (here) memcpy(out + n, s->to, s->to_bytes);
-        else out[n] = text[at];
-        n += here ? s->to_bytes : 1;
-        at += here ? s->from_bytes : 1;
-    }
-    return n;
-}
-
-/* The bytes that tt__replace needs at most; SIZE_MAX: too many. */
-static size_t tt__replace_bytes(const tt__stage *s, size_t bytes)
-{
-    size_t room;
-    if (s->to_bytes <= s->from_bytes) return bytes;
-    return tt__mul_size(bytes / s->from_bytes + 1, s->to_bytes, &room) && room < SIZE_MAX / 2 - bytes
-         ? room + bytes : SIZE_MAX;
-}
-
-static void tt__bpe_split_metaspace(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
-{
-    const tt__stage *s = &e->b->splitters[stage];
-    const size_t room = tt__replace_bytes(s, bytes);
-    char *out = room < SIZE_MAX - s->to_bytes
-              ? (char *)tt__encoder_room(e, &e->stages[stage], room + s->to_bytes, 1) : NULL;
-    if (!out) { e->failed = true; return; }
-    size_t n = tt__replace(s, text, bytes, out + s->to_bytes), from = 0;
-    char *begin = out + s->to_bytes;
-    const bool marked = n >= s->to_bytes && memcmp(begin, s->to, s->to_bytes) == 0;
-    if (!marked && (s->prefix_always || (s->prefix_first && first))) {
-        begin = out;
-        memcpy(begin, s->to, s->to_bytes);
-        n += s->to_bytes;
-    }
-    for (size_t at = 1; s->splits && at + s->to_bytes <= n && !tt__encoder_done(e); at++) {
-        if (memcmp(begin + at, s->to, s->to_bytes) != 0) continue;
-        tt__bpe_split(e, stage + 1, begin + from, at - from, first && !from);
-        from = at;
-    }
-    if (!tt__encoder_done(e)) tt__bpe_split(e, stage + 1, begin + from, n - from, first && !from);
-}
-
-/* Splits a text by the splitters from `stage` on. first: see tt__is_first. */
-static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
-{
-    const tt__bpe *b = e->b;
-    const tt__stage *s = &b->splitters[stage];
-    if (!bytes) return;
-    if (stage == b->n_splitters) {
-        tt__bpe_words(e, text, bytes);
-        return;
-    }
-    const tt__pattern *pattern = s->kind == TT__STAGE_REGEX ? &s->pattern : NULL;
-    switch (s->kind) {
-    case TT__STAGE_DIGITS: case TT__STAGE_PUNCTUATION:
-        tt__bpe_split_class(e, stage, text, bytes, first);
-        return;
-    case TT__STAGE_TRIPLES: tt__bpe_split_triples(e, stage, text, bytes, first); return;
-    case TT__STAGE_METASPACE: tt__bpe_split_metaspace(e, stage, text, bytes, first); return;
-    case TT__STAGE_WHITE: tt__bpe_split_white(e, stage, text, bytes, first); return;
-    case TT__STAGE_BERT: tt__bpe_split_bert(e, stage, text, bytes, first); return;
-    default: break;
-    }
-    if (s->kind == TT__STAGE_BYTES) {
-        if (s->prefix_space && text[0] != ' ') {
-            char *out = (char *)tt__encoder_room(e, &e->stages[stage], bytes + 1, 1);
-            if (!out) return;
-            out[0] = ' ';
-            memcpy(out + 1, text, bytes++);
-            text = out;
-        }
-        if (s->splits) pattern = &tt__patterns[0].pattern;
-    }
-    for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
-        end = pattern ? tt__pattern_end(b->bits, pattern, text, bytes, at) : bytes;
-        if (stage + 1 == b->n_splitters) tt__bpe_words(e, text + at, end - at);
-        else tt__bpe_split(e, stage + 1, text + at, end - at, tt__is_first(e, first, text, at));
-    }
-}
-
-/* ---- normalizers */
-
-/* What becomes of the front of a text (see tt__encoder), as `tokenizers` aligns it (NormalizedString): a
-   normalizer gives new characters, one by one. One with a change of 0 stands for the old text's next
-   character, one of -n for the n behind that too, and one of 1 for what the one before it stands for. */
-typedef struct tt__aligner {
-    const char *text;
-    size_t bytes, front;  /* of the old text */
-    size_t at, to;        /* what of it is passed; the new front, so far */
-    size_t size;          /* of the new character at hand, whose change may still become less; 0: none is */
     int64_t change;
-} tt__aligner;
+} tt__rewrite;
 
-static void tt__front_pass(tt__aligner *f)
+/* Room for so many bytes more. False: there is none, now or before. */
+static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 {
-    const bool with = f->change > 0 ? !f->at || f->at - 1 < f->front : f->at < f->front;
-    if (!f->size) return;
-    if (with) f->to += f->size;
-    for (int64_t n = f->change; n <= 0 && f->at < f->bytes; n++) tt__utf8_next(f->text, f->bytes, &f->at);
-    f->size = 0;
+    tt_context *ctx = w->e->k->ctx;
+    if (!w->e->failed && w->room - w->n >= more) return true;
+    const bool fits = more < SIZE_MAX / 8 && w->room < SIZE_MAX / 8 && !w->e->failed;
+    const size_t room = 2 * (w->room + more);
+    char *larger = fits ? (char *)tt__try_alloc(ctx, room) : NULL;
+    w->e->failed = !larger;
+    if (!larger) return false;
+    if (w->n) memcpy(larger, w->out, w->n);
+    tt__free(ctx, w->to->memory);
+    w->to->memory = w->out = larger;
+    w->to->bytes = w->room = room;
+    return true;
 }
 
-static void tt__front_put(tt__aligner *f, size_t size, int64_t change)
+/* Begins a text in one of the encoder's buffers. */
+static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *text, size_t bytes, bool aligns)
 {
-    tt__front_pass(f);
-    f->size = size;
-    f->change = change;
+    tt__rewrite w = {e, &e->buffers[buffer], NULL, 0, 0, aligns, text, bytes, e->front, 0, 0, 0, 0};
+    const bool few = buffer < TT__SPLIT_TEXT && !w.to->memory;
+    w.out = few ? e->few[buffer] : (char *)w.to->memory;
+    w.room = few ? (size_t)TT__FEW : w.to->bytes;
+    tt__rewrite_room(&w, bytes);
+    return w;
 }
 
-/* Is all passed that the front can be? */
-static bool tt__front_done(const tt__aligner *f) { return f->at > f->front; }
+/* Passes what was put last. */
+static void tt__rewrite_pass(tt__rewrite *w)
+{
+    const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
+    if (!w->size) return;
+    if (with) w->to_front += w->size;
+    for (int64_t n = w->change; n <= 0 && w->at < w->bytes; n++) tt__utf8_next(w->text, w->bytes, &w->at);
+    w->size = 0;
+}
 
-/* Characters that stand for a part of the old text together; to NULL: the part itself. */
-static void tt__front_part(tt__aligner *f, const char *part, size_t bytes, const char *to, size_t to_bytes)
+static void tt__rewrite_put(tt__rewrite *w, const char *text, size_t bytes, int64_t change)
+{
+    if (!tt__rewrite_room(w, bytes)) return;
+    if (bytes) memcpy(w->out + w->n, text, bytes);
+    w->n += bytes;
+    if (!w->aligns) return;
+    tt__rewrite_pass(w);
+    w->size = bytes;
+    w->change = change;
+}
+
+static void tt__rewrite_point(tt__rewrite *w, uint32_t c, int64_t change)
+{
+    char text[4];
+    tt__rewrite_put(w, text, (size_t)tt__utf8_put(c, text), change);
+}
+
+/* Leaves out bytes of the old text. */
+static void tt__rewrite_skip(tt__rewrite *w, size_t bytes)
+{
+    tt__rewrite_pass(w);
+    w->at += bytes;
+}
+
+/* Puts a text that stands for a part of the old one; to NULL: the part itself. */
+static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, const char *to, size_t to_bytes)
 {
     int64_t old = 0, made = 0;
+    if (!to) to = part, to_bytes = bytes;
+    if (!w->aligns) {
+        tt__rewrite_put(w, to, to_bytes, 0);
+        return;
+    }
     for (size_t at = 0; at < bytes; old++) tt__utf8_next(part, bytes, &at);
     for (size_t at = 0, from = 0; at < to_bytes; from = at) {
-        tt__utf8_next(to ? to : part, to_bytes, &at);
-        tt__front_put(f, at - from, made++ >= old);
+        tt__utf8_next(to, to_bytes, &at);
+        tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) f->change -= old - made; /* of none, where the text begins with what is taken away */
+    if (made < old) w->change -= old - made; /* of none, where the text begins with what is taken away */
 }
 
-typedef struct tt__changed { uint32_t point; int64_t change; } tt__changed;
+/* Ends the new text. */
+static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
+{
+    tt__rewrite_pass(w);
+    if (w->aligns) w->e->front = w->to_front;
+    *bytes = w->n;
+    return w->out;
+}
 
-/* NFC composes these, which are decomposed and sorted. Returns how many remain. */
-static size_t tt__front_compose(const tt__letters *l, tt__changed *c, size_t count)
+/* ---- composition and decomposition: the Unicode Standard, section 3.11 */
+
+typedef struct tt__changed { uint32_t point; int32_t change; } tt__changed;
+
+/* Sorts each run of marks by combining class; spare has room for as many. */
+static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__changed *spare)
+{
+    for (size_t i = 0, end; i < n; i = end + 1) {
+        size_t to = i;
+        uint32_t lowest = UINT32_MAX, rank, before = 0;
+        bool sorted = true;
+        for (end = i; end < n && (rank = tt__mark_rank(u, c[end].point)) > 0; end++) {
+            sorted &= rank >= before;
+            lowest = rank < lowest ? rank : lowest;
+            before = rank;
+        }
+        while (!sorted && to < end) { /* a pass for each class that there is, of at most 63 */
+            uint32_t next = UINT32_MAX;
+            for (size_t k = i; k < end; k++) {
+                rank = tt__mark_rank(u, c[k].point);
+                if (rank == lowest) spare[to++] = c[k];
+                else if (rank > lowest && rank < next) next = rank;
+            }
+            lowest = next;
+        }
+        if (!sorted) memcpy(c + i, spare + i, (end - i) * sizeof *c);
+    }
+}
+
+/* Composes what is decomposed and sorted. Returns how many remain. */
+static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count)
 {
     size_t kept = 0, starter = SIZE_MAX;
     uint32_t before = 0; /* the rank of what was kept behind the starter; 0: nothing was */
     for (size_t i = 0; i < count; i++) {
-        const uint32_t rank = tt__mark_rank(l, c[i].point);
+        const uint32_t rank = tt__mark_rank(u, c[i].point);
         const bool free_way = starter != SIZE_MAX && (kept == starter + 1 || before < rank);
-        const uint32_t composed = free_way ? tt__compose(l, c[starter].point, c[i].point) : 0;
+        const uint32_t composed = free_way ? tt__compose(u, c[starter].point, c[i].point) : 0;
         if (composed) {
             c[starter].point = composed;
             c[starter].change += c[i].change - 1;
@@ -28395,90 +28045,65 @@ static size_t tt__front_compose(const tt__letters *l, tt__changed *c, size_t cou
     }
     return kept;
 }
-
-/* NFC, NFD and NFKD: of the start of the text up to where nothing moves or composes over. */
-static void tt__front_decomposed(tt__encoder *e, const tt__stage *s, tt__aligner *f)
+/* Puts a part of the old text decomposed, and composed again for NFC. Nothing moves or composes over the ends
+   of the part. */
+static void tt__rewrite_decomposed(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
 {
-    const tt__letters *l = e->b->letters;
-    const bool composes = s->kind == TT__STAGE_NFC, compat = s->kind == TT__STAGE_NFKD;
-    uint32_t to[TT__DECOMPOSED];
-    size_t end = 0, count = 0, sorted = 0;
-    for (size_t next = 0; next < f->bytes; end = next) {
-        const uint32_t c = tt__utf8_next(f->text, f->bytes, &next);
-        tt__decompose(l, c, compat, to);
-        const bool stands = composes ? !(e->b->bits[c] & TT__IS_UNSTABLE) : !tt__mark_rank(l, to[0]);
-        if (end >= f->front && stands) break;
+    const tt__unicode *u = w->e->k->unicode;
+    tt__changed few[2][640], *c = few[0], *spare = few[1];
+    /* Characters but the first have two bytes at least. */
+    size_t count = 0, most = (size_t)(kind == TT__STAGE_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
+    if (bytes > INT32_MAX) { w->e->failed = true; return; }
+    if (most > TT__COUNT(few[0])) {
+        c = (tt__changed *)tt__encoder_room(w->e, TT__POINTS, 2 * most, sizeof *c);
+        if (!c) return;
+        spare = c + most;
     }
-    if (end > SIZE_MAX / 1024) { e->failed = true; return; }
-    tt__changed *c = (tt__changed *)tt__encoder_room(e, &e->points, TT__DECOMPOSED * end, sizeof *c);
-    tt__changed *spare = (tt__changed *)tt__encoder_room(e, &e->spare, TT__DECOMPOSED * end, sizeof *c);
-    if (e->failed) return;
-    for (size_t at = 0; at < end;) {
-        const size_t n = tt__decompose(l, tt__utf8_next(f->text, end, &at), compat, to);
+    for (size_t at = 0; at < bytes;) {
+        uint32_t to[TT__DECOMPOSED];
+        const size_t n = tt__decompose(u, tt__utf8_next(text, bytes, &at), kind == TT__STAGE_NFKD, to);
         for (size_t i = 0; i < n; i++) c[count].point = to[i], c[count++].change = i > 0;
     }
-    for (size_t run = 0, stop; run < count; run = stop + 1) { /* of marks, a pass for each rank there is */
-        uint32_t rank, lowest = UINT32_MAX;
-        for (stop = run; stop < count && (rank = tt__mark_rank(l, c[stop].point)) > 0; stop++)
-            lowest = rank < lowest ? rank : lowest;
-        for (sorted = run; sorted < stop;) {
-            uint32_t next = UINT32_MAX;
-            for (size_t i = run; i < stop; i++) {
-                rank = tt__mark_rank(l, c[i].point);
-                if (rank == lowest) spare[sorted++] = c[i];
-                else if (rank > lowest && rank < next) next = rank;
-            }
-            lowest = next;
-        }
-        memcpy(c + run, spare + run, (stop - run) * sizeof *c);
-    }
-    if (composes) count = tt__front_compose(l, c, count);
-    for (size_t i = 0; i < count && !tt__front_done(f); i++) {
-        char spelled[4];
-        tt__front_put(f, (size_t)tt__utf8_put(c[i].point, spelled), c[i].change);
+    tt__sort_marks(u, c, count, spare);
+    if (kind == TT__STAGE_NFC) count = tt__compose_all(u, c, count);
+    for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
+}
+
+/* Does nothing move or compose over the start of this character? */
+static bool tt__stands(const tt__unicode *u, tt__stage_kind kind, uint32_t c)
+{
+    uint32_t to[TT__DECOMPOSED];
+    if (c < 0x300) return true;
+    if (kind == TT__STAGE_NFC) return !(u->bits[c] & TT__IS_UNSTABLE);
+    tt__decompose(u, c, kind == TT__STAGE_NFKD, to);
+    return !tt__mark_rank(u, to[0]);
+}
+
+/* NFC, NFD and NFKD. */
+static void tt__rewrite_composition(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
+{
+    const tt__unicode *u = w->e->k->unicode;
+    for (size_t at = 0, end = 0; at < bytes && !w->e->failed; at = end) {
+        const uint32_t c = tt__utf8_next(text, bytes, &end);
+        bool same = kind == TT__STAGE_NFC ? !(u->bits[c] & TT__IS_UNSTABLE) : c < 0x80;
+        for (size_t next = end; next < bytes; end = next, same = false)
+            if (tt__stands(u, kind, tt__utf8_next(text, bytes, &next))) break;
+        if (same) tt__rewrite_put(w, text + at, end - at, 0);
+        else tt__rewrite_decomposed(w, kind, text + at, end - at);
     }
 }
 
-/* NFC of a text that has an unstable character at `at`. Only what is around those is looked at. */
-static const char *tt__bpe_nfc(tt__encoder *e, const char *text, size_t *bytes, tt__buffer *to)
-{
-    const uint8_t *bits = e->b->bits;
-    const size_t all = *bytes;
-    /* U+1D160: 4 to 12. */
-    char *out = all < SIZE_MAX / 3 ? (char *)tt__encoder_room(e, to, 3 * all, 1) : NULL;
-    size_t copied = 0, last = 0, n = 0;
-    if (!out) { e->failed = true; return NULL; }
-    for (size_t at = 0; at < all;) {
-        size_t from = at, count = 0;
-        if (!(bits[tt__utf8_next(text, all, &at)] & TT__IS_UNSTABLE)) { last = from; continue; }
-        size_t end = at; /* of the unstable run */
-        for (size_t next = at; next < all; end = next)
-            if (!(bits[tt__utf8_next(text, all, &next)] & TT__IS_UNSTABLE)) break;
-        memcpy(out + n, text + copied, last - copied);
-        n += last - copied;
-        if (end - last > SIZE_MAX / 16) { e->failed = true; return NULL; }
-        uint32_t *points = (uint32_t *)tt__encoder_room(e, &e->points, 4 * (end - last), 4);
-        uint32_t *spare = (uint32_t *)tt__encoder_room(e, &e->spare, 4 * (end - last), 4);
-        if (e->failed) return NULL;
-        for (size_t next = last; next < end;) points[count++] = tt__utf8_next(text, end, &next);
-        count = tt__nfc(e->b->letters, points, count, spare);
-        for (size_t i = 0; i < count; i++) n += (size_t)tt__utf8_put(points[i], out + n);
-        copied = last = at = end;
-    }
-    memcpy(out + n, text + copied, all - copied);
-    *bytes = n + all - copied;
-    return out;
-}
+/* ---- Precompiled */
 
 /* Where the grapheme that begins at `at` ends. */
-static size_t tt__grapheme_end(const tt__letters *l, const char *text, size_t bytes, size_t at)
+static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
     bool picture = false, joined = false;     /* a picture and what extends it; and a joiner */
     bool consonant = false, linked = false;   /* a consonant and what extends it, with a linker in that */
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
-        const int kind = tt__grapheme_class(l, c);
+        const int kind = tt__grapheme_class(u, c);
         const bool extends = kind == TT__GRAPHEME_EXTEND || kind == TT__GRAPHEME_EXTEND_ALONE ||
                              kind == TT__GRAPHEME_LINKER;
         if (end > at) {
@@ -28537,17 +28162,14 @@ static const char *tt__precompiled_find(const tt__stage *s, const char *text, si
 }
 
 /* A Precompiled, as `tokenizers` applies it: to graphemes of less than 6 bytes, of which it replaces all by
-   what it has for their start, and to the characters of others. Returns the bytes; out NULL: only these.
-   front, or NULL: is told what the characters stand for, as long as that may be the text's front. */
-static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *text, size_t bytes, char *out,
-                              tt__aligner *front)
+   what it has for their start, and to the characters of others. */
+static void tt__rewrite_precompiled(tt__rewrite *w, const tt__stage *s, const char *text, size_t bytes)
 {
-    size_t n = 0;
     for (size_t at = 0; at < bytes;) {
         size_t end = at + 1, to_bytes = 0;
         const bool ascii = (uint8_t)text[at] < 0x80 && text[at] != '\r' &&
                            (end == bytes || (uint8_t)text[end] < 0x80);
-        if (!ascii) end = tt__grapheme_end(b->letters, text, bytes, at);
+        if (!ascii) end = tt__grapheme_end(w->e->k->unicode, text, bytes, at);
         const char *to = end - at < 6 ? tt__precompiled_find(s, text + at, end - at, &to_bytes) : NULL;
         while (at < end) {
             size_t next = end;
@@ -28556,89 +28178,87 @@ static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *
                 tt__utf8_next(text, end, &next);
                 to = tt__precompiled_find(s, text + at, next - at, &to_bytes);
             }
-            if (!to) to_bytes = next - at;
-            if (front && tt__front_done(front)) return n;
-            if (front) tt__front_part(front, text + at, next - at, to, to_bytes);
-            if (out) memcpy(out + n, to ? to : text + at, to_bytes);
-            n += to_bytes;
+            tt__rewrite_part(w, text + at, next - at, to, to_bytes);
             at = next;
             to = NULL;
         }
     }
-    return n;
 }
 
-/* What a character becomes by NFD, NFKD, StripAccents, Lowercase or one of BERT's: so many code points. */
-static size_t tt__mapped(const tt__bpe *b, tt__stage_kind kind, uint32_t c, uint32_t to[TT__DECOMPOSED])
+/* ---- normalizers of single characters, and of strings */
+
+/* What a character becomes by StripAccents, Lowercase or one of BERT's: so many code points. */
+static size_t tt__mapped(const tt__unicode *u, tt__stage_kind kind, uint32_t c, uint32_t to[3])
 {
-    if (kind == TT__STAGE_LOWER) return tt__lower_case(b->letters, c, to);
-    if (kind <= TT__STAGE_NFKD) return tt__decompose(b->letters, c, kind == TT__STAGE_NFKD, to);
-    const int of = kind >= TT__STAGE_CLEAN ? tt__bpe_class_of(b, c) : (int)TT__CLASS_LETTER;
     to[0] = c;
     switch (kind) {
+    case TT__STAGE_LOWER: return tt__lower_case(u, c, to);
     case TT__STAGE_CLEAN:
-        if (of == TT__CLASS_SPACE) to[0] = ' ';
-        return of == TT__CLASS_DROP || c == 0xFFFD ? 0 : 1;
+        if (u->bits[c] & TT__IS_SPACE) to[0] = ' ';
+        return u->bert[c] == TT__BERT_DROP ? 0 : 1;
     case TT__STAGE_CJK:
         to[1] = c;
         if (tt__is_cjk(c)) to[0] = to[2] = ' ';
         return tt__is_cjk(c) ? 3 : 1;
-    case TT__STAGE_NONSPACING: return of == TT__CLASS_ACCENT || of == TT__CLASS_STARTER_ACCENT ? 0 : 1;
-    default: return b->bits[c] & TT__IS_ACCENT ? 0 : 1;
+    case TT__STAGE_NONSPACING: return u->bert[c] == TT__BERT_ACCENT ? 0 : 1;
+    default: return u->bits[c] & TT__IS_ACCENT ? 0 : 1;
     }
 }
 
-/* Applies such a normalizer, without sorting marks. Returns the bytes; out NULL: only these. */
-static size_t tt__map(const tt__bpe *b, tt__stage_kind kind, const char *text, size_t bytes, char *out)
+/* The same of ASCII, of which there is most; above 0x7F: it is dropped. */
+static uint8_t tt__mapped_ascii(tt__stage_kind kind, uint8_t c)
 {
-    size_t n = 0;
-    for (size_t at = 0; at < bytes;) {
-        uint32_t to[TT__DECOMPOSED];
-        char spelled[4];
-        const size_t count = tt__mapped(b, kind, tt__utf8_next(text, bytes, &at), to);
-        for (size_t i = 0; i < count; i++) n += (size_t)tt__utf8_put(to[i], out ? out + n : spelled);
-    }
-    return n;
+    if (kind == TT__STAGE_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
+    if (kind != TT__STAGE_CLEAN || (c >= ' ' && c != 0x7F)) return c;
+    return c == '\t' || c == '\n' || c == '\r' ? ' ' : 0x80;
 }
 
-/* Sorts the runs of marks of a text that is decomposed. */
-static void tt__sort_text(tt__encoder *e, char *text, size_t bytes)
+static void tt__rewrite_mapped(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
 {
-    const tt__letters *l = e->b->letters;
-    for (size_t at = 0; at < bytes;) {
-        size_t next = at, count = 0; /* of the run; `next` is behind the character that ends it */
-        while (next < bytes && tt__mark_rank(l, tt__utf8_next(text, bytes, &next))) count++;
-        if (count > 1) {
-            uint32_t *points = (uint32_t *)tt__encoder_room(e, &e->points, count, 4);
-            uint32_t *spare = (uint32_t *)tt__encoder_room(e, &e->spare, count, 4);
-            if (e->failed) return;
-            for (size_t i = 0, from = at; i < count; i++) points[i] = tt__utf8_next(text, bytes, &from);
-            tt__sort_marks(l, points, count, spare);
-            for (size_t i = 0; i < count; i++) at += (size_t)tt__utf8_put(points[i], text + at);
+    for (size_t at = 0, from = 0; at < bytes; from = at) {
+        uint32_t to[3];
+        while (!w->aligns && at < bytes && (uint8_t)text[at] < 0x80) at++;
+        if (at > from && tt__rewrite_room(w, at - from)) {
+            char *out = w->out + w->n;
+            for (; from < at; from++) {
+                const uint8_t c = tt__mapped_ascii(kind, (uint8_t)text[from]);
+                *out = (char)c;
+                out += c < 0x80;
+            }
+            w->n = (size_t)(out - w->out);
         }
-        at = next;
+        if (at == bytes || w->e->failed) break;
+        const size_t n = tt__mapped(w->e->k->unicode, kind, tt__utf8_next(text, bytes, &at), to);
+        for (size_t i = 0; i < n; i++) tt__rewrite_point(w, to[i], i > 0);
+        if (!n) tt__rewrite_skip(w, at - from);
     }
 }
 
-/* Replaces runs of two and more spaces; out has room for all. Returns the bytes. */
-static size_t tt__replace_spaces(const tt__stage *s, const char *text, size_t bytes, char *out)
+/* Replaces every `from` of a stage, or runs of two and more spaces: the replacement stands for the last
+   character. */
+static void tt__rewrite_replaced(tt__rewrite *w, const tt__stage *s, const char *text, size_t bytes)
 {
-    size_t n = 0;
-    for (size_t at = 0, end; at < bytes; at = end) {
-        end = at + 1;
-        while (text[at] == ' ' && end < bytes && text[end] == ' ') end++;
-        const bool run = end - at > 1;
-        memcpy(out + n, run ? s->to : text + at, run ? s->to_bytes : 1);
-        n += run ? s->to_bytes : 1;
+    size_t from = 0; /* what is not in the new text yet */
+    for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
+        n = 0;
+        if (text[at] != s->from[0]) continue;
+        if (s->kind == TT__STAGE_SPACES) while (at + n < bytes && text[at + n] == ' ') n++;
+        else if (bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0)
+            n = s->from_bytes;
+        if (n < s->from_bytes) continue;
+        tt__rewrite_part(w, text + from, at - from, NULL, 0);
+        tt__rewrite_skip(w, n);
+        tt__rewrite_put(w, s->to, s->to_bytes, 1);
+        from = at + n;
     }
-    return n;
+    tt__rewrite_part(w, text + from, bytes - from, NULL, 0);
 }
 
 static const char *tt__trim(tt__encoder *e, const tt__stage *s, const char *text, size_t *bytes)
 {
-    const uint8_t *bits = e->b->bits;
+    const uint8_t *bits = e->k->unicode->bits;
     size_t from = 0, end = *bytes;
-    if (s->left) from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, end, 0, SIZE_MAX);
+    if (s->left) from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, end, 0);
     while (s->right && end > from) {
         const size_t last = tt__utf8_last(text, end);
         size_t next = last;
@@ -28646,133 +28266,527 @@ static const char *tt__trim(tt__encoder *e, const tt__stage *s, const char *text
         end = last;
     }
     *bytes = end - from;
+    e->front = e->front > from ? e->front - from : 0;
     return text + from;
 }
 
-/* Sets e->front to what a normalizer will make of it. */
-static void tt__front_after(tt__encoder *e, const tt__stage *s, const char *text, size_t bytes)
+/* Does a normalizer leave the text as it is? */
+static bool tt__is_normal(const tt__unicode *u, tt__stage_kind kind, const char *text, size_t bytes)
 {
-    const tt__bpe *b = e->b;
-    tt__aligner f = {text, bytes, e->front, 0, 0, 0, 0};
-    size_t at = 0, end = 0;
-    switch (s->kind) {
-    case TT__STAGE_NFC: case TT__STAGE_NFD: case TT__STAGE_NFKD: tt__front_decomposed(e, s, &f); break;
-    case TT__STAGE_PRECOMPILED: tt__precompiled(b, s, text, bytes, NULL, &f); break;
-    case TT__STAGE_ACCENTS: case TT__STAGE_LOWER: case TT__STAGE_CLEAN: case TT__STAGE_CJK:
-    case TT__STAGE_NONSPACING: f.to = tt__map(b, s->kind, text, e->front, NULL); break;
-    case TT__STAGE_PREPEND: f.to = e->front ? e->front + s->to_bytes : 0; break;
-    case TT__STAGE_TRIM:
-        if (s->left) at = tt__bits_end(b->bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, 0, SIZE_MAX);
-        f.to = e->front > at ? e->front - at : 0;
-        break;
-    default: /* REPLACE, SPACES: what replaces stands for the last of what it replaces */
-        for (; at < e->front; at = end) {
-            bool here = s->kind == TT__STAGE_REPLACE && bytes - at >= s->from_bytes &&
-                        memcmp(text + at, s->from, s->from_bytes) == 0;
-            end = at + (here ? s->from_bytes : 1);
-            if (s->kind == TT__STAGE_SPACES) {
-                while (text[at] == ' ' && end < bytes && text[end] == ' ') end++;
-                here = end - at > 1;
-            }
-            if (end <= e->front) f.to += here ? s->to_bytes : 1;
-        }
-    }
-    tt__front_pass(&f);
-    e->front = f.to;
+    if (kind > TT__STAGE_NONSPACING || kind == TT__STAGE_LOWER || kind == TT__STAGE_CLEAN) return false;
+    if (kind != TT__STAGE_NFC) return tt__is_ascii(text, bytes);
+    return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
-static bool tt__is_ascii(const char *text, size_t bytes)
+/* What all normalizers do to ASCII, of which there is most. */
+static void tt__normalize_ascii_by(tt_tokenizer *k)
 {
-    uint8_t all = 0;
-    for (size_t i = 0; i < bytes; i++) all |= (uint8_t)text[i];
-    return all < 0x80;
+    bool maps = false, others = false;
+    for (uint8_t c = 0; c < 128; c++) k->ascii[c] = c;
+    for (int i = 0; i < k->normalize.n; i++) {
+        const tt__stage_kind kind = k->normalize.all[i].kind;
+        maps |= kind == TT__STAGE_LOWER || kind == TT__STAGE_CLEAN;
+        others |= kind > TT__STAGE_NONSPACING;
+        for (uint8_t c = 0; c < 128; c++)
+            if (k->ascii[c] < 128) k->ascii[c] = tt__mapped_ascii(kind, k->ascii[c]);
+    }
+    k->maps_ascii = maps && !others;
 }
 
 /* Returns what the normalizers make of a text, which stays where it is if they change nothing. */
-static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *bytes)
+static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
-    const tt__bpe *b = e->b;
-    bool fronts = false; /* does it matter what is the text's front? */
-    for (int i = 0; i < b->n_splitters; i++) fronts |= b->splitters[i].prefix_first;
+    const tt_tokenizer *k = e->k;
+    bool aligns = false; /* does it matter what is the text's front? */
+    for (int i = 0; i < k->split.n; i++) aligns |= k->split.all[i].prefix_first;
     e->front = 0;
     if (*bytes) tt__utf8_next(text, *bytes, &e->front);
-    for (int i = 0, turn = 0; i < b->n_normalizers && *bytes && !e->failed; i++) {
-        const tt__stage *s = &b->normalizers[i];
-        tt__buffer *to = &e->normal[turn]; /* the text may be in the other one */
-        const char *before = text;
-        char *out = NULL;
-        const bool decomposes = s->kind == TT__STAGE_NFD || s->kind == TT__STAGE_NFKD;
-        const bool marks = s->kind == TT__STAGE_ACCENTS || s->kind == TT__STAGE_NONSPACING;
-        if ((decomposes || marks || s->kind == TT__STAGE_CJK) && tt__is_ascii(text, *bytes)) continue;
-        if (fronts) tt__front_after(e, s, text, *bytes);
-        if (e->failed) break;
-        if (s->kind == TT__STAGE_NFC) {
-            bool stable = true;
-            for (size_t at = 0; at < *bytes && stable;)
-                stable = (uint8_t)text[at] < 0x80 ? (at++, true)
-                       : !(b->bits[tt__utf8_next(text, *bytes, &at)] & TT__IS_UNSTABLE);
-            if (!stable) text = tt__bpe_nfc(e, text, bytes, to);
-        } else if (s->kind == TT__STAGE_PREPEND) {
-            if (*bytes < SIZE_MAX - s->to_bytes)
-                out = (char *)tt__encoder_room(e, to, *bytes + s->to_bytes, 1);
-            if (!out) { e->failed = true; break; }
-            memcpy(out, s->to, s->to_bytes);
-            memcpy(out + s->to_bytes, text, *bytes);
-            *bytes += s->to_bytes;
-            text = out;
-        } else if (s->kind == TT__STAGE_TRIM) {
-            text = tt__trim(e, s, text, bytes);
-        } else if (s->kind == TT__STAGE_PRECOMPILED) {
-            out = (char *)tt__encoder_room(e, to, tt__precompiled(b, s, text, *bytes, NULL, NULL), 1);
-            if (!out) break;
-            *bytes = tt__precompiled(b, s, text, *bytes, out, NULL);
-            text = out;
-        } else if (s->kind >= TT__STAGE_NFD && s->kind <= TT__STAGE_NONSPACING) {
-            out = (char *)tt__encoder_room(e, to, tt__map(b, s->kind, text, *bytes, NULL), 1);
-            if (!out) break;
-            *bytes = tt__map(b, s->kind, text, *bytes, out);
-            if (s->kind <= TT__STAGE_NFKD) tt__sort_text(e, out, *bytes);
-            text = out;
-        } else {
-            const size_t room = tt__replace_bytes(s, *bytes);
-            if (room < SIZE_MAX) out = (char *)tt__encoder_room(e, to, room, 1);
-            if (!out) { e->failed = true; break; }
-            *bytes = s->kind == TT__STAGE_SPACES ? tt__replace_spaces(s, text, *bytes, out)
-                                                 : tt__replace(s, text, *bytes, out);
-            text = out;
+    if (e->ascii && k->maps_ascii && !aligns) {
+        tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT, text, *bytes, false);
+        for (size_t i = 0; i < *bytes && !e->failed; i++) {
+            const uint8_t c = k->ascii[(uint8_t)text[i]];
+            w.out[w.n] = (char)c;
+            w.n += c < 128;
         }
-        turn ^= s->kind != TT__STAGE_TRIM && text != before;
+        return tt__rewrite_end(&w, bytes);
+    }
+    for (int i = 0, turn = 0; i < k->normalize.n && *bytes && !e->failed; i++) {
+        const tt__stage *s = &k->normalize.all[i];
+        if (s->kind == TT__STAGE_TRIM) text = tt__trim(e, s, text, bytes);
+        if (s->kind == TT__STAGE_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
+        /* the text may be in the other one */
+        tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
+        size_t first = 0;
+        switch (s->kind) {
+        case TT__STAGE_NFC: case TT__STAGE_NFD: case TT__STAGE_NFKD:
+            tt__rewrite_composition(&w, s->kind, text, *bytes);
+            break;
+        case TT__STAGE_PREPEND:
+            tt__utf8_next(text, *bytes, &first);
+            tt__rewrite_put(&w, s->to, s->to_bytes, 0);
+            tt__rewrite_put(&w, text, first, 1);
+            tt__rewrite_part(&w, text + first, *bytes - first, NULL, 0);
+            break;
+        case TT__STAGE_PRECOMPILED: tt__rewrite_precompiled(&w, s, text, *bytes); break;
+        case TT__STAGE_REPLACE: case TT__STAGE_SPACES: tt__rewrite_replaced(&w, s, text, *bytes); break;
+        default: tt__rewrite_mapped(&w, s->kind, text, *bytes);
+        }
+        text = tt__rewrite_end(&w, bytes);
+        turn ^= 1;
     }
     return text;
 }
 
-/* ---- added tokens */
+/* ----------------------------------------------------------------------------------- tokenizer: splitters */
 
-static bool tt__bpe_word_at(const tt__bpe *b, const char *text, size_t bytes, size_t at)
+static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
+
+/* The bytes of a contraction behind its apostrophe; 0: there is none. U+017F is an s in another case. */
+static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
 {
-    return at < bytes && (b->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
+    const char other = any_case ? 0x20 : 0;
+    const char a = (char)(bytes ? text[0] | (text[0] >= 'A' && text[0] <= 'Z' ? other : 0) : 0);
+    const char b = (char)(bytes > 1 ? text[1] | (text[1] >= 'A' && text[1] <= 'Z' ? other : 0) : 0);
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 1;
+    if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return 2;
+    return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
+}
+
+/* Where the match that begins at `at` ends; every character is in one. */
+static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
+                              size_t at)
+{
+    const int kinds = TT__IS_LETTER | TT__IS_NUMBER | TT__IS_SPACE;
+    size_t next = at, after, end;
+    const uint32_t c = tt__utf8_next(text, bytes, &next);
+    const int kind = bits[c] & kinds;
+    int then = -1; /* what is behind c; -1: the end */
+    after = next;
+    if (c == '\'' && (end = tt__contraction(text + next, bytes - next, p->any_case)) > 0) return next + end;
+    if (kind == TT__IS_LETTER) return tt__bits_end(bits, kinds, kind, text, bytes, next);
+    if (kind == TT__IS_NUMBER && !p->digits) return tt__bits_end(bits, kinds, kind, text, bytes, next);
+    if (kind == TT__IS_NUMBER) {
+        for (int n = 1; n < p->digits && next < bytes; n++, next = after)
+            if ((bits[tt__utf8_next(text, bytes, &after)] & kinds) != kind) break;
+        return next;
+    }
+    if (next < bytes) then = bits[tt__utf8_next(text, bytes, &after)] & kinds;
+    const bool prefix = c == ' ' || (p->any_prefix && !(c == '\n' || c == '\r'));
+    if (prefix && then == TT__IS_LETTER) return tt__bits_end(bits, kinds, then, text, bytes, next);
+    if (c == ' ' && then == TT__IS_NUMBER && !p->digits)
+        return tt__bits_end(bits, kinds, then, text, bytes, next);
+    if (!kind || (c == ' ' && then == 0)) {
+        end = tt__bits_end(bits, kinds, 0, text, bytes, next);
+        while (p->line_ends && end < bytes && tt__is_line_end(text[end])) end++;
+        return end;
+    }
+    end = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, next);
+    for (size_t last = end; p->line_ends && last > at; last--)
+        if (tt__is_line_end(text[last - 1])) return last;
+    if (end == bytes || end == next) return end;
+    return tt__utf8_last(text, end);
+}
+
+static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* three of them */
+{
+    size_t n = 0;
+    while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
+    return n == 3;
+}
+
+/* Where the piece ends that a splitter makes at *at, which it moves over white space that it drops. */
+static size_t tt__piece_end(const tt_tokenizer *k, int stage, const char *text, size_t bytes, size_t *begin)
+{
+    static const tt__pattern gpt2 = {false, false, false, 0};
+    const tt__stage *s = &k->split.all[stage];
+    const uint8_t *bits = k->unicode->bits;
+    const bool mapped = stage > k->mapped_at;
+    const size_t at = *begin;
+    size_t next = at;
+    switch (s->kind) {
+    case TT__STAGE_DIGITS: case TT__STAGE_PUNCTUATION: {
+        const int mask = s->kind == TT__STAGE_DIGITS ? TT__IS_DIGIT : TT__IS_PUNCTUATION;
+        const int is = bits[tt__next_char(mapped, text, bytes, &next)] & mask;
+        for (size_t end = next; next < bytes && !(is && s->each); next = end)
+            if ((bits[tt__next_char(mapped, text, bytes, &end)] & mask) != is) break;
+        return next;
+    }
+    case TT__STAGE_TRIPLES: /* three digits are a word */
+        if (tt__are_digits(text, bytes, at)) return at + 3;
+        while (next < bytes && !tt__are_digits(text, bytes, next)) next++;
+        return next;
+    case TT__STAGE_WHITE: case TT__STAGE_BERT: { /* words between white space; of BERT, also punctuation */
+        const int ends = TT__IS_SPACE | (s->kind == TT__STAGE_BERT ? TT__IS_PUNCTUATION : 0);
+        *begin = next = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, at);
+        next = tt__bits_end(bits, ends, 0, text, bytes, next);
+        if (next > *begin || next == bytes) return next;
+        if ((uint8_t)text[next] < 0x80) return next + 1; /* punctuation */
+        tt__utf8_next(text, bytes, &next);
+        return next;
+    }
+    case TT__STAGE_METASPACE:
+        for (next++; s->splits && next + s->to_bytes <= bytes; next++)
+            if (memcmp(text + next, s->to, s->to_bytes) == 0) return next;
+        return bytes;
+    case TT__STAGE_BYTES: return s->splits ? tt__pattern_end(bits, &gpt2, text, bytes, at) : bytes;
+    default: return tt__pattern_end(bits, &s->pattern, text, bytes, at);
+    }
+}
+
+/* Is the part that begins at text + from the text's first? first: so could be one that begins with `text`. */
+static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
+{
+    const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
+    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* or in a splitter's copy */
+}
+
+/* Cuts a text into words by the splitters from `stage` on. first: see tt__is_first. */
+static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+{
+    const tt_tokenizer *k = e->k;
+    const tt__stage *s = &k->split.all[stage];
+    if (!bytes) return;
+    if (stage == k->split.n) {
+        e->word(e, text, bytes);
+        return;
+    }
+    const bool metaspace = s->kind == TT__STAGE_METASPACE;
+    const bool marked = *text == ' ' ||
+                        (metaspace && bytes >= s->to_bytes && memcmp(text, s->to, s->to_bytes) == 0);
+    const bool prefix = s->prefix_space || s->prefix_always || (s->prefix_first && first);
+    if (metaspace || (prefix && !marked)) {
+        tt__rewrite w = tt__rewrite_begin(e, TT__SPLIT_TEXT + stage, text, bytes, false);
+        if (prefix && !marked) tt__rewrite_put(&w, metaspace ? s->to : " ", metaspace ? s->to_bytes : 1, 0);
+        if (metaspace) tt__rewrite_replaced(&w, s, text, bytes);
+        else tt__rewrite_put(&w, text, bytes, 0);
+        text = tt__rewrite_end(&w, &bytes);
+    }
+    for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
+        end = tt__piece_end(k, stage, text, bytes, &at);
+        if (end == at) break; /* there was white space alone */
+        if (stage + 1 == k->split.n) e->word(e, text + at, end - at);
+        else tt__split_text(e, stage + 1, text + at, end - at, tt__is_first(e, first, text, at));
+    }
+}
+
+/* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
+
+/* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
+   on; one unknown token where that ends before the word does. */
+static void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt__model *m = &e->k->model;
+    const int64_t before = e->count;
+    int64_t chars = 0;
+    const bool counts = bytes > (uint64_t)m->word_chars;
+    for (size_t at = 0; counts && at < bytes && chars <= m->word_chars; chars++)
+        tt__utf8_next(text, bytes, &at);
+    bool known = chars <= m->word_chars;
+    for (size_t at = 0, end = 0; at < bytes && known; at = end) {
+        int32_t node = at ? m->piece_node : 0, id = -1;
+        for (size_t i = at; i < bytes && node >= 0; i++) {
+            node = tt__prefix_next(&m->prefixes, node, text[i]);
+            if (node >= 0 && m->prefixes.ids[node] >= 0) id = m->prefixes.ids[node], end = i + 1;
+        }
+        known = id >= 0;
+        if (known) tt__encoder_id(e, id);
+    }
+    if (known) return;
+    e->count = before;
+    tt__encoder_id(e, m->unk);
+}
+
+static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
+{
+    const bool few = bytes <= (uint64_t)e->k->model.word_chars;
+    const int id = few ? tt__word_token(e, text, bytes) : -1; /* most words are one token */
+    if (id >= 0) tt__encoder_id(e, id);
+    else tt__wordpiece_pieces(e, text, bytes);
+}
+
+/* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
+
+/* Sennrich et al. 2016: the symbols of a word are merged, those of the earliest merge first. Most words are
+   one token: whether the merges make the token of its text is found out when the word is first met. */
+enum { TT__BPE_SHORT = 64 }; /* bytes of a word whose merges are found by looking through all */
+
+/* Pair UINT64_MAX: none. */
+static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, int32_t right)
+{
+    const tt__model *m = &k->model;
+    const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint64_t at = pair * 0x9E3779B97F4A7C15u >> m->merge_shift;
+    while (m->merges[at].pair != pair && m->merges[at].pair != UINT64_MAX) at = (at + 1) & m->merge_mask;
+    return &m->merges[at];
+}
+
+/* The symbols of one character: its token, else those of its bytes, else an unknown one, which waits in
+   *unknown for more of its kind. Returns how many are added. */
+static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, bool *unknown)
+{
+    char text[4];
+    size_t n = 0, bytes = (size_t)tt__utf8_put(c, text), missing = 0;
+    int id = -1;
+    if (k->mapped_at == k->split.n) id = tt__token_find(&k->vocab.by_word, text, bytes);
+    else if (tt__char_byte(c) >= 0) id = k->model.bytes[tt__char_byte(c)];
+    if (id >= 0) {
+        if (*unknown) to[n++] = k->model.unk;
+        *unknown = false;
+        to[n++] = id;
+        return n;
+    }
+    for (size_t i = 0; i < bytes; i++) missing += k->model.fallback[(uint8_t)text[i]] < 0;
+    if (k->model.byte_fallback && !missing) {
+        for (size_t i = 0; i < bytes; i++) to[n++] = k->model.fallback[(uint8_t)text[i]];
+    } else if (k->model.unk >= 0) {
+        if (*unknown && !k->model.fuse_unk) to[n++] = k->model.unk;
+        *unknown = true;
+    }
+    return n;
+}
+
+/* The symbols of a word: at most 2 for each byte, and one. */
+static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *to)
+{
+    const bool mapped = k->mapped_at < k->split.n;
+    bool unknown = false;
+    size_t n = 0;
+    for (size_t at = 0; at < bytes;) {
+        int32_t id = mapped && !unknown ? k->model.bytes[(uint8_t)text[at]] : -1;
+        if (id >= 0) to[n++] = id, at++;
+        else n += tt__bpe_symbol(k, tt__next_char(mapped, text, bytes, &at), to + n, &unknown);
+    }
+    if (unknown) to[n++] = k->model.unk;
+    return n;
+}
+
+/* Merges the symbols of a short word in place. Returns how many are left. */
+static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_t n)
+{
+    const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
+    for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
+    while (n > 1) {
+        uint32_t best = UINT32_MAX; /* the rank where there is no merge */
+        size_t at = 0;
+        for (size_t i = 0; i + 1 < n; i++)
+            if (merges[i]->rank < best) best = merges[i]->rank, at = i;
+        if (best == UINT32_MAX) break;
+        symbols[at] = merges[at]->id;
+        n--;
+        for (size_t i = at + 1; i < n; i++) {
+            symbols[i] = symbols[i + 1];
+            merges[i - 1] = merges[i];
+        }
+        if (at + 1 < n) merges[at] = tt__bpe_merge(k, symbols[at], symbols[at + 1]);
+        if (at > 0) merges[at - 1] = tt__bpe_merge(k, symbols[at - 1], symbols[at]);
+    }
+    return n;
+}
+
+typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: merged into another */
+typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* in a heap */
+
+static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
+{
+    return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
+}
+
+static void tt__bpe_push(const tt_tokenizer *k, tt__bpe_pair *heap, size_t *n, const tt__bpe_link *links,
+                         int32_t at)
+{
+    if (at < 0 || links[at].after < 0) return;
+    const tt__bpe_rule *m = tt__bpe_merge(k, links[at].id, links[links[at].after].id);
+    if (m->pair == UINT64_MAX) return;
+    const tt__bpe_pair pair = {m->rank, at, m->id};
+    size_t to = (*n)++;
+    for (; to && tt__bpe_earlier(&pair, &heap[(to - 1) / 2]); to = (to - 1) / 2)
+        heap[to] = heap[(to - 1) / 2];
+    heap[to] = pair;
+}
+
+static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
+{
+    const tt__bpe_pair top = heap[0], last = heap[--*n];
+    size_t to = 0;
+    for (size_t child = 1; child < *n; child = 2 * to + 1) {
+        if (child + 1 < *n && tt__bpe_earlier(&heap[child + 1], &heap[child])) child++;
+        if (!tt__bpe_earlier(&heap[child], &last)) break;
+        heap[to] = heap[child];
+        to = child;
+    }
+    heap[to] = last;
+    return top;
+}
+
+/* The same of a word of any length, in n log n. */
+static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
+{
+    const tt_tokenizer *k = e->k;
+    size_t pairs = 0, left = 0;
+    if (n > INT32_MAX / 2) { e->failed = true; return 0; }
+    tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
+    /* each symbol begins a pair, and each merge makes two */
+    tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
+    if (e->failed) return 0;
+    for (size_t i = 0; i < n; i++) {
+        const tt__bpe_link link = {symbols[i], (int32_t)i - 1, i + 1 < n ? (int32_t)i + 1 : -1};
+        links[i] = link;
+    }
+    for (size_t i = 0; i + 1 < n; i++) tt__bpe_push(k, heap, &pairs, links, (int32_t)i);
+    while (pairs) {
+        const tt__bpe_pair top = tt__bpe_pop(heap, &pairs);
+        tt__bpe_link *first = &links[top.at];
+        if (first->id < 0 || first->after < 0) continue;
+        tt__bpe_link *second = &links[first->after];
+        const tt__bpe_rule *m = tt__bpe_merge(k, first->id, second->id);
+        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one of the two is another by now */
+        first->id = top.id;
+        first->after = second->after;
+        second->id = -1;
+        if (first->after >= 0) links[first->after].before = top.at;
+        tt__bpe_push(k, heap, &pairs, links, first->before);
+        tt__bpe_push(k, heap, &pairs, links, top.at);
+    }
+    for (size_t i = 0; i < n; i++)
+        if (links[i].id >= 0) symbols[left++] = links[i].id;
+    return left;
+}
+
+/* The ids of a word without the start of a run of U+2581 inside. */
+static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt_tokenizer *k = e->k;
+    const tt__model *m = &k->model;
+    int32_t few[2 * TT__BPE_SHORT + 1], *symbols = few;
+    const int id = tt__word_token(e, text, bytes);
+    if (id >= 0 && (m->ignore_merges || __atomic_load_n(&m->whole[id], __ATOMIC_RELAXED) == 1)) {
+        tt__encoder_id(e, id);
+        return;
+    }
+    if (bytes > TT__BPE_SHORT) symbols = (int32_t *)tt__encoder_room(e, TT__SYMBOLS, 2 * bytes + 1, 4);
+    if (!symbols) return;
+    size_t n = tt__bpe_symbols(k, text, bytes, symbols);
+    n = bytes > TT__BPE_SHORT ? tt__bpe_merge_long(e, symbols, n) : tt__bpe_merge_short(k, symbols, n);
+    if (id >= 0 && !e->failed)
+        __atomic_store_n(&m->whole[id], (uint8_t)(n == 1 && symbols[0] == id ? 1 : 2), __ATOMIC_RELAXED);
+    for (size_t i = 0; i < n; i++) tt__encoder_id(e, symbols[i]);
+}
+
+static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
+{
+    size_t from = 0;
+    bool mark = true;
+    for (size_t at = 0; e->k->model.cuts && at + 2 < bytes && !tt__encoder_done(e);) {
+        const bool here = memcmp(text + at, "\xE2\x96\x81", 3) == 0;
+        if (here && !mark) {
+            tt__bpe_part(e, text + from, at - from);
+            from = at;
+        }
+        mark = here;
+        at += here ? 3 : 1;
+    }
+    if (!tt__encoder_done(e)) tt__bpe_part(e, text + from, bytes - from);
+}
+
+/* ------------------------------------------------------------------------------------- tokenizer: Unigram */
+
+/* The best way to spell a word up to a byte, and from it on. */
+typedef struct tt__spelling {
+    double score;
+    int32_t from, id;      /* the last token: where it begins; -1: there is no way yet */
+    int32_t to, next;      /* the next token of the best way through the word: where it ends */
+} tt__spelling;
+
+static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
+{
+    if (s->from >= 0 && !(score > s->score)) return; /* of two with the same score the first stays */
+    s->score = score;
+    s->from = (int32_t)from;
+    s->id = id;
+}
+
+/* The ids of characters that no token spells: a token that is all of them, else their bytes, else one id. */
+static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt_tokenizer *k = e->k;
+    const int id = tt__token_find(&k->vocab.by_word, text, bytes);
+    bool fallback = k->model.byte_fallback && id < 0;
+    for (size_t i = 0; i < bytes && fallback; i++) fallback = k->model.fallback[(uint8_t)text[i]] >= 0;
+    if (!fallback) tt__encoder_id(e, id >= 0 ? id : k->model.unk);
+    for (size_t i = 0; i < bytes && fallback; i++) tt__encoder_id(e, k->model.fallback[(uint8_t)text[i]]);
+}
+
+/* Unigram (Kudo 2018, section 3.2): the tokens whose scores have the largest sum, by the algorithm of Viterbi
+   over the bytes of a word. Where no token is the character at hand, an unknown one is tried too. */
+static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt_tokenizer *k = e->k;
+    tt__spelling *best = bytes < INT32_MAX
+                       ? (tt__spelling *)tt__encoder_room(e, TT__HEAP, bytes + 1, sizeof *best) : NULL;
+    if (!best) { e->failed = true; return; }
+    for (size_t i = 0; i <= bytes; i++) best[i].from = -1;
+    best[0].score = 0;
+    for (size_t at = 0, next = 0; at < bytes; at = next) {
+        const double score = best[at].score;
+        int32_t node = 0;
+        bool known = false;
+        tt__utf8_next(text, bytes, &next);
+        for (size_t i = at; i < bytes; i++) {
+            node = tt__prefix_next(&k->model.prefixes, node, text[i]);
+            if (node < 0) break;
+            const int32_t id = k->model.prefixes.ids[node];
+            if (id < 0) continue;
+            tt__spelling_try(&best[i + 1], k->model.scores[id] + score, at, id);
+            known |= i + 1 == next;
+        }
+        if (!known) tt__spelling_try(&best[next], k->model.unk_score + score, at, k->model.unk);
+    }
+    for (int32_t to = (int32_t)bytes; to > 0; to = best[to].from) {
+        best[best[to].from].to = to;
+        best[best[to].from].next = best[to].id;
+    }
+    for (size_t at = 0, to; at < bytes && !tt__encoder_done(e); at = to) {
+        to = (size_t)best[at].to;
+        if (best[at].next != k->model.unk) {
+            tt__encoder_id(e, best[at].next);
+            continue;
+        }
+        while (to < bytes && best[to].next == k->model.unk) to = (size_t)best[to].to;
+        tt__unigram_unknown(e, text + at, to - at);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------- tokenizer: ids */
+
+static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes, size_t at)
+{
+    return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
 /* Cuts a text at the added tokens of a trie: 0 before normalization, 1 after it. */
-static void tt__bpe_cut(tt__encoder *e, int trie, const char *text, size_t bytes, bool first);
+static void tt__cut_text(tt__encoder *e, int trie, const char *text, size_t bytes, bool first);
 
-static void tt__bpe_between(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
+static void tt__cut_between(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
 {
     if (trie == 1) {
-        tt__bpe_split(e, 0, text, bytes, first);
+        tt__split_text(e, 0, text, bytes, first);
         return;
     }
-    text = e->origin = tt__bpe_normalize(e, text, &bytes);
+    text = e->origin = tt__normalize(e, text, &bytes);
     e->origin_bytes = bytes;
-    if (!e->failed) tt__bpe_cut(e, 1, text, bytes, first);
+    if (!e->failed) tt__cut_text(e, 1, text, bytes, first);
 }
 
-static void tt__bpe_cut(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
+static void tt__cut_text(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
 {
-    const tt__bpe *b = e->b;
-    const tt__trie *t = &b->tries[trie];
+    const tt_tokenizer *k = e->k;
+    const tt__trie *t = &k->tries[trie];
+    const uint8_t *bits = k->unicode->bits;
     size_t from = 0, white_to = 0; /* what is before white_to, and behind a token, is white space */
     for (size_t at = 0; t->count && at < bytes && !tt__encoder_done(e);) {
+        const char *next = t->first < 0 ? text + at : (const char *)memchr(text + at, t->first, bytes - at);
+        if (!next) break;
+        at = (size_t)(next - text);
         size_t start = at, stop = at, i = at;
         int32_t found = -1;
         for (int32_t node = t->root[(uint8_t)text[at]]; node >= 0;) {
@@ -28782,63 +28796,94 @@ static void tt__bpe_cut(tt__encoder *e, int trie, const char *text, size_t bytes
                 node = t->nodes[node].sibling;
         }
         if (found < 0) { at++; continue; }
-        const tt__added *a = &b->added[found];
+        const tt__added *a = &k->added[found];
         at = stop;
-        if (a->single_word &&
-            ((start && tt__bpe_word_at(b, text, start, tt__utf8_last(text, start))) ||
-             tt__bpe_word_at(b, text, bytes, stop)))
+        if (a->single_word && ((start && tt__is_word_at(k, text, start, tt__utf8_last(text, start))) ||
+                               tt__is_word_at(k, text, bytes, stop)))
             continue;
         while (a->lstrip && start > from) {
             const size_t last = tt__utf8_last(text, start);
             size_t next = last;
-            if (!(b->bits[tt__utf8_next(text, start, &next)] & TT__IS_SPACE)) break;
+            if (!(bits[tt__utf8_next(text, start, &next)] & TT__IS_SPACE)) break;
             start = last;
         }
         if (a->rstrip && stop >= white_to)
-            white_to = tt__bits_end(b->bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, stop, SIZE_MAX);
+            white_to = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, stop);
         if (a->rstrip) stop = white_to;
         const bool starts = trie ? tt__is_first(e, first, text, from) : first && !from;
-        if (from < start) tt__bpe_between(e, trie, text + from, start - from, starts);
+        if (from < start) tt__cut_between(e, trie, text + from, start - from, starts);
         if (!e->failed) tt__encoder_id(e, a->id);
         from = stop;
     }
     const bool starts = trie ? tt__is_first(e, first, text, from) : first && !from;
-    if (from < bytes && !tt__encoder_done(e)) tt__bpe_between(e, trie, text + from, bytes - from, starts);
+    if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, trie, text + from, bytes - from, starts);
 }
 
-/* The ids of a text without those around it: `room` are kept. Returns how many there are, all if `whole`; -1:
-   out of memory. */
-static int64_t tt__bpe_encode(const tt__bpe *b, const char *text, size_t bytes, int32_t *ids, int64_t room,
-                              bool whole)
+/* The ids of a text without those around it, of which `room` are kept. Returns how many there are: of those
+   beyond room, all if `whole`, else some. -1: out of memory. */
+static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
+                          bool whole)
 {
+    static void (*const words[])(tt__encoder *, const char *, size_t) = {tt__bpe_word, tt__unigram_word,
+                                                                        tt__wordpiece_word};
     tt__encoder e;
-    memset(&e, 0, sizeof e);
-    e.b = b;
+    tt__encoder_init(&e, k);
+    e.word = words[k->model.kind];
     e.ids = ids;
     e.room = room;
     e.whole = whole;
-    size_t invalid = tt__utf8_invalid(text, bytes);
-    if (invalid < bytes) {
-        char *out = bytes < SIZE_MAX / 3 ? (char *)tt__encoder_room(&e, &e.clean, 3 * bytes, 1) : NULL;
-        size_t n = invalid;
-        if (!out) return -1;
-        memcpy(out, text, invalid);
-        for (size_t at = invalid; at < bytes;) {
+    e.ascii = tt__is_ascii(text, bytes);
+    const size_t valid = e.ascii ? bytes : tt__utf8_invalid(text, bytes);
+    if (valid < bytes) { /* U+FFFD for what is no UTF-8 */
+        tt__rewrite w = tt__rewrite_begin(&e, TT__CLEAN_TEXT, text, bytes, false);
+        tt__rewrite_put(&w, text, valid, 0);
+        for (size_t at = valid; at < bytes;) {
             const uint32_t c = tt__utf8_next(text, bytes, &at);
-            n += (size_t)tt__utf8_put(c == TT__INVALID ? 0xFFFD : c, out + n);
+            tt__rewrite_point(&w, c == TT__INVALID ? 0xFFFD : c, 0);
         }
-        text = out;
-        bytes = n;
+        text = tt__rewrite_end(&w, &bytes);
     }
-    if (bytes) tt__bpe_cut(&e, 0, text, bytes, true);
-    tt__buffer *const buffers[] = {&e.clean, &e.normal[0], &e.normal[1], &e.points, &e.spare, &e.symbols,
-                                   &e.heap};
-    for (int i = 0; i < TT__COUNT(buffers); i++) tt__free(b->ctx, buffers[i]->memory);
-    for (int i = 0; i < TT__BPE_STAGES; i++) tt__free(b->ctx, e.stages[i].memory);
+    if (bytes && !e.failed) tt__cut_text(&e, 0, text, bytes, true);
+    tt__encoder_free(&e);
     return e.failed ? -1 : e.count;
 }
 
-/* ---- decoding */
+/* tt_tokenize, which reads on to the end of a text that is longer if `whole`, and returns how many ids it
+   has: of those beyond max_tokens, all if `whole`, else some. */
+static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
+                        bool whole)
+{
+    const int around = k->finish.n_before + k->finish.n_behind, room = max_tokens - around;
+    if (room < 0) return 0;
+    const int64_t n = tt__encode(k, text, bytes, ids + k->finish.n_before, room, whole);
+    const int64_t kept = tt__min(n, room);
+    if (n < 0) return -1;
+    for (int i = 0; i < k->finish.n_before; i++) ids[i] = k->finish.before[i];
+    for (int i = 0; i < k->finish.n_behind; i++) ids[k->finish.n_before + kept + i] = k->finish.behind[i];
+    return (int)tt__min(n + around, INT_MAX);
+}
+
+int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
+{
+    return (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
+}
+
+int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
+                            int64_t room)
+{
+    int64_t count = 0;
+    for (int i = 0; special && i < k->finish.n_before; i++, count++)
+        if (count < room) ids[count] = k->finish.before[i];
+    const int64_t left = tt__max(0, room - count);
+    const int64_t n = tt__encode(k, text, bytes, left ? ids + count : NULL, left, true);
+    if (n < 0) return -1;
+    count += n;
+    for (int i = 0; special && i < k->finish.n_behind; i++, count++)
+        if (count < room) ids[count] = k->finish.behind[i];
+    return count;
+}
+
+/* --------------------------------------------------------------------------------------- tokenizer: texts */
 
 /* Parts of a text, one behind the other. */
 typedef struct tt__parts {
@@ -29020,1467 +29065,39 @@ static void tt__decode_stage(const tt__stage *s, const tt__parts *from, tt__part
 }
 
 /* The text of an id as decoders get it; NULL: it has none. */
-static const char *tt__bpe_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
+static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
-    const tt__bpe *b = k->bpe;
     if (id < 0 || id >= k->size) return NULL;
-    const tt__added *a = b->added_of[id] < 0 ? NULL : &b->added[b->added_of[id]];
+    const tt__added *a = k->added_of[id] < 0 ? NULL : &k->added[k->added_of[id]];
     if (a) return *bytes = a->bytes, skip_special && a->skipped ? NULL : a->text;
-    *bytes = b->text[id].bytes;
-    return b->text[id].bytes == TT__BPE_NONE ? NULL : b->texts + b->text[id].start;
-}
+    *bytes = k->vocab.text[id].bytes;
+    return k->vocab.text[id].bytes == TT__NO_TOKEN ? NULL : k->vocab.texts + k->vocab.text[id].start;
 
-/* Decodes into `p`. False: out of memory. */
-static bool tt__bpe_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special,
-                           tt__parts *p)
-{
-    const tt__bpe *b = k->bpe;
-    tt__parts other = {b->ctx, NULL, 0, 0, NULL, 0, 0, false};
-    for (int64_t i = 0; i < n; i++) {
-        size_t bytes;
-        const char *text = tt__bpe_text(k, ids[i], skip_special, &bytes);
-        if (!text) continue;
-        if (!b->decodes && p->n) tt__parts_add(p, " ", 1);
-        tt__parts_add(p, text, bytes);
-        tt__parts_end(p);
-    }
-    for (int i = 0; i < b->n_decoders && !p->failed; i++) {
-        tt__decode_stage(&b->decoders[i], p, &other);
-        const tt__parts swap = *p;
-        *p = other;
-        other = swap;
-        p->failed |= other.failed;
-    }
-    tt__parts_free(&other);
-    return !p->failed;
-}
 
-/* ---- reading tokenizer.json */
 
-/* A string of JSON, which may hold a NUL; NULL for another kind. */
-static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
-{
-    if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
-    *bytes = (size_t)j->nodes[node].count;
-    return j->pool + j->nodes[node].integer;
-}
 
-/* The string `key` of an object, of at least one character; kept as long as b. */
-static tt_status tt__bpe_string(tt__bpe *b, const tt__json *j, int object, const char *key, const char **text,
-                                size_t *bytes)
-{
-    tt_status status;
-    const char expected[] = "a string of at least one character";
-    int node = tt__json_member(j, object, key, true, 1 << TT__JSON_STRING, expected, &status);
-    if (node < 0) return status;
-    const char *from = tt__json_bytes(j, node, bytes);
-    if (!*bytes) return tt__json_wrong(j, key, node, "\"\"", expected);
-    *text = tt__chunks_text(b->ctx, &b->chunks, from, *bytes);
-    return *text ? TT_OK : tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
-}
 
-/* The "type" of a component of a tokenizer; NULL and an error where it has none. */
-static const char *tt__bpe_type(const tt__json *j, int node, const char *what)
-{
-    const char *type = tt__json_text(j, tt__json_get(j, node, "type"));
-    if (!type)
-        tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the %s is %s without a \"type\"; expected an object "
-                 "that has one", j->path, j->base + j->nodes[node].offset, what, tt__json_kind_name(j, node));
-    return type;
-}
-
-static tt_status tt__bpe_unknown(const tt__json *j, int node, const char *what, const char *name,
-                                 const char *known)
-{
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: the %s %.200s is not supported; expected %s",
-                    j->path, j->base + j->nodes[node].offset, what, name, known);
-}
-
-static tt__stage *tt__bpe_stage(const tt__json *j, int node, tt__stage *stages, int *n, tt__stage_kind kind)
-{
-    if (*n == TT__BPE_STAGES) {
-        tt__bpe_unknown(j, node, "step", "that begins here", "at most 16 steps of a kind");
-        return NULL;
-    }
-    tt__stage *s = &stages[(*n)++];
-    memset(s, 0, sizeof *s);
-    s->kind = kind;
-    return s;
-}
-
-typedef tt_status (*tt__bpe_reader)(tt__bpe *b, const tt__json *j, int node);
-
-/* Reads the members of a Sequence, the array `key`, one after the other. */
-static tt_status tt__bpe_sequence(tt__bpe *b, const tt__json *j, int node, const char *key,
-                                  tt__bpe_reader read)
-{
-    tt_status status;
-    int list = tt__json_member(j, node, key, true, 1 << TT__JSON_ARRAY, "an array", &status);
-    for (int i = 0, child = list + 1; list >= 0 && i < j->nodes[list].count && status == TT_OK; i++) {
-        status = read(b, j, child);
-        child = j->nodes[child].after;
-    }
-    return status;
-}
-
-/* {"pattern": {"String": from}, "content": to}, or a regular expression instead of a String */
-static tt_status tt__bpe_replace(tt__bpe *b, const tt__json *j, int node, tt__stage *s)
-{
-    static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
-    tt_status status;
-    const char *to = NULL;
-    int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, expected, &status);
-    if (pattern < 0) return status;
-    const char *regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
-    const bool spaces = regex && strcmp(regex, " {2,}") == 0;
-    if (spaces || (regex && (strcmp(regex, "\\n") == 0 || strcmp(regex, "\n") == 0))) {
-        s->kind = spaces ? TT__STAGE_SPACES : TT__STAGE_REPLACE;
-        s->from = spaces ? "  " : "\n";
-        s->from_bytes = strlen(s->from);
-    } else if (tt__json_get(j, pattern, "String") < 0) {
-        return tt__bpe_unknown(j, pattern, "pattern of a Replace,", regex ? regex : "none,", expected);
-    } else {
-        status = tt__bpe_string(b, j, pattern, "String", &s->from, &s->from_bytes);
-    }
-    int content = tt__json_get(j, node, "content");
-    if (status != TT_OK) return status;
-    if (!(to = tt__json_bytes(j, content, &s->to_bytes)))
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace needs \"content\", a string",
-                        j->path,
-                        j->base + j->nodes[node].offset);
-    s->to = tt__chunks_text(b->ctx, &b->chunks, to, s->to_bytes);
-    return s->to ? TT_OK : tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
-}
-
-/* A digit of base 64 (RFC 4648); -1: none. */
-static int tt__base64_digit(char c)
-{
-    if (c >= 'A' && c <= 'Z') return c - 'A';
-    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
-    if (c >= '0' && c <= '9') return c - '0' + 52;
-    return c == '+' ? 62 : c == '/' ? 63 : -1;
-}
-
-/* {"precompiled_charsmap": base 64 of the bytes of a trie, that trie, and texts with a NUL behind each} */
-static tt_status tt__bpe_precompiled(tt__bpe *b, const tt__json *j, int node, tt__stage *s)
-{
-    static const char key[] = "precompiled_charsmap";
-    tt_status status;
-    const char *digits = NULL;
-    size_t n = 0, bytes = 0;
-    uint32_t trie = 0, held = 0;
-    int bits = 0;
-    bool valid = true;
-    const int member = tt__json_member(j, node, key, true, 1 << TT__JSON_STRING, "a string", &status);
-    if (member < 0) return status;
-    digits = tt__json_bytes(j, member, &n);
-    uint8_t *all = (uint8_t *)tt__chunks_take(b->ctx, &b->chunks, n / 4 * 3 + 4);
-    if (!all) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
-    for (int end = 0; end < 2 && n && digits[n - 1] == '='; end++) n--;
-    for (size_t i = 0; i < n && valid; i++) {
-        const int digit = tt__base64_digit(digits[i]);
-        valid = digit >= 0;
-        held = held << 6 | (uint32_t)(digit & 63);
-        bits += 6;
-        if (bits >= 8) all[bytes++] = (uint8_t)(held >> (bits -= 8));
-    }
-    if (valid && bytes >= 4) memcpy(&trie, all, 4);
-    if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
-        return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
-                              "what SentencePiece compiles from the rules of a normalization");
-    all[bytes] = 0;
-    s->from = (const char *)all + 4;
-    s->from_bytes = trie;
-    s->to = s->from + trie;
-    s->to_bytes = bytes - 4 - trie;
-    if (tt__utf8_invalid(s->to, s->to_bytes) < s->to_bytes)
-        return tt__json_wrong(j, key, member, "of texts that are not UTF-8", "UTF-8");
-    return TT_OK;
-}
-
-/* What classes of characters there are for BERT's stages. */
-static tt_status tt__bpe_classes_of_bert(tt__bpe *b)
-{
-    if (b->low) return TT_OK;
-    b->unicode = tt__unicode_new(b->ctx);
-    b->low = b->unicode ? (uint8_t *)tt__alloc(b->ctx, TT__LOW) : NULL;
-    for (uint32_t c = 0; c < TT__LOW && b->low; c++) b->low[c] = (uint8_t)tt__class(b->unicode, c);
-    return b->low ? TT_OK : TT_ERR_MEMORY;
-}
-
-/* "clean_text", "handle_chinese_chars", "lowercase", "strip_accents" (null: as "lowercase") */
-static tt_status tt__bpe_read_bert(tt__bpe *b, const tt__json *j, int node)
-{
-    bool clean = true, cjk = true, lower = true, accents = true;
-    tt_status status = tt__json_read_bool(j, node, "clean_text", &clean);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "handle_chinese_chars", &cjk);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "lowercase", &lower);
-    accents = lower;
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "strip_accents", &accents);
-    if (status == TT_OK) status = tt__bpe_classes_of_bert(b);
-    if (status != TT_OK) return status;
-    const struct { bool asked; tt__stage_kind kind; } steps[] = {
-        {clean, TT__STAGE_CLEAN}, {cjk, TT__STAGE_CJK}, {accents, TT__STAGE_NFD},
-        {accents, TT__STAGE_NONSPACING}, {lower, TT__STAGE_LOWER}};
-    for (int i = 0; i < TT__COUNT(steps); i++)
-        if (steps[i].asked && !tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, steps[i].kind))
-            return TT_ERR_UNSUPPORTED;
-    return TT_OK;
-}
-
-static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node)
-{
-    static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
-        {"NFC", TT__STAGE_NFC}, {"Prepend", TT__STAGE_PREPEND}, {"Replace", TT__STAGE_REPLACE},
-        {"Strip", TT__STAGE_TRIM}, {"Precompiled", TT__STAGE_PRECOMPILED}, {"NFD", TT__STAGE_NFD},
-        {"NFKD", TT__STAGE_NFKD}, {"StripAccents", TT__STAGE_ACCENTS}, {"Lowercase", TT__STAGE_LOWER}};
-    int known = -1;
-    tt_status status = TT_OK;
-    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__bpe_type(j, node, "normalizer");
-    if (!type) return j->ctx->status;
-    if (strcmp(type, "Sequence") == 0)
-        return tt__bpe_sequence(b, j, node, "normalizers", tt__bpe_read_normalizer);
-    if (strcmp(type, "BertNormalizer") == 0) return tt__bpe_read_bert(b, j, node);
-    for (int i = 0; i < TT__COUNT(kinds); i++)
-        if (strcmp(type, kinds[i].type) == 0) known = i;
-    if (known < 0)
-        return tt__bpe_unknown(j, node, "normalizer", type,
-                               "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, Strip, "
-                               "Precompiled or BertNormalizer");
-    tt__stage *s = tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, kinds[known].kind);
-    if (!s) return TT_ERR_UNSUPPORTED;
-    switch (s->kind) {
-    case TT__STAGE_PREPEND: return tt__bpe_string(b, j, node, "prepend", &s->to, &s->to_bytes);
-    case TT__STAGE_REPLACE: return tt__bpe_replace(b, j, node, s);
-    case TT__STAGE_PRECOMPILED: return tt__bpe_precompiled(b, j, node, s);
-    case TT__STAGE_TRIM:
-        status = tt__json_read_bool(j, node, "strip_left", &s->left);
-        return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
-    default: return TT_OK;
-    }
-}
-
-static tt_status tt__bpe_read_split(tt__bpe *b, const tt__json *j, int node)
-{
-    tt_status status;
-    const char *behavior = "", *regex = NULL;
-    bool invert = false;
-    int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, "{\"Regex\": ...}",
-                                  &status);
-    if (status == TT_OK) status = tt__json_read_string(j, node, "behavior", true, &behavior);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "invert", &invert);
-    if (status != TT_OK) return status;
-    regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
-    const bool triples = regex && strcmp(regex, tt__three_digits) == 0;
-    const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    int known = -1;
-    for (int i = 0; regex && i < TT__COUNT(tt__patterns); i++)
-        if (strcmp(regex, tt__patterns[i].regex) == 0) known = i;
-    if (known < 0 && !triples)
-        return tt__bpe_unknown(j, pattern, "pattern of a Split,", regex ? regex : "a String,",
-                               "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
-    /* The long patterns match every character: what lies between matches is nothing. */
-    if (triples ? !isolated || invert : !isolated && !(removed && invert))
-        return tt__bpe_unknown(j, node, "behavior of a Split,", behavior,
-                               "Isolated, or Removed with \"invert\"");
-    tt__stage *s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
-                                 triples ? TT__STAGE_TRIPLES : TT__STAGE_REGEX);
-    if (!s) return TT_ERR_UNSUPPORTED;
-    if (known >= 0) s->pattern = tt__patterns[known].pattern;
-    if (known >= 0 && b->mapped_at < b->n_splitters - 1)
-        return tt__bpe_unknown(j, node, "place of a Split,", "behind ByteLevel,", "it before ByteLevel");
-    return TT_OK;
-}
-
-/* "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files */
-static tt_status tt__bpe_metaspace(tt__bpe *b, const tt__json *j, int node, const char **mark, size_t *bytes,
-                                   const char **scheme)
-{
-    bool prefix = true;
-    size_t at = 0;
-    *scheme = "always";
-    tt_status status = tt__bpe_string(b, j, node, "replacement", mark, bytes);
-    if (status == TT_OK) status = tt__json_read_string(j, node, "prepend_scheme", false, scheme);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "add_prefix_space", &prefix);
-    if (status != TT_OK) return status;
-    if (tt__utf8_next(*mark, *bytes, &at) == TT__INVALID || at != *bytes)
-        return tt__bpe_unknown(j, node, "replacement", *mark, "one character");
-    if (!prefix) *scheme = "never";
-    if (strcmp(*scheme, "always") != 0 && strcmp(*scheme, "first") != 0 && strcmp(*scheme, "never") != 0)
-        return tt__bpe_unknown(j, node, "prepend_scheme", *scheme, "always, first or never");
-    return TT_OK;
-}
-
-static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
-{
-    tt_status status = TT_OK;
-    tt__stage *s;
-    const char *behavior = "Isolated", *scheme;
-    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__bpe_type(j, node, "pre_tokenizer");
-    if (!type) return j->ctx->status;
-    if (strcmp(type, "Sequence") == 0)
-        return tt__bpe_sequence(b, j, node, "pretokenizers", tt__bpe_read_splitter);
-    if (strcmp(type, "Split") == 0) return tt__bpe_read_split(b, j, node);
-    const bool bytes = strcmp(type, "ByteLevel") == 0, metaspace = strcmp(type, "Metaspace") == 0;
-    const bool digits = strcmp(type, "Digits") == 0, punctuation = strcmp(type, "Punctuation") == 0;
-    const bool white = strcmp(type, "WhitespaceSplit") == 0, bert = strcmp(type, "BertPreTokenizer") == 0;
-    if (!bytes && !metaspace && !digits && !punctuation && !white && !bert)
-        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "Sequence, ByteLevel, Split, Digits, "
-                               "Punctuation, WhitespaceSplit, Metaspace or BertPreTokenizer");
-    if (bytes && (b->unigram || b->wordpiece))
-        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "none that maps bytes");
-    if ((bytes || metaspace || white || bert) && b->mapped_at < b->n_splitters)
-        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
-    for (int i = 0; i < b->n_splitters && metaspace; i++)
-        if (b->splitters[i].kind == TT__STAGE_METASPACE)
-            return tt__bpe_unknown(j, node, "pre_tokenizer", "Metaspace behind Metaspace", "one of them");
-    const int place = b->n_splitters;
-    s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
-                      bytes ? TT__STAGE_BYTES : metaspace ? TT__STAGE_METASPACE
-                      : digits ? TT__STAGE_DIGITS : white ? TT__STAGE_WHITE
-                      : bert ? TT__STAGE_BERT : TT__STAGE_PUNCTUATION);
-    if (!s) return TT_ERR_UNSUPPORTED;
-    if (bytes) b->mapped_at = place;
-    s->splits = true;
-    if (bytes) {
-        status = tt__json_read_bool(j, node, "add_prefix_space", &s->prefix_space);
-        if (status == TT_OK) status = tt__json_read_bool(j, node, "use_regex", &s->splits);
-    } else if (digits) {
-        status = tt__json_read_bool(j, node, "individual_digits", &s->each);
-    } else if (white || bert) {
-        return bert ? tt__bpe_classes_of_bert(b) : TT_OK;
-    } else if (punctuation) {
-        status = tt__json_read_string(j, node, "behavior", false, &behavior);
-        s->each = strcmp(behavior, "Isolated") == 0;
-        if (status == TT_OK && !s->each && strcmp(behavior, "Contiguous") != 0)
-            return tt__bpe_unknown(j, node, "behavior of Punctuation,", behavior, "Isolated or Contiguous");
-    } else {
-        status = tt__bpe_metaspace(b, j, node, &s->to, &s->to_bytes, &scheme);
-        if (status == TT_OK) status = tt__json_read_bool(j, node, "split", &s->splits);
-        if (status != TT_OK) return status;
-        s->prefix_always = strcmp(scheme, "always") == 0;
-        s->prefix_first = strcmp(scheme, "first") == 0;
-        s->from = " ";
-        s->from_bytes = 1;
-    }
-    return status;
-}
-
-static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
-{
-    static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
-        {"ByteLevel", TT__STAGE_BYTES}, {"Replace", TT__STAGE_REPLACE}, {"Fuse", TT__STAGE_FUSE},
-        {"ByteFallback", TT__STAGE_BYTE_FALLBACK}, {"Strip", TT__STAGE_STRIP},
-        {"Metaspace", TT__STAGE_METASPACE}, {"WordPiece", TT__STAGE_WORDPIECE}};
-    const char *scheme;
-    int known = -1;
-    size_t at = 0;
-    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__bpe_type(j, node, "decoder");
-    if (!type) return j->ctx->status;
-    b->decodes = true;
-    if (strcmp(type, "Sequence") == 0)
-        return tt__bpe_sequence(b, j, node, "decoders", tt__bpe_read_decoder);
-    for (int i = 0; i < TT__COUNT(kinds); i++)
-        if (strcmp(type, kinds[i].type) == 0) known = i;
-    if (known < 0)
-        return tt__bpe_unknown(j, node, "decoder", type,
-                               "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
-                               "WordPiece");
-    tt__stage *s = tt__bpe_stage(j, node, b->decoders, &b->n_decoders, kinds[known].kind);
-    if (!s) return TT_ERR_UNSUPPORTED;
-    if (s->kind == TT__STAGE_REPLACE) return tt__bpe_replace(b, j, node, s);
-    if (s->kind == TT__STAGE_METASPACE) {
-        tt_status status = tt__bpe_metaspace(b, j, node, &s->from, &s->from_bytes, &scheme);
-        if (status != TT_OK) return status;
-        s->prefix_first = strcmp(scheme, "never") != 0;
-        s->to = " ";
-        s->to_bytes = 1;
-    } else if (s->kind == TT__STAGE_WORDPIECE) {
-        s->each = true;
-        tt_status status = tt__bpe_string(b, j, node, "prefix", &s->from, &s->from_bytes);
-        return status == TT_OK ? tt__json_read_bool(j, node, "cleanup", &s->each) : status;
-    } else if (s->kind == TT__STAGE_STRIP) {
-        tt_status status = tt__bpe_string(b, j, node, "content", &s->from, &s->from_bytes);
-        if (status == TT_OK) status = tt__json_read_int(j, node, "start", true, 0, INT32_MAX, &s->start);
-        if (status == TT_OK) status = tt__json_read_int(j, node, "stop", true, 0, INT32_MAX, &s->stop);
-        if (status != TT_OK) return status;
-        if (tt__utf8_next(s->from, s->from_bytes, &at) == TT__INVALID || at != s->from_bytes)
-            return tt__bpe_unknown(j, node, "content of a Strip,", s->from, "one character");
-    }
-    return TT_OK;
-}
-
-/* ---- the vocabulary */
-
-/* Room for `size` ids in a table. */
-static bool tt__bpe_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
-                          size_t size)
-{
-    size_t slots = 64;
-    while (slots < size * 2) slots *= 2;
-    t->base = base;
-    t->slices = slices;
-    t->mask = (uint32_t)(slots - 1);
-    t->slots = (tt__bucket *)tt__alloc(ctx, slots * sizeof *t->slots);
-    if (t->slots) memset(t->slots, 0xFF, slots * sizeof *t->slots);
-    return t->slots != NULL;
-}
-
-static void tt__bpe_put(tt__ids_by_text *t, int id)
-{
-    const char *text = t->base + t->slices[id].start;
-    const uint32_t hash = tt__bpe_hash(text, t->slices[id].bytes);
-    tt__bucket *slot = tt__bpe_slot(t, text, t->slices[id].bytes, hash);
-    slot->hash = hash;
-    slot->id = id;
-}
-
-/* The id at `node`, in range. */
-static tt_status tt__bpe_id(const tt__json *j, int node, const char *what, int *id)
-{
-    const tt__json_node *at = &j->nodes[node];
-    const bool integer = at->kind == TT__JSON_NUMBER_KIND && at->exact;
-    if (integer && at->integer >= 0 && at->integer < TT__BPE_IDS) return *id = (int)at->integer, TT_OK;
-    return tt__fail(j->ctx, TT_ERR_FORMAT,
-                    "'%s', byte %zu: the id of %s is %s; expected an integer from 0 to %d", j->path,
-                    j->base + at->offset, what, integer ? "out of range" : tt__json_kind_name(j, node),
-                    TT__BPE_IDS - 1);
-}
-
-/* The token of a vocabulary at `child`, whose id its place gives in [[token, score], ...], or that is a
-   member of {token: id, ...}. */
-static tt_status tt__bpe_entry(const tt__bpe *b, const tt__json *j, int child, int place, const char **token,
-                               size_t *bytes, int *id)
-{
-    const tt__json_node *at = &j->nodes[child];
-    if (!b->unigram) {
-        *token = j->pool + at->key;
-        *bytes = at->key_bytes;
-        return tt__bpe_id(j, child, "a token of the vocabulary", id);
-    }
-    const bool pair = at->kind == TT__JSON_ARRAY && at->count == 2;
-    *token = pair ? tt__json_bytes(j, child + 1, bytes) : NULL;
-    *id = place;
-    if (place == TT__BPE_IDS || !*token || j->nodes[j->nodes[child + 1].after].kind != TT__JSON_NUMBER_KIND)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: token %d of the vocabulary is %s; expected "
-                        "at most %d tokens, each an array of a text and its score", j->path,
-                        j->base + at->offset, place, tt__json_kind_name(j, child), TT__BPE_IDS);
-    return TT_OK;
-}
-
-/* Reads {token: id, ...}, or of Unigram [[token, score], ...], and makes room for added tokens of ids below
-   `more`, of `added_bytes` with their NULs. */
-static tt_status tt__bpe_vocab(tt_tokenizer *k, const tt__json *j, int node, int more, size_t added_bytes)
-{
-    tt__bpe *b = k->bpe;
-    tt_context *ctx = b->ctx;
-    size_t bytes = 0, used = 0, count = 0;
-    int size = 0, id, place = 0;
-    const char *key;
-    size_t n;
-    if (node < 0 || j->nodes[node].kind != (b->unigram ? TT__JSON_ARRAY : TT__JSON_OBJECT) ||
-        !j->nodes[node].count)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no vocabulary: expected an %s", j->path,
-                        b->unigram ? "array of tokens and their scores" : "object of tokens and their ids");
-    for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after) {
-        tt_status status = tt__bpe_entry(b, j, child, place++, &key, &n, &id);
-        if (status != TT_OK) return status;
-        size = (int)tt__max(size, id + 1);
-        bytes += n + 1;
-        count++;
-    }
-    b->vocab = size;
-    k->size = (int)tt__max(size, more);
-    const size_t ids = (size_t)k->size;
-    bytes += added_bytes;
-    if (!(b->texts = (char *)tt__alloc(ctx, bytes)) || !(b->words_text = (char *)tt__alloc(ctx, bytes)) ||
-        !(b->text = (tt__slice *)tt__alloc(ctx, ids * sizeof *b->text)) ||
-        !(b->word = (tt__slice *)tt__alloc(ctx, ids * sizeof *b->word)) ||
-        !(b->whole = (uint8_t *)tt__calloc(ctx, (size_t)size)) ||
-        !(b->added_of = (int32_t *)tt__alloc(ctx, ids * 4)) ||
-        !tt__bpe_table(ctx, &b->by_text, b->texts, b->text, count + (size_t)b->n_added) ||
-        !tt__bpe_table(ctx, &b->by_word, b->words_text, b->word, count))
-        return TT_ERR_MEMORY;
-    memset(b->text, 0xFF, ids * sizeof *b->text);
-    memset(b->word, 0xFF, ids * sizeof *b->word);
-    memset(b->added_of, 0xFF, ids * 4);
-    const bool mapped = b->mapped_at < b->n_splitters;
-    place = 0;
-    for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after) {
-        tt_status status = tt__bpe_entry(b, j, child, place++, &key, &n, &id);
-        if (status != TT_OK) return status;
-        tt__slice slice = {(uint32_t)used, (uint32_t)n};
-        if (b->text[id].bytes != TT__BPE_NONE)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the id %d",
-                            j->path, j->base + j->nodes[child].offset, id);
-        memcpy(b->texts + used, key, n + 1);
-        b->text[id] = slice;
-        tt__bpe_put(&b->by_text, id);
-        size_t at = 0, to = used;
-        for (int byte = 0; mapped && at < n && byte >= 0;) {
-            byte = tt__char_byte(tt__utf8_next(key, n, &at));
-            if (byte < 0) slice.bytes = TT__BPE_NONE; /* no text has it */
-            else b->words_text[to++] = (char)byte;
-        }
-        if (!mapped) memcpy(b->words_text + used, key, n);
-        else if (slice.bytes != TT__BPE_NONE) slice.bytes = (uint32_t)(to - used);
-        b->word[id] = slice;
-        if (slice.bytes != TT__BPE_NONE) {
-            tt__bpe_put(&b->by_word, id);
-            b->longest = (uint32_t)tt__max(b->longest, slice.bytes);
-        }
-        used += n + 1;
-    }
-    for (uint32_t c = 0; c < 256; c++) {
-        char text[8];
-        n = (size_t)tt__utf8_put(tt__byte_char(c), text);
-        b->bytes[c] = mapped ? tt__bpe_find(&b->by_text, text, n) : -1;
-        snprintf(text, sizeof text, "<0x%02X>", (unsigned)c);
-        b->fallback[c] = tt__bpe_find(&b->by_text, text, 6);
-    }
-    return TT_OK;
-}
-
-/* A number as the JSON reader of `tokenizers` takes it: its digits as an integer, of as many as 64 bits hold,
-   by a power of ten. That is not always the nearest double, and which of two spellings is better may hang on
-   the last bit. `at`: a number of valid JSON. */
-static double tt__unigram_score(const char *at)
-{
-    const bool negative = *at == '-';
-    uint64_t digits = 0;
-    int64_t exponent = 0, written = 0;
-    bool point = false, full = false;
-    char power[8];
-    for (at += negative; (*at >= '0' && *at <= '9') || *at == '.'; at++) {
-        const uint64_t digit = (uint64_t)(*at - '0');
-        if (*at == '.') { point = true; continue; }
-        full |= digits > (UINT64_MAX - digit) / 10;
-        if (!full) digits = digits * 10 + digit;
-        exponent += full ? !point : -(int64_t)point;
-    }
-    if (*at == 'e' || *at == 'E') {
-        const bool below = *++at == '-';
-        for (at += below || *at == '+'; *at >= '0' && *at <= '9' && written < 100000; at++)
-            written = written * 10 + *at - '0';
-        exponent += below ? -written : written;
-    }
-    double score = (double)digits;
-    for (; exponent < -308 && score != 0; exponent += 308) score /= 1e308;
-    if (exponent > 308 && score != 0) return HUGE_VAL;
-    if (score != 0) {
-        snprintf(power, sizeof power, "1e%d", (int)(exponent < 0 ? -exponent : exponent));
-        if (exponent >= 0) score *= strtod(power, NULL);
-        else score /= strtod(power, NULL);
-    }
-    return negative ? -score : score;
-}
-
-static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* room for twice as many edges */
-{
-    const size_t slots = t->slots ? 2 * t->slots : 1024;
-    uint64_t *old = t->edges;
-    uint64_t *edges = (uint64_t *)tt__alloc(ctx, slots * sizeof *edges);
-    if (!edges) return false;
-    memset(edges, 0xFF, slots * sizeof *edges);
-    const size_t before = t->slots;
-    t->edges = edges;
-    t->shift = t->slots ? t->shift - 1 : 64 - 10;
-    t->slots = slots;
-    for (size_t i = 0; i < before; i++)
-        if (old[i] != UINT64_MAX) t->edges[tt__prefix_slot(t, old[i] >> 28)] = old[i];
-    tt__free(ctx, old);
-    return true;
-}
-
-static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *text, size_t bytes,
-                                  int32_t id)
-{
-    int32_t node = 0;
-    for (size_t i = 0; i <= bytes; i++) {
-        const int32_t parent = node;
-        if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* the last one is an edge that is free */
-                return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
-                                t->count);
-            if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
-                (t->slots < 2 * ((size_t)t->count + 1) && !tt__prefixes_grow(ctx, t))) return TT_ERR_MEMORY;
-            node = t->count++;
-            t->ids[node] = -1;
-            const uint64_t key = (uint64_t)parent << 8 | (uint8_t)(i ? text[i - 1] : 0);
-            if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
-        }
-    }
-    if (bytes) t->ids[node] = id; /* of two tokens with the same text the last counts */
-    return TT_OK;
-}
-
-/* The scores of a vocabulary that has been read from `text`, and the tree of its tokens. */
-static tt_status tt__unigram_scores(tt__bpe *b, const tt__json *j, const char *text, int model)
-{
-    const int node = tt__json_get(j, model, "vocab");
-    int id = 0;
-    double least = HUGE_VAL;
-    if (b->unk >= b->vocab)
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': \"unk_id\" is %d, and the vocabulary has %d tokens",
-                        j->path, b->unk, b->vocab);
-    b->scores = (double *)tt__alloc(b->ctx, (size_t)b->vocab * sizeof *b->scores);
-    if (!b->scores) return TT_ERR_MEMORY;
-    for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after, id++) {
-        const tt__json_node *number = &j->nodes[j->nodes[child + 1].after];
-        b->scores[id] = tt__unigram_score(text + number->offset);
-        if (!isfinite(b->scores[id]))
-            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the score of token %d is too large for a "
-                            "double", j->path, j->base + number->offset, id);
-        least = b->scores[id] < least ? b->scores[id] : least;
-        tt_status status = tt__prefixes_add(b->ctx, &b->prefixes, b->texts + b->text[id].start,
-                                            b->text[id].bytes, id);
-        if (status != TT_OK) return status;
-    }
-    b->unk_score = least - 10; /* Kudo's and Richardson's SentencePiece has this penalty */
-    return TT_OK;
-}
-
-typedef struct tt__bpe_merging { /* what a merge is read from, for errors, and room for what it makes */
-    const char *path;
-    size_t offset, count;
-    char *joined;
-    size_t room;
-} tt__bpe_merging;
-
-/* Room for so many merges. */
-static tt_status tt__bpe_merges_begin(tt__bpe *b, size_t count, tt__bpe_merging *m)
-{
-    size_t slots = 64;
-    int bits = 6;
-    while (slots < 2 * count) slots *= 2, bits++;
-    b->merge_shift = 64 - bits;
-    b->merge_mask = slots - 1;
-    m->count = 0;
-    m->room = 0;
-    for (int id = 0; id < b->vocab; id++)
-        if (b->text[id].bytes != TT__BPE_NONE) m->room = (size_t)tt__max((int64_t)m->room, b->text[id].bytes);
-    m->joined = (char *)tt__chunks_take(b->ctx, &b->chunks, m->room + 1);
-    b->merges = (tt__bpe_rule *)tt__alloc(b->ctx, slots * sizeof *b->merges);
-    if (!m->joined || !b->merges)
-        return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the %zu merges of '%s'", count, m->path);
-    for (size_t i = 0; i < slots; i++) {
-        const tt__bpe_rule none = {UINT64_MAX, UINT32_MAX, -1};
-        b->merges[i] = none;
-    }
-    return TT_OK;
-}
-
-/* The next merge, of two tokens into one that the vocabulary has. */
-static tt_status tt__bpe_merge_add(tt__bpe *b, tt__bpe_merging *m, const char *left, size_t left_bytes,
-                                   const char *right, size_t right_bytes)
-{
-    const int l = tt__bpe_find(&b->by_text, left, left_bytes);
-    const int r = tt__bpe_find(&b->by_text, right, right_bytes);
-    int id = -1;
-    if (l >= 0 && r >= 0 && left_bytes + right_bytes <= m->room) {
-        memcpy(m->joined, left, left_bytes);
-        memcpy(m->joined + left_bytes, right, right_bytes);
-        id = tt__bpe_find(&b->by_text, m->joined, left_bytes + right_bytes);
-    }
-    if (id < 0)
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is of '%.100s' and '%.100s'%s",
-                        m->path,
-                        m->offset, m->count, left, right, l >= 0 && r >= 0
-                        ? ", and the vocabulary has not what these make" : ", which are not both tokens");
-    tt__bpe_rule *to = &b->merges[tt__bpe_merge(b, l, r) - b->merges];
-    to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
-    to->rank = (uint32_t)m->count++;
-    to->id = id;
-    /* Is the start of a run of U+2581 in what it makes? */
-    for (size_t i = 1; b->cuts && i + 3 <= left_bytes + right_bytes; i++)
-        if (memcmp(m->joined + i, "\xE2\x96\x81", 3) == 0 &&
-            (i < 3 || memcmp(m->joined + i - 3, "\xE2\x96\x81", 3) != 0)) b->cuts = false;
-    return TT_OK;
-}
-
-/* [["a", "b"], ...], or ["a b", ...] of older files */
-static tt_status tt__bpe_read_merges(tt__bpe *b, const tt__json *j, int model)
-{
-    tt_status status;
-    tt__bpe_merging m = {j->path, 0, 0, NULL, 0};
-    int list = tt__json_member(j, model, "merges", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    if (status == TT_OK) status = tt__bpe_merges_begin(b, (size_t)j->nodes[list].count, &m);
-    if (status != TT_OK) return status;
-    for (int child = list + 1; child < j->nodes[list].after; child = j->nodes[child].after) {
-        const tt__json_node *at = &j->nodes[child];
-        size_t left_bytes = 0, right_bytes = 0;
-        const char *left = tt__json_bytes(j, child, &left_bytes), *right = NULL;
-        m.offset = j->base + at->offset;
-        if (left) {
-            char *space = (char *)memchr(left, ' ', left_bytes);
-            if (space) {
-                right = space + 1;
-                right_bytes = left_bytes - (size_t)(right - left);
-                left_bytes = (size_t)(space - left);
-                *space = 0; /* for errors */
-            }
-            if (space && memchr(right, ' ', right_bytes)) right = NULL;
-        } else if (at->kind == TT__JSON_ARRAY && at->count == 2) {
-            left = tt__json_bytes(j, child + 1, &left_bytes);
-            right = tt__json_bytes(j, j->nodes[child + 1].after, &right_bytes);
-        }
-        if (!left || !right)
-            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is %s; expected two tokens",
-                            j->path,
-                            m.offset, m.count, tt__json_kind_name(j, child));
-        status = tt__bpe_merge_add(b, &m, left, left_bytes, right, right_bytes);
-        if (status != TT_OK) return status;
-    }
-    return TT_OK;
-}
-
-static tt_status tt__bpe_read_wordpiece(tt__bpe *b, const tt__json *j, int model, const char *prefix,
-                                        const char **unk)
-{
-    b->word_chars = 100; /* as `tokenizers` has them where a file says nothing */
-    if (!*unk) *unk = "[UNK]";
-    if (tt__json_get(j, model, "continuing_subword_prefix") < 0) prefix = "##";
-    b->piece_bytes = strlen(prefix);
-    b->piece = tt__chunks_text(b->ctx, &b->chunks, prefix, b->piece_bytes);
-    if (!b->piece) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
-    return tt__json_read_int(j, model, "max_input_chars_per_word", false, 0, INT32_MAX, &b->word_chars);
-}
-
-/* What decides ids beside vocabulary and merges. */
-static tt_status tt__bpe_read_model(tt__bpe *b, const tt__json *j, int model, const char **unk)
-{
-    tt_status status = TT_OK;
-    const char *type = "BPE", *prefix = "", *suffix = "";
-    float dropout = 0;
-    *unk = NULL;
-    if (model < 0 || j->nodes[model].kind != TT__JSON_OBJECT)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"model\", an object", j->path);
-    status = tt__json_read_string(j, model, "type", false, &type);
-    b->unigram = status == TT_OK && strcmp(type, "Unigram") == 0;
-    if (b->unigram) {
-        int64_t id = 0;
-        status = tt__json_read_int(j, model, "unk_id", true, 0, TT__BPE_IDS - 1, &id);
-        b->unk = (int)id;
-        return status == TT_OK ? tt__json_read_bool(j, model, "byte_fallback", &b->byte_fallback) : status;
-    }
-    /* older files of DistilBERT have no "type" */
-    const bool untyped = tt__json_get(j, model, "type") < 0;
-    b->wordpiece = untyped ? tt__json_get(j, model, "max_input_chars_per_word") >= 0
-                 : status == TT_OK && strcmp(type, "WordPiece") == 0;
-    if (status == TT_OK && !b->wordpiece && strcmp(type, "BPE") != 0)
-        return tt__bpe_unknown(j, model, "model", type, "BPE, Unigram or WordPiece");
-    if (status == TT_OK) status = tt__json_read_string(j, model, "unk_token", false, unk);
-    if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
-    if (status == TT_OK && b->wordpiece) return tt__bpe_read_wordpiece(b, j, model, prefix, unk);
-    if (status == TT_OK) status = tt__json_read_string(j, model, "end_of_word_suffix", false, &suffix);
-    if (status == TT_OK) status = tt__json_read_float(j, model, "dropout", 0, 2, &dropout);
-    if (status == TT_OK) status = tt__json_read_bool(j, model, "fuse_unk", &b->fuse_unk);
-    if (status == TT_OK) status = tt__json_read_bool(j, model, "byte_fallback", &b->byte_fallback);
-    if (status == TT_OK) status = tt__json_read_bool(j, model, "ignore_merges", &b->ignore_merges);
-    if (status == TT_OK && *prefix)
-        return tt__bpe_unknown(j, model, "continuing_subword_prefix", prefix, "none");
-    if (status == TT_OK && *suffix) return tt__bpe_unknown(j, model, "end_of_word_suffix", suffix, "none");
-    if (status == TT_OK && dropout > 0)
-        return tt__bpe_unknown(j, model, "\"dropout\"", "above 0", "null or 0");
-    return status;
-}
-
-/* ---- added tokens */
-
-/* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of
-   two of the same text the later counts. */
-static tt_status tt__bpe_read_added(tt__bpe *b, const tt__json *j, int node, int id)
-{
-    tt__added a;
-    memset(&a, 0, sizeof a);
-    a.id = id;
-    tt_status status = tt__bpe_string(b, j, node, "content", &a.text, &a.bytes);
-    int number = tt__json_get(j, node, "id");
-    if (status == TT_OK && number >= 0) status = tt__bpe_id(j, number, "an added token", &id), a.id = id;
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "special", &a.special);
-    a.normalized = !a.special;
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "normalized", &a.normalized);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "single_word", &a.single_word);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "lstrip", &a.lstrip);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "rstrip", &a.rstrip);
-    if (status != TT_OK) return status;
-    if (a.bytes > TT__BPE_TOKEN_BYTES)
-        return tt__fail(b->ctx, TT_ERR_FORMAT,
-                        "'%s', byte %zu: an added token of %zu bytes; at most %d are read",
-                        j->path, j->base + j->nodes[node].offset, a.bytes, TT__BPE_TOKEN_BYTES);
-    if (!TT__GROW(b->ctx, b->added, b->n_added, b->cap_added)) return TT_ERR_MEMORY;
-    b->added[b->n_added++] = a;
-    return TT_OK;
-}
-
-static tt_status tt__bpe_read_added_list(tt__bpe *b, const tt__json *j, int list)
-{
-    tt_status status = TT_OK;
-    if (list < 0 || j->nodes[list].kind == TT__JSON_NULL) return TT_OK;
-    if (j->nodes[list].kind != TT__JSON_ARRAY)
-        return tt__json_wrong(j, "added_tokens", list, NULL, "an array");
-    for (int child = list + 1; child < j->nodes[list].after && status == TT_OK; child = j->nodes[child].after)
-        status = tt__bpe_read_added(b, j, child, -1);
-    return status;
-}
-
-static tt_status tt__trie_add(tt_context *ctx, tt__trie *t, const char *text, size_t bytes, int32_t added)
-{
-    int32_t parent = -1, *link = &t->root[(uint8_t)text[0]];
-    for (size_t i = 0; i < bytes; i++) {
-        int32_t node = i ? t->nodes[parent].child : t->root[(uint8_t)text[0]];
-        while (i && node >= 0 && t->nodes[node].byte != (uint8_t)text[i]) node = t->nodes[node].sibling;
-        if (node < 0) {
-            if (!TT__GROW(ctx, t->nodes, t->count, t->capacity)) return TT_ERR_MEMORY;
-            node = t->count++;
-            link = i ? &t->nodes[parent].child : &t->root[(uint8_t)text[0]];
-            const tt__trie_node fresh = {-1, i ? *link : -1, -1, (uint8_t)text[i]};
-            t->nodes[node] = fresh;
-            *link = node;
-        }
-        parent = node;
-    }
-    t->nodes[parent].added = added;
-    return TT_OK;
-}
-
-/* Gives the added tokens their ids and makes what they are found by. */
-static tt_status tt__bpe_place_added(tt_tokenizer *k, const char *path)
-{
-    tt__bpe *b = k->bpe;
-    size_t used = 0;
-    for (int id = 0; id < b->vocab; id++)
-        if (b->text[id].bytes != TT__BPE_NONE)
-            used = (size_t)tt__max((int64_t)used, (int64_t)b->text[id].start + b->text[id].bytes + 1);
-    for (int i = 0; i < b->n_added; i++) {
-        tt__added *a = &b->added[i];
-        const int there = tt__bpe_find(&b->by_text, a->text, a->bytes);
-        if (a->id < 0) a->id = there;
-        if (a->id < 0) continue; /* a default that this vocabulary has not */
-        if (there >= 0 ? there != a->id : b->text[a->id].bytes != TT__BPE_NONE)
-            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
-                            path,
-                            a->text, a->id,
-                            there >= 0 ? "is another than the vocabulary's" : "another token has");
-        if (there < 0) {
-            const tt__slice slice = {(uint32_t)used, (uint32_t)a->bytes};
-            memcpy(b->texts + used, a->text, a->bytes + 1);
-            used += a->bytes + 1;
-            b->text[a->id] = slice;
-            tt__bpe_put(&b->by_text, a->id);
-        }
-        b->added_of[a->id] = i;
-    }
-    memset(b->tries[0].root, 0xFF, sizeof b->tries[0].root);
-    memset(b->tries[1].root, 0xFF, sizeof b->tries[1].root);
-    for (int i = 0; i < b->n_added; i++) {
-        tt__added *a = &b->added[i];
-        if (a->id < 0 || b->added_of[a->id] != i) continue;
-        a->skipped = a->special;
-        if (a->normalized && b->n_normalizers) {
-            tt__encoder e;
-            memset(&e, 0, sizeof e);
-            e.b = b;
-            size_t bytes = a->bytes;
-            const char *text = tt__bpe_normalize(&e, a->text, &bytes);
-            const bool same = !e.failed && bytes == a->bytes && memcmp(text, a->text, bytes) == 0;
-            const char *copy = same ? a->text : NULL;
-            if (!same && !e.failed) copy = tt__chunks_text(b->ctx, &b->chunks, text, bytes);
-            tt__buffer *const buffers[] = {&e.normal[0], &e.normal[1], &e.points, &e.spare};
-            for (int n = 0; n < TT__COUNT(buffers); n++) tt__free(b->ctx, buffers[n]->memory);
-            if (!copy) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", path);
-            a->skipped &= same;
-            a->text = copy;
-            a->bytes = bytes;
-        }
-        if (!a->bytes) continue; /* a normalizer removes all of it */
-        tt_status status = tt__trie_add(b->ctx, &b->tries[a->normalized], a->text, a->bytes, i);
-        if (status != TT_OK) return status;
-    }
-    return TT_OK;
-}
-
-/* ---- ids around a text */
-
-static tt_status tt__bpe_around(const tt_tokenizer *k, const tt__json *j, int node, int32_t *ids, int *n,
-                                int id,
-                                bool front)
-{
-    if (id >= k->size || k->bpe->text[id].bytes == TT__BPE_NONE)
-        return tt__fail(j->ctx, TT_ERR_FORMAT,
-                        "'%s', byte %zu: the post_processor adds the id %d, which no token "
-                        "has", j->path, j->base + j->nodes[node].offset, id);
-    if (*n == TT__AROUND)
-        return tt__bpe_unknown(j, node, "post_processor", "that begins here", "at most 16 ids on each side");
-    if (front) memmove(ids + 1, ids, (size_t)*n * sizeof *ids);
-    ids[front ? 0 : *n] = id;
-    (*n)++;
-    return TT_OK;
-}
-
-/* {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...], "special_tokens": {name:
-   {"ids": [...]}}} */
-static tt_status tt__bpe_template(tt_tokenizer *k, const tt__json *j, int node)
-{
-    tt_status status;
-    int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    int sequences = 0;
-    int32_t before[TT__AROUND], behind[TT__AROUND];
-    int n_before = 0, n_behind = 0;
-    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
-         child = j->nodes[child].after) {
-        const char *name = tt__json_text(j, tt__json_get(j, tt__json_get(j, child, "SpecialToken"), "id"));
-        if (tt__json_get(j, child, "Sequence") >= 0) sequences++;
-        else if (!name) return tt__json_wrong(j, "single", child, NULL, "SpecialToken or Sequence");
-        else {
-            int token = tt__json_get(j, tt__json_get(j, node, "special_tokens"), name);
-            int ids = tt__json_get(j, token, "ids"), id;
-            if (ids < 0 || j->nodes[ids].kind != TT__JSON_ARRAY)
-                return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"special_tokens\" has no \"ids\" of "
-                                "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
-            for (int at = ids + 1; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
-                status = tt__bpe_id(j, at, name, &id);
-                if (status == TT_OK && !sequences)
-                    status = tt__bpe_around(k, j, child, before, &n_before, id, false);
-                else if (status == TT_OK) status = tt__bpe_around(k, j, child, behind, &n_behind, id, false);
-            }
-        }
-    }
-    if (status == TT_OK && sequences != 1)
-        return tt__bpe_unknown(j, node, "TemplateProcessing", "that begins here",
-                               "one Sequence in \"single\"");
-    while (n_before && status == TT_OK)
-        status = tt__bpe_around(k, j, node, k->before, &k->n_before, before[--n_before], true);
-    for (int i = 0; i < n_behind && status == TT_OK; i++)
-        status = tt__bpe_around(k, j, node, k->behind, &k->n_behind, behind[i], false);
-    return status;
-}
-
-/* The token of "cls" or "sep", [text, id], around a text. An id that is null is looked up. */
-static tt_status tt__bpe_roberta(tt_tokenizer *k, const tt__json *j, int node, const char *key)
-{
-    tt__bpe *b = k->bpe;
-    int pair = tt__json_get(j, node, key), id = -1;
-    const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
-                     ? tt__json_text(j, pair + 1) : NULL;
-    if (!text)
-        return tt__fail(j->ctx, TT_ERR_FORMAT,
-                        "'%s', byte %zu: the post_processor needs \"%s\", a token and its "
-                        "id", j->path, j->base + j->nodes[node].offset, key);
-    tt_status status = TT_OK;
-    if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__bpe_id(j, pair + 2, text, &id);
-    else if ((id = tt__bpe_find(&b->by_text, text, strlen(text))) < 0)
-        status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
-    if (status != TT_OK) return status;
-    if (strcmp(key, "cls") == 0) return tt__bpe_around(k, j, node, k->before, &k->n_before, id, true);
-    return tt__bpe_around(k, j, node, k->behind, &k->n_behind, id, false);
-}
-
-static tt_status tt__bpe_read_processor(tt_tokenizer *k, const tt__json *j, int node)
-{
-    tt_status status;
-    if (node < 0 || j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__bpe_type(j, node, "post_processor");
-    if (!type) return j->ctx->status;
-    if (strcmp(type, "ByteLevel") == 0) return TT_OK; /* of offsets */
-    if (strcmp(type, "TemplateProcessing") == 0) return tt__bpe_template(k, j, node);
-    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0) {
-        status = tt__bpe_roberta(k, j, node, "cls");
-        return status == TT_OK ? tt__bpe_roberta(k, j, node, "sep") : status;
-    }
-    if (strcmp(type, "Sequence") != 0)
-        return tt__bpe_unknown(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
-                               "RobertaProcessing or BertProcessing");
-    int list = tt__json_member(j, node, "processors", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
-         child = j->nodes[child].after)
-        status = tt__bpe_read_processor(k, j, child);
-    return status;
-}
-
-/* ---- folders */
-
-/* Reads a file of the folder, if it is there, and keeps it for tt_tokenizer_save. NULL: not there, or an
-   error. */
-static const tt__file_bytes *tt__bpe_keep(tt__bpe *b, const char *folder, const char *name,
-                                          char path[TT__PATH],
-                                          tt_status *status)
-{
-    bool there = false;
-    tt__kept_file *kept = &b->kept[b->n_kept];
-    *status = tt__path_join(b->ctx, path, folder, name);
-    if (*status == TT_OK) *status = tt__folder_has(b->ctx, folder, name, &there);
-    if (*status != TT_OK || !there) return NULL;
-    kept->name = name;
-    *status = tt__file_open(b->ctx, path, &kept->file);
-    if (*status != TT_OK) return NULL;
-    b->n_kept++;
-    return &kept->file;
-}
-
-/* A line "a b" a merge, but for the first, "#version: ...". */
-static tt_status tt__bpe_merges_text(tt__bpe *b, const char *path, const tt__file_bytes *file)
-{
-    tt__bpe_merging m = {path, 0, 0, NULL, 0};
-    char *text = tt__chunks_text(b->ctx, &b->chunks, file->bytes, file->size);
-    size_t lines = 1;
-    for (size_t i = 0; i < file->size; i++) lines += file->bytes[i] == '\n';
-    if (!text || lines > INT32_MAX / 2)
-        return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the merges of '%s'", path);
-    tt_status status = tt__bpe_merges_begin(b, lines, &m);
-    for (size_t at = 0; at < file->size && status == TT_OK;) {
-        char *line = text + at, *newline = (char *)memchr(line, '\n', file->size - at);
-        size_t n = newline ? (size_t)(newline - line) : file->size - at;
-        m.offset = at;
-        at += n + 1;
-        if (n && line[n - 1] == '\r') n--;
-        line[n] = 0;
-        if (n >= 8 && memcmp(line, "#version", 8) == 0) continue;
-        char *space = (char *)memchr(line, ' ', n);
-        if (!space || memchr(space + 1, ' ', (size_t)(line + n - space - 1)))
-            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is not two tokens with a space "
-                            "between them", path, m.offset, m.count);
-        *space = 0;
-        status = tt__bpe_merge_add(b, &m, line, (size_t)(space - line), space + 1,
-                                   (size_t)(line + n - space - 1));
-    }
-    return status;
-}
-
-static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
-                                                           "cls_token", "sep_token", "mask_token"};
-
-/* Which token each role has, where a JSON object of the folder says so: a text, or an object with one. */
-static void tt__bpe_roles(tt_tokenizer *k, const tt__json *j)
-{
-    for (int role = 0; role < TT_TOKEN_COUNT; role++) {
-        int node = tt__json_get(j, 0, tt__role_names[role]);
-        size_t bytes;
-        if (node >= 0 && j->nodes[node].kind == TT__JSON_OBJECT) node = tt__json_get(j, node, "content");
-        const char *text = tt__json_bytes(j, node, &bytes);
-        if (text && k->roles[role] < 0) k->roles[role] = tt__bpe_find(&k->bpe->by_text, text, bytes);
-    }
-}
-
-/* config.json's bos_token_id and so on: a number, or a list of which the first counts. */
-static void tt__bpe_role_ids(tt_tokenizer *k, const tt__json *j)
-{
-    for (int role = 0; role < TT_TOKEN_COUNT; role++) {
-        char key[24];
-        snprintf(key, sizeof key, "%s_id", tt__role_names[role]);
-        int node = tt__json_get(j, 0, key);
-        if (node >= 0 && j->nodes[node].kind == TT__JSON_ARRAY && j->nodes[node].count) node++;
-        if (node < 0 || k->roles[role] >= 0 || j->nodes[node].kind != TT__JSON_NUMBER_KIND) continue;
-        const int64_t id = j->nodes[node].exact ? j->nodes[node].integer : -1;
-        if (id >= 0 && id < k->size && k->bpe->text[id].bytes != TT__BPE_NONE) k->roles[role] = (int32_t)id;
-    }
-}
-
-/* Is that token one of ordinary texts: neither an added one nor called as "</s>" or "[SEP]" are? */
-static bool tt__bpe_is_ordinary(const tt_tokenizer *k, int32_t id)
-{
-    if (id < 0 || k->bpe->added_of[id] >= 0 || !k->bpe->text[id].bytes) return false;
-    const char *text = tt_tokenizer_token(k, id), first = text[0], last = text[k->bpe->text[id].bytes - 1];
-    return !(first == '<' && last == '>') && !(first == '[' && last == ']');
-}
-
-/* What a vocab.json and a merges.txt leave to the class of the tokenizer. Tokens that a vocabulary has not
-   are left out; "added_tokens_decoder" of tokenizer_config.json has more. */
-static const struct { const char *name, *model_type, *json; } tt__bpe_classes[] = {
-    {"GPT2Tokenizer", "gpt2",
-     "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
-     "\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
-    {"RobertaTokenizer", "roberta",
-     "{\"added_tokens\":[{\"content\":\"<s>\",\"special\":true},{\"content\":\"<pad>\",\"special\":true},"
-     "{\"content\":\"</s>\",\"special\":true},{\"content\":\"<unk>\",\"special\":true},"
-     "{\"content\":\"<mask>\",\"special\":true,\"lstrip\":true}],"
-     "\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"ByteLevel\"},"
-     "\"post_processor\":{\"type\":\"RobertaProcessing\",\"cls\":[\"<s>\",null],\"sep\":[\"</s>\",null]},"
-     "\"model\":{}}"},
-    {"Qwen2Tokenizer", "qwen2",
-     "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],\"normalizer\":{\"type\":\"NFC\"},"
-     "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
-     "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}|"
-     " ?[^\\\\s\\\\p{L}\\\\p{N}]+"
-     "[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"Isolated\"},"
-     "{\"type\":\"ByteLevel\",\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
-};
-
-/* How LlamaTokenizer of transformers 5 marks words, whatever the pipeline of the tokenizer.json. */
-static const char tt__bpe_llama[] =
-    "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
-    "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
-    "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\\u2581\"},\"content\":\" \"},"
-    "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},"
-    "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
-    "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
-
-/* The text of a member of a file of a folder, which may not be there (empty); NULL: there is none. */
-static const char *tt__folder_text(const tt__json *j, const char *key)
-{
-    return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
-}
-
-/* Is that the name of the class, or of its twin of transformers 4? */
-static bool tt__bpe_class_is(const char *name, const char *which)
-{
-    const size_t n = strlen(which);
-    return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
-}
-
-/* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
-   as "add_prefix_space" of tokenizer_config.json says, or as tt__bpe_llama. */
-typedef enum tt__bpe_way { TT__WAY_FILE, TT__WAY_BYTES, TT__WAY_LLAMA } tt__bpe_way;
-
-static tt__bpe_way tt__bpe_way_of(const tt__json *config, const tt__json *model, const tt__file_bytes *file)
-{
-    static const struct { const char *name, *model_type; } bytes[] = {
-        {"GPT2Tokenizer", "gpt2"}, {"RobertaTokenizer", "roberta"}, {"Qwen2Tokenizer", "qwen2"},
-        {"GPTNeoXTokenizer", "gpt_neox"}};
-    const char *name = tt__folder_text(config, "tokenizer_class");
-    const char *type = tt__folder_text(model, "model_type");
-    if (!name) name = tt__folder_text(model, "tokenizer_class");
-    if (type && strcmp(type, "mistral") == 0) return TT__WAY_FILE;
-    if (type && strcmp(type, "qwen2") == 0) return TT__WAY_BYTES;
-    if (tt__bpe_class_is(name, "LlamaTokenizer"))
-        return strstr(file->bytes, "\"ByteLevel\"") ? TT__WAY_FILE : TT__WAY_LLAMA;
-    for (int i = 0; i < TT__COUNT(bytes); i++)
-        if (name ? tt__bpe_class_is(name, bytes[i].name) : type && strcmp(type, bytes[i].model_type) == 0)
-            return TT__WAY_BYTES;
-    return TT__WAY_FILE;
-}
-
-/* Which of tt__bpe_classes a folder's tokenizer_config.json or config.json (either may be empty) names. */
-static int tt__bpe_class(tt_context *ctx, const char *folder, const tt__json *config, const tt__json *model)
-{
-    const char *name = tt__folder_text(config, "tokenizer_class");
-    const char *type = tt__folder_text(model, "model_type");
-    for (int i = 0; i < TT__COUNT(tt__bpe_classes); i++)
-        if (name ? tt__bpe_class_is(name, tt__bpe_classes[i].name)
-                 : !type || strcmp(type, tt__bpe_classes[i].model_type) == 0)
-            return i;
-    tt__fail(ctx, TT_ERR_UNSUPPORTED,
-             "'%s' has no tokenizer.json, and of vocab.json with merges.txt the class "
-             "'%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer", folder,
-             name ? name : type);
-    return -1;
-}
-
-/* "add_prefix_space", and of LlamaTokenizer "legacy", of tokenizer_config.json. */
-static tt_status tt__bpe_prefixes(tt__bpe *b, tt__bpe_way kind, const tt__json *config)
-{
-    bool prefix = kind == TT__WAY_LLAMA, legacy = false;
-    tt_status status = TT_OK;
-    if (config->count) status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
-    if (config->count && status == TT_OK) status = tt__json_read_bool(config, 0, "legacy", &legacy);
-    const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
-    const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
-    for (int i = 0; i < b->n_splitters; i++) {
-        tt__stage *s = &b->splitters[i];
-        if (s->kind == TT__STAGE_BYTES && kind == TT__WAY_BYTES && given) s->prefix_space = prefix;
-        if (kind != TT__WAY_LLAMA) continue;
-        s->prefix_always = prefix && legacy; /* of each part between added tokens, or of the first alone */
-        s->prefix_first = prefix && !legacy;
-    }
-    if (kind == TT__WAY_LLAMA && !prefix) b->n_decoders--; /* which strips it */
-    return status;
-}
-
-/* The tokenizer that `j` describes. text: what j was parsed from; way: what has the pipeline in its place, or
-   NULL; vocab: of vocab.json, NULL: in j; merges: those of merges.txt, or NULL; config:
-   tokenizer_config.json, or empty. */
-static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *text, const tt__json *way,
-                               tt__bpe_way kind, const tt__json *vocab, const tt__file_bytes *merges,
-                               const char *merges_path, const tt__json *config)
-{
-    tt__bpe *b = k->bpe;
-    const char *unk;
-    int size = 0, missing = 0, unmapped = 0;
-    size_t added_bytes = 0;
-    if (j->nodes[0].kind != TT__JSON_OBJECT)
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", j->path,
-                        tt__json_kind_name(j, 0));
-    const int model = tt__json_get(j, 0, "model");
-    tt_status status = tt__bpe_read_model(b, j, model, &unk);
-    if (way && (b->unigram || b->wordpiece)) way = NULL, kind = TT__WAY_FILE; /* that class has neither */
-    if (way && status == TT_OK) status = tt__bpe_read_model(b, way, tt__json_get(way, 0, "model"), &unk);
-    const struct { const tt__json *from; const char *key; tt__bpe_reader read; } parts[] = {
-        {way ? way : j, "normalizer", tt__bpe_read_normalizer},
-        {way ? way : j, "pre_tokenizer", tt__bpe_read_splitter},
-        {way ? way : j, "decoder", tt__bpe_read_decoder}, {j, "added_tokens", tt__bpe_read_added_list}};
-    b->mapped_at = INT_MAX;
-    for (int i = 0; i < TT__COUNT(parts) && status == TT_OK; i++) {
-        const int node = tt__json_get(parts[i].from, 0, parts[i].key);
-        if (node >= 0) status = parts[i].read(b, parts[i].from, node);
-    }
-    b->mapped_at = (int)tt__min(b->mapped_at, b->n_splitters);
-    if (vocab) { /* what the configuration adds */
-        int list = config->count ? tt__json_get(config, 0, "added_tokens_decoder") : -1;
-        if (list >= 0 && j->nodes[0].kind == TT__JSON_OBJECT && config->nodes[list].kind == TT__JSON_OBJECT)
-            for (int child = list + 1; child < config->nodes[list].after && status == TT_OK;
-                 child = config->nodes[child].after) {
-                char *end;
-                const char *key = config->pool + config->nodes[child].key;
-                const long id = strtol(key, &end, 10);
-                if (*end || end == key || id < 0 || id >= TT__BPE_IDS)
-                    return tt__bpe_unknown(config, child, "id", key,
-                                           "numbers as keys of added_tokens_decoder");
-                status = tt__bpe_read_added(b, config, child, (int)id);
-            }
-    }
-    if (status == TT_OK && kind != TT__WAY_FILE) status = tt__bpe_prefixes(b, kind, config);
-    if (status != TT_OK) return status;
-    for (int i = 0; i < b->n_added; i++) {
-        size = (int)tt__max(size, b->added[i].id + 1);
-        added_bytes += b->added[i].bytes + 1;
-    }
-    status = vocab ? tt__bpe_vocab(k, vocab, 0, size, added_bytes)
-                   : tt__bpe_vocab(k, j, tt__json_get(j, model, "vocab"), size, added_bytes);
-    if (status != TT_OK) return status;
-    if (b->unigram) {
-        status = tt__unigram_scores(b, j, text, model);
-        if (status == TT_OK) status = tt__bpe_place_added(k, j->path);
-        if (status == TT_OK) status = tt__bpe_read_processor(k, j, tt__json_get(j, 0, "post_processor"));
-        return status;
-    }
-    b->unk = unk ? tt__bpe_find(&b->by_text, unk, strlen(unk)) : -1;
-    if (b->wordpiece && b->unk < 0)
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
-                        j->path, unk);
-    for (int i = 0; i < 256; i++) missing += b->fallback[i] < 0, unmapped += b->bytes[i] < 0;
-    const bool bytes = b->mapped_at < b->n_splitters, fallback = b->byte_fallback && !missing;
-    if (b->unk < 0 && !fallback && (!bytes || unmapped))
-        tt__log(b->ctx, TT_LOG_WARNING, "tokenizer",
-                "'%s' has tokens for some characters only, and none for the "
-                "others: these are left out of texts", j->path);
-    b->cuts = !bytes && fallback && !b->ignore_merges;
-    if (merges) status = tt__bpe_merges_text(b, merges_path, merges);
-    else if (!b->wordpiece) status = tt__bpe_read_merges(b, j, model);
-    if (status == TT_OK) status = tt__bpe_place_added(k, j->path);
-    if (status == TT_OK) status = tt__bpe_read_processor(k, j, tt__json_get(j, 0, "post_processor"));
-    return status;
-}
-
-/* The error of a folder without a tokenizer. */
-static tt_status tt__bpe_absent(tt_context *ctx, const char *folder)
-{
-    static const char *const names[] = {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model"};
-    for (int i = 0; i < TT__COUNT(names); i++) {
-        bool there = false;
-        const tt_status status = tt__folder_has(ctx, folder, names[i], &there);
-        if (status != TT_OK) return status;
-        if (there)
-            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has a tokenizer as %s only, which is not read: "
-                            "transformers makes a tokenizer.json of it, by AutoTokenizer.from_pretrained and "
-                            "save_pretrained", folder, names[i]);
-    }
-    return tt__fail(ctx, TT_ERR_FILE, "'%s' has no tokenizer: copy the tokenizer.json of the model there, or "
-                    "its vocab.txt, or its vocab.json and merges.txt", folder);
-}
-
-/* Loads a folder that has a tokenizer.json, or a vocab.json and a merges.txt. */
-static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
-{
-    tt_context *ctx = k->ctx;
-    tt__bpe *b = k->bpe = (tt__bpe *)tt__calloc(ctx, sizeof *b);
-    char config_path[TT__PATH], map_path[TT__PATH], path[TT__PATH], vocab_path[TT__PATH];
-    char model_path[TT__PATH];
-    tt__json j, config, map, vocab, model, way;
-    tt__json *const all[] = {&j, &config, &map, &vocab, &model, &way};
-    tt_status status = TT_ERR_MEMORY;
-    const tt__file_bytes *file = NULL, *vocab_file;
-    for (int i = 0; i < TT__COUNT(all); i++) memset(all[i], 0, sizeof *all[i]);
-    for (int role = 0; role < TT_TOKEN_COUNT; role++) k->roles[role] = -1;
-    if (!b) return status;
-    b->ctx = ctx;
-    if (!(b->letters = tt__letters_new(ctx))) return status;
-    b->bits = tt__letters_bits(b->letters);
-    file = tt__bpe_keep(b, folder, "tokenizer_config.json", config_path, &status);
-    if (file) status = tt__json_parse(&config, ctx, config_path, 0, file->bytes, file->size);
-    if (status == TT_OK) file = tt__bpe_keep(b, folder, "special_tokens_map.json", map_path, &status);
-    if (status == TT_OK && file) status = tt__json_parse(&map, ctx, map_path, 0, file->bytes, file->size);
-    if (status == TT_OK) status = tt__json_open_if_there(&model, ctx, model_path, folder, "config.json");
-    if (status == TT_OK) tt__bpe_keep(b, folder, "chat_template.jinja", path, &status);
-    if (status == TT_OK) file = tt__bpe_keep(b, folder, "tokenizer.json", path, &status);
-    if (status == TT_OK && file) {
-        status = tt__json_parse(&j, ctx, path, 0, file->bytes, file->size);
-        const tt__bpe_way kind = tt__bpe_way_of(&config, &model, file);
-        const bool llama = kind == TT__WAY_LLAMA;
-        if (status == TT_OK && llama)
-            status = tt__json_parse(&way, ctx, path, 0, tt__bpe_llama, strlen(tt__bpe_llama));
-        if (status == TT_OK)
-            status = tt__bpe_build(k, &j, file->bytes, llama ? &way : NULL, kind, NULL, NULL, NULL, &config);
-    } else if (status == TT_OK) {
-        vocab_file = tt__bpe_keep(b, folder, "vocab.json", vocab_path, &status);
-        if (vocab_file) file = tt__bpe_keep(b, folder, "merges.txt", path, &status);
-        if (status == TT_OK && (!vocab_file || !file)) status = tt__bpe_absent(ctx, folder);
-        const int kind = status == TT_OK ? tt__bpe_class(ctx, folder, &config, &model) : -1;
-        if (status == TT_OK && kind < 0) status = ctx->status;
-        if (status == TT_OK) status = tt__json_parse(&vocab, ctx, vocab_path, 0, vocab_file->bytes,
-                                                     vocab_file->size);
-        if (status == TT_OK) status = tt__json_parse(&j, ctx, vocab_path, 0, tt__bpe_classes[kind].json,
-                                                     strlen(tt__bpe_classes[kind].json));
-        if (status == TT_OK)
-            status = tt__bpe_build(k, &j, tt__bpe_classes[kind].json, NULL, TT__WAY_BYTES, &vocab, file, path,
-                                   &config);
-    }
-    if (status == TT_OK) {
-        if (config.count) tt__bpe_roles(k, &config);
-        if (map.count) tt__bpe_roles(k, &map);
-        static const int berts[] = {TT_TOKEN_UNK, TT_TOKEN_CLS, TT_TOKEN_SEP, TT_TOKEN_PAD, TT_TOKEN_MASK};
-        for (int i = 0; i < TT__COUNT(berts) && b->wordpiece; i++)
-            if (k->roles[berts[i]] < 0)
-                k->roles[berts[i]] = tt_tokenizer_find(k, tt__special_tokens[i]);
-        const bool told = k->roles[TT_TOKEN_EOS] >= 0; /* by a file of the tokenizer's own */
-        if (model.count) tt__bpe_role_ids(k, &model);
-        const int32_t own = tt__bpe_find(&b->by_text, "<|endoftext|>", 13), end = k->roles[TT_TOKEN_EOS];
-        const bool ordinary = !told && tt__bpe_is_ordinary(k, end);
-        if (end < 0 || (ordinary && own >= 0)) k->roles[TT_TOKEN_EOS] = own;
-        if (ordinary)
-            tt__log(ctx, TT_LOG_WARNING, "tokenizer", "'%s' has the eos_token_id %d, '%.60s', which ordinary "
-                    "texts have too: %s", model_path, end, tt_tokenizer_token(k, end),
-                    own < 0 ? "it ends them where it stands; name an \"eos_token\" in tokenizer_config.json"
-                            : "documents end with '<|endoftext|>' instead");
-    }
-    bool split_special = false;
-    if (status == TT_OK && config.count)
-        status = tt__json_read_bool(&config, 0, "split_special_tokens", &split_special);
-    if (split_special)
-        status = tt__fail(ctx, TT_ERR_UNSUPPORTED,
-                          "'%s': \"split_special_tokens\" is true, which this tokenizer "
-                          "does not do", config_path);
-    for (int i = 0; i < TT__COUNT(all); i++) {
-        all[i]->ctx = ctx; /* also of what was not opened */
-        tt__json_free(all[i]);
-    }
-    return status;
-}
-
-/* ---- both kinds of tokenizer */
-
-tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
-{
-    char vocab[TT__PATH], config[TT__PATH];
-    bool lowercase = true, words = false;
-    tt__json j;
-    tt_status status = tt__folder_has(ctx, folder, "vocab.txt", &words);
-    if (status != TT_OK) return NULL;
-    if (!words) {
-        tt_tokenizer *k = (tt_tokenizer *)tt__calloc(ctx, sizeof *k);
-        if (!k) return NULL;
-        k->ctx = ctx;
-        if (tt__bpe_load(k, folder) == TT_OK) return k;
-        tt_tokenizer_free(k);
-        return NULL;
-    }
-    status = tt__json_open_if_there(&j, ctx, config, folder, "tokenizer_config.json");
-    if (status == TT_OK && j.count) status = tt__tokenizer_config(&j, &lowercase);
-    if (status == TT_OK) status = tt__path_join(ctx, vocab, folder, "vocab.txt");
-    tt__json_free(&j);
-    return status == TT_OK ? tt_tokenizer_open(ctx, vocab, lowercase) : NULL;
-}
-
-void tt_tokenizer_free(tt_tokenizer *k)
-{
-    if (!k) return;
-    tt__bpe_free(k->bpe);
-    void *const owned[] = {k->file.bytes, k->unicode, k->pieces, k->slots, k};
-    tt__free_all(k->ctx, owned, TT__COUNT(owned));
-}
-
-int tt_tokenizer_size(const tt_tokenizer *k) { return k->size; }
-
-const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
-{
-    if (id < 0 || id >= k->size) return NULL;
-    if (!k->bpe) return k->file.bytes + k->pieces[id].start - (k->pieces[id].continues ? 2 : 0);
-    return k->bpe->text[id].bytes == TT__BPE_NONE ? NULL : k->bpe->texts + k->bpe->text[id].start;
-}
-
-int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
-{
-    return k->bpe ? tt__bpe_find(&k->bpe->by_text, token, strlen(token)) : tt__vocab_find(k, token);
-}
-
-int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
-{
-    return (unsigned)token < TT_TOKEN_COUNT ? k->roles[token] : -1;
-}
-
-/* The ids of a text without those around it, of which `room` are kept. Returns how many there are: of those
-   beyond room, all if `whole`, else some. -1: out of memory. */
-static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
-                          bool whole)
-{
-    if (k->bpe) return tt__bpe_encode(k->bpe, text, bytes, ids, room, whole);
-    return tt__wordpieces(k, text, bytes, ids, (int)tt__min(room, INT_MAX), whole);
-}
-
-/* tt_tokenize, which reads on to the end of a text that is longer if `whole`, and returns how many ids it
-   has: of those beyond max_tokens, all if `whole`, else some. */
-static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
-                        bool whole)
-{
-    const int around = k->n_before + k->n_behind, room = max_tokens - around;
-    if (room < 0) return 0;
-    const int64_t n = tt__encode(k, text, bytes, ids + k->n_before, room, whole), kept = tt__min(n, room);
-    if (n < 0) return -1;
-    for (int i = 0; i < k->n_before; i++) ids[i] = k->before[i];
-    for (int i = 0; i < k->n_behind; i++) ids[k->n_before + kept + i] = k->behind[i];
-    return (int)tt__min(n + around, INT_MAX);
-}
-
-int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
-{
-    return (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
-}
-
-int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
-                            int64_t room)
-{
-    int64_t count = 0;
-    for (int i = 0; special && i < k->n_before; i++, count++)
-        if (count < room) ids[count] = k->before[i];
-    const int64_t left = tt__max(0, room - count);
-    const int64_t n = tt__encode(k, text, bytes, left ? ids + count : NULL, left, true);
-    if (n < 0) return -1;
-    count += n;
-    for (int i = 0; special && i < k->n_behind; i++, count++)
-        if (count < room) ids[count] = k->behind[i];
-    return count;
-}
-
-static bool tt__word_has_text(const tt_tokenizer *k, int32_t id, bool skip_special)
-{
-    bool special = false;
-    for (int role = 0; role < TT_TOKEN_COUNT; role++) special |= k->roles[role] == id;
-    return id >= 0 && id < k->size && !(special && skip_special);
-}
-
-/* Words, with a space before each that continues no other, and before no . ? ! or , */
-static void tt__words_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special,
-                             tt__parts *p)
-{
-    for (int64_t i = 0; i < n; i++) {
-        if (!tt__word_has_text(k, ids[i], skip_special)) continue;
-        const tt__wordpiece *piece = &k->pieces[ids[i]];
-        const char *text = k->file.bytes + piece->start;
-        const bool joined = piece->continues || (piece->bytes && strchr(".?!,", text[0]));
-        if (p->n && !joined) tt__parts_add(p, " ", 1);
-        if (!p->n && piece->continues) tt__parts_add(p, "##", 2);
-        tt__parts_add(p, text, piece->bytes);
-        tt__parts_end(p);
-    }
 }
 
 static tt__parts tt__decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special)
 {
-    tt__parts p = {k->ctx, NULL, 0, 0, NULL, 0, 0, false};
-    if (k->bpe) tt__bpe_decode(k, ids, n, skip_special, &p);
-    else tt__words_decode(k, ids, n, skip_special, &p);
+    tt__parts p = {k->ctx, NULL, 0, 0, NULL, 0, 0, false}, other = p;
+    for (int64_t i = 0; i < n; i++) {
+        size_t bytes;
+        const char *text = tt__id_text(k, ids[i], skip_special, &bytes);
+        if (!text) continue;
+        if (!k->finish.decodes && p.n) tt__parts_add(&p, " ", 1);
+        tt__parts_add(&p, text, bytes);
+        tt__parts_end(&p);
+    }
+    for (int i = 0; i < k->finish.decode.n && !p.failed; i++) {
+        tt__decode_stage(&k->finish.decode.all[i], &p, &other);
+        const tt__parts swap = p;
+        p = other;
+        other = swap;
+        p.failed |= other.failed;
+    }
+    tt__parts_free(&other);
     return p;
 }
 
@@ -30520,8 +29137,8 @@ tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
     s->k = k;
     s->skip_special = skip_special;
     bool fused = false; /* do decoders see the text in one? */
-    for (int i = 0; k->bpe && i < k->bpe->n_decoders; i++) {
-        const tt__stage *d = &k->bpe->decoders[i];
+    for (int i = 0; i < k->finish.decode.n; i++) {
+        const tt__stage *d = &k->finish.decode.all[i];
         size_t at = 0;
         if (d->kind == TT__STAGE_REPLACE) tt__utf8_next(d->from, d->from_bytes, &at);
         s->whole |= fused && (at < d->from_bytes ? d->kind == TT__STAGE_REPLACE
@@ -30578,12 +29195,12 @@ const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_
     size_t length = 0;
     *bytes = 0;
     for (int64_t i = 0; i < n; i++) {
-        if (s->k->bpe) text = tt__bpe_text(s->k, ids[i], s->skip_special, &length);
-        if (s->k->bpe ? !text : !tt__word_has_text(s->k, ids[i], s->skip_special)) continue;
+        text = tt__id_text(s->k, ids[i], s->skip_special, &length);
+        if (!text) continue;
         if (!TT__GROW(s->k->ctx, s->ids, s->n, s->capacity)) return NULL;
         s->ids[s->n++] = ids[i];
     }
-    if (s->runs && s->n) text = tt__bpe_text(s->k, s->ids[s->n - 1], s->skip_special, &length);
+    if (s->runs && s->n) text = tt__id_text(s->k, s->ids[s->n - 1], s->skip_special, &length);
     if (!s->n || s->whole || (s->runs && tt__byte_token(text, length) >= 0)) return "";
     return tt__stream_text(s, false, bytes);
 }
@@ -30594,6 +29211,1572 @@ const char *tt_decode_stream_end(tt_decode_stream *s, size_t *bytes)
     s->n = s->context = 0;
     s->given = 0;
     return text;
+}
+int tt_tokenizer_size(const tt_tokenizer *k) { return k->size; }
+
+const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
+{
+    const bool there = id >= 0 && id < k->size && k->vocab.text[id].bytes != TT__NO_TOKEN;
+    return there ? k->vocab.texts + k->vocab.text[id].start : NULL;
+}
+
+int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
+{
+    return tt__token_find(&k->vocab.by_text, token, strlen(token));
+}
+
+int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
+{
+    return (unsigned)token < TT_TOKEN_COUNT ? k->finish.roles[token] : -1;
+}
+
+/* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
+
+/* A string of JSON, which may hold a NUL; NULL for another kind. */
+static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
+{
+    if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
+    *bytes = (size_t)j->nodes[node].count;
+    return j->pool + j->nodes[node].integer;
+}
+
+/* Keeps a text as long as k. */
+static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *from, size_t bytes,
+                               const char **text)
+{
+    *text = tt__chunks_text(k->ctx, &k->chunks, from, bytes);
+    return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+}
+
+/* The string `key` of an object, of at least one character, which is kept. */
+static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, const char *key,
+                               const char **text, size_t *bytes)
+{
+    tt_status status;
+    const char expected[] = "a string of at least one character";
+    int node = tt__json_member(j, object, key, true, 1 << TT__JSON_STRING, expected, &status);
+    if (node < 0) return status;
+    const char *from = tt__json_bytes(j, node, bytes);
+    return *bytes ? tt__keep_text(k, j, from, *bytes, text) : tt__json_wrong(j, key, node, "\"\"", expected);
+}
+
+/* The "type" of a component of a tokenizer; NULL and an error where it has none. */
+static const char *tt__component_type(const tt__json *j, int node, const char *what)
+{
+    const char *type = tt__json_text(j, tt__json_get(j, node, "type"));
+    if (!type)
+        tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the %s is %s without a \"type\"; expected an object "
+                 "that has one", j->path, j->base + j->nodes[node].offset, what, tt__json_kind_name(j, node));
+    return type;
+}
+
+static tt_status tt__unsupported(const tt__json *j, int node, const char *what, const char *name,
+                                 const char *known)
+{
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: the %s %.200s is not supported; expected %s",
+                    j->path, j->base + j->nodes[node].offset, what, name, known);
+}
+
+typedef struct tt__stage_name { const char *type; tt__stage_kind kind; } tt__stage_name;
+
+/* Adds the stage that a type names. NULL and an error: the type is none of `known`, or there are too many
+   stages. */
+static tt__stage *tt__read_stage(const tt__json *j, int node, const char *what, const char *type,
+                                 const tt__stage_name *names, int n, const char *known,
+                                 tt__stage_list *stages)
+{
+    int at = 0;
+    while (at < n && strcmp(type, names[at].type) != 0) at++;
+    if (at == n) tt__unsupported(j, node, what, type, known);
+    else if (stages->n == TT__STAGES)
+        tt__unsupported(j, node, "step", "that begins here", "at most 16 steps of a kind");
+    if (at == n || stages->n == TT__STAGES) return NULL;
+    tt__stage *s = &stages->all[stages->n++];
+    memset(s, 0, sizeof *s);
+    s->kind = names[at].kind;
+    return s;
+}
+
+typedef tt_status (*tt__reader)(tt_tokenizer *k, const tt__json *j, int node);
+
+/* Reads the members of a Sequence, the array `key`, one after the other. */
+static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node, const char *key,
+                                  tt__reader read)
+{
+    tt_status status;
+    int list = tt__json_member(j, node, key, true, 1 << TT__JSON_ARRAY, "an array", &status);
+    for (int i = 0, child = list + 1; list >= 0 && i < j->nodes[list].count && status == TT_OK; i++) {
+        status = read(k, j, child);
+        child = j->nodes[child].after;
+    }
+    return status;
+}
+/* {"pattern": {"String": from}, "content": to}, or a regular expression instead of a String */
+static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__stage *s)
+{
+    static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
+    tt_status status;
+    int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, expected, &status);
+    if (pattern < 0) return status;
+    const char *regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
+    const bool spaces = regex && strcmp(regex, " {2,}") == 0;
+    if (spaces || (regex && (strcmp(regex, "\\n") == 0 || strcmp(regex, "\n") == 0))) {
+        s->kind = spaces ? TT__STAGE_SPACES : TT__STAGE_REPLACE;
+        s->from = spaces ? "  " : "\n";
+        s->from_bytes = strlen(s->from);
+    } else if (tt__json_get(j, pattern, "String") < 0) {
+        return tt__unsupported(j, pattern, "pattern of a Replace,", regex ? regex : "none,", expected);
+    } else {
+        status = tt__read_text(k, j, pattern, "String", &s->from, &s->from_bytes);
+    }
+    const char *to = tt__json_bytes(j, tt__json_get(j, node, "content"), &s->to_bytes);
+    if (status != TT_OK) return status;
+    if (to) return tt__keep_text(k, j, to, s->to_bytes, &s->to);
+    return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace needs \"content\", a string", j->path,
+                    j->base + j->nodes[node].offset);
+}
+
+/* A digit of base 64 (RFC 4648); -1: none. */
+static int tt__base64_digit(char c)
+{
+    if (c >= 'A' && c <= 'Z') return c - 'A';
+    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+    if (c >= '0' && c <= '9') return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+/* {"precompiled_charsmap": base 64 of the bytes of a trie, that trie, and texts with a NUL behind each} */
+static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__stage *s)
+{
+    static const char key[] = "precompiled_charsmap";
+    tt_status status;
+    const char *digits = NULL;
+    size_t n = 0, bytes = 0;
+    uint32_t trie = 0, held = 0;
+    int bits = 0;
+    bool valid = true;
+    const int member = tt__json_member(j, node, key, true, 1 << TT__JSON_STRING, "a string", &status);
+    if (member < 0) return status;
+    digits = tt__json_bytes(j, member, &n);
+    uint8_t *all = (uint8_t *)tt__chunks_take(k->ctx, &k->chunks, n / 4 * 3 + 4);
+    if (!all) return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+    for (int end = 0; end < 2 && n && digits[n - 1] == '='; end++) n--;
+    for (size_t i = 0; i < n && valid; i++) {
+        const int digit = tt__base64_digit(digits[i]);
+        valid = digit >= 0;
+        held = held << 6 | (uint32_t)(digit & 63);
+        bits += 6;
+        if (bits >= 8) all[bytes++] = (uint8_t)(held >> (bits -= 8));
+    }
+    if (valid && bytes >= 4) memcpy(&trie, all, 4);
+    if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
+        return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
+                              "what SentencePiece compiles from the rules of a normalization");
+    all[bytes] = 0;
+    s->from = (const char *)all + 4;
+    s->from_bytes = trie;
+    s->to = s->from + trie;
+    s->to_bytes = bytes - 4 - trie;
+    if (tt__utf8_invalid(s->to, s->to_bytes) < s->to_bytes)
+        return tt__json_wrong(j, key, member, "of texts that are not UTF-8", "UTF-8");
+    return TT_OK;
+}
+
+/* "clean_text", "handle_chinese_chars", "lowercase", "strip_accents" (null: as "lowercase") */
+static tt_status tt__read_bert(tt_tokenizer *k, const tt__json *j, int node)
+{
+    bool clean = true, cjk = true, lower = true, accents = true;
+    tt_status status = tt__json_read_bool(j, node, "clean_text", &clean);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "handle_chinese_chars", &cjk);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "lowercase", &lower);
+    accents = lower;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "strip_accents", &accents);
+    const struct { bool asked; tt__stage_name name; } steps[] = {
+        {clean, {"", TT__STAGE_CLEAN}}, {cjk, {"", TT__STAGE_CJK}}, {accents, {"", TT__STAGE_NFD}},
+        {accents, {"", TT__STAGE_NONSPACING}}, {lower, {"", TT__STAGE_LOWER}}};
+    for (int i = 0; i < TT__COUNT(steps) && status == TT_OK; i++)
+        if (steps[i].asked && !tt__read_stage(j, node, "", "", &steps[i].name, 1, "", &k->normalize))
+            status = TT_ERR_UNSUPPORTED;
+    return status;
+}
+
+static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int node)
+{
+    static const tt__stage_name names[] = {
+        {"NFC", TT__STAGE_NFC}, {"Prepend", TT__STAGE_PREPEND}, {"Replace", TT__STAGE_REPLACE},
+        {"Strip", TT__STAGE_TRIM}, {"Precompiled", TT__STAGE_PRECOMPILED}, {"NFD", TT__STAGE_NFD},
+        {"NFKD", TT__STAGE_NFKD}, {"StripAccents", TT__STAGE_ACCENTS}, {"Lowercase", TT__STAGE_LOWER}};
+    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const char *type = tt__component_type(j, node, "normalizer");
+    if (!type) return j->ctx->status;
+    if (strcmp(type, "Sequence") == 0)
+        return tt__read_sequence(k, j, node, "normalizers", tt__read_normalizer);
+    if (strcmp(type, "BertNormalizer") == 0) return tt__read_bert(k, j, node);
+    tt__stage *s = tt__read_stage(j, node, "normalizer", type, names, TT__COUNT(names),
+                                  "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, "
+                                  "Strip, Precompiled or BertNormalizer", &k->normalize);
+    if (!s) return j->ctx->status;
+    if (s->kind == TT__STAGE_PREPEND) return tt__read_text(k, j, node, "prepend", &s->to, &s->to_bytes);
+    if (s->kind == TT__STAGE_REPLACE) return tt__read_replace(k, j, node, s);
+    if (s->kind == TT__STAGE_PRECOMPILED) return tt__read_precompiled(k, j, node, s);
+    if (s->kind != TT__STAGE_TRIM) return TT_OK;
+    const tt_status status = tt__json_read_bool(j, node, "strip_left", &s->left);
+    return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
+}
+
+/* The regular expressions that splitters know, but for that of three digits. */
+static const struct { const char *regex; tt__pattern pattern; } tt__patterns[] = {
+    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+     {false, false, false, 0}}, /* GPT-2 */
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* LLaMA 3 */
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 1}}, /* Qwen2 */
+    {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* cl100k */
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
+     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}},
+};
+static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
+{
+    static const tt__stage_name names[] = {{"Regex", TT__STAGE_REGEX}, {"Triples", TT__STAGE_TRIPLES}};
+    tt_status status;
+    const char *behavior = "", *regex = NULL;
+    bool invert = false;
+    int known = -1;
+    int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, "{\"Regex\": ...}",
+                                  &status);
+    if (status == TT_OK) status = tt__json_read_string(j, node, "behavior", true, &behavior);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "invert", &invert);
+    if (status != TT_OK) return status;
+    regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
+    const bool triples = regex && strcmp(regex, "[0-9][0-9][0-9]") == 0; /* Falcon's */
+    const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
+    for (int i = 0; regex && i < TT__COUNT(tt__patterns); i++)
+        if (strcmp(regex, tt__patterns[i].regex) == 0) known = i;
+    if (known < 0 && !triples)
+        return tt__unsupported(j, pattern, "pattern of a Split,", regex ? regex : "a String,",
+                               "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
+    /* The long patterns match every character: what lies between matches is nothing. */
+    if (triples ? !isolated || invert : !isolated && !(removed && invert))
+        return tt__unsupported(j, node, "behavior of a Split,", behavior,
+                               "Isolated, or Removed with \"invert\"");
+    const tt__stage_name *name = &names[triples];
+    tt__stage *s = tt__read_stage(j, node, "", name->type, name, 1, "", &k->split);
+    if (!s) return TT_ERR_UNSUPPORTED;
+    if (known >= 0) s->pattern = tt__patterns[known].pattern;
+    if (known >= 0 && k->mapped_at < k->split.n - 1)
+        return tt__unsupported(j, node, "place of a Split,", "behind ByteLevel,", "it before ByteLevel");
+    return TT_OK;
+}
+
+/* "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files */
+static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node, const char **mark,
+                                    size_t *bytes, const char **scheme)
+{
+    bool prefix = true;
+    size_t at = 0;
+    *scheme = "always";
+    tt_status status = tt__read_text(k, j, node, "replacement", mark, bytes);
+    if (status == TT_OK) status = tt__json_read_string(j, node, "prepend_scheme", false, scheme);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "add_prefix_space", &prefix);
+    if (status != TT_OK) return status;
+    if (tt__utf8_next(*mark, *bytes, &at) == TT__INVALID || at != *bytes)
+        return tt__unsupported(j, node, "replacement", *mark, "one character");
+    if (!prefix) *scheme = "never";
+    if (strcmp(*scheme, "always") != 0 && strcmp(*scheme, "first") != 0 && strcmp(*scheme, "never") != 0)
+        return tt__unsupported(j, node, "prepend_scheme", *scheme, "always, first or never");
+    return TT_OK;
+}
+
+static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
+{
+    static const tt__stage_name names[] = {
+        {"ByteLevel", TT__STAGE_BYTES}, {"Metaspace", TT__STAGE_METASPACE}, {"Digits", TT__STAGE_DIGITS},
+        {"Punctuation", TT__STAGE_PUNCTUATION}, {"WhitespaceSplit", TT__STAGE_WHITE},
+        {"BertPreTokenizer", TT__STAGE_BERT}};
+    tt_status status = TT_OK;
+    const char *behavior = "Isolated", *scheme;
+    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const char *type = tt__component_type(j, node, "pre_tokenizer");
+    if (!type) return j->ctx->status;
+    if (strcmp(type, "Sequence") == 0)
+        return tt__read_sequence(k, j, node, "pretokenizers", tt__read_splitter);
+    if (strcmp(type, "Split") == 0) return tt__read_split(k, j, node);
+    tt__stage *s = tt__read_stage(j, node, "pre_tokenizer", type, names, TT__COUNT(names),
+                                  "Sequence, ByteLevel, Split, Digits, Punctuation, WhitespaceSplit, "
+                                  "Metaspace or BertPreTokenizer", &k->split);
+    if (!s) return j->ctx->status;
+    const int place = k->split.n - 1;
+    const bool of_classes = s->kind == TT__STAGE_DIGITS || s->kind == TT__STAGE_PUNCTUATION;
+    if (s->kind == TT__STAGE_BYTES && k->model.kind != TT__MODEL_BPE)
+        return tt__unsupported(j, node, "pre_tokenizer", type, "none that maps bytes");
+    if (!of_classes && k->mapped_at < place)
+        return tt__unsupported(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
+    s->splits = true;
+    switch (s->kind) {
+    case TT__STAGE_BYTES:
+        k->mapped_at = place;
+        status = tt__json_read_bool(j, node, "add_prefix_space", &s->prefix_space);
+        return status == TT_OK ? tt__json_read_bool(j, node, "use_regex", &s->splits) : status;
+    case TT__STAGE_DIGITS: return tt__json_read_bool(j, node, "individual_digits", &s->each);
+    case TT__STAGE_PUNCTUATION:
+        status = tt__json_read_string(j, node, "behavior", false, &behavior);
+        s->each = strcmp(behavior, "Isolated") == 0;
+        if (status == TT_OK && !s->each && strcmp(behavior, "Contiguous") != 0)
+            return tt__unsupported(j, node, "behavior of Punctuation,", behavior, "Isolated or Contiguous");
+        return status;
+    case TT__STAGE_METASPACE:
+        for (int i = 0; i < place; i++)
+            if (k->split.all[i].kind == TT__STAGE_METASPACE)
+                return tt__unsupported(j, node, "pre_tokenizer", "Metaspace behind Metaspace", "one of them");
+        status = tt__read_metaspace(k, j, node, &s->to, &s->to_bytes, &scheme);
+        if (status == TT_OK) status = tt__json_read_bool(j, node, "split", &s->splits);
+        if (status != TT_OK) return status;
+        s->prefix_always = strcmp(scheme, "always") == 0;
+        s->prefix_first = strcmp(scheme, "first") == 0;
+        s->from = " ";
+        s->from_bytes = 1;
+        return TT_OK;
+    default: return TT_OK;
+    }
+}
+
+static tt_status tt__read_decoder(tt_tokenizer *k, const tt__json *j, int node)
+{
+    static const tt__stage_name names[] = {
+        {"ByteLevel", TT__STAGE_BYTES}, {"Replace", TT__STAGE_REPLACE}, {"Fuse", TT__STAGE_FUSE},
+        {"ByteFallback", TT__STAGE_BYTE_FALLBACK}, {"Strip", TT__STAGE_STRIP},
+        {"Metaspace", TT__STAGE_METASPACE}, {"WordPiece", TT__STAGE_WORDPIECE}};
+    tt_status status = TT_OK;
+    const char *scheme;
+    size_t at = 0;
+    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const char *type = tt__component_type(j, node, "decoder");
+    if (!type) return j->ctx->status;
+    k->finish.decodes = true;
+    if (strcmp(type, "Sequence") == 0) return tt__read_sequence(k, j, node, "decoders", tt__read_decoder);
+    tt__stage *s = tt__read_stage(j, node, "decoder", type, names, TT__COUNT(names),
+                                  "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
+                                  "WordPiece", &k->finish.decode);
+    if (!s) return j->ctx->status;
+    switch (s->kind) {
+    case TT__STAGE_REPLACE: return tt__read_replace(k, j, node, s);
+    case TT__STAGE_METASPACE:
+        status = tt__read_metaspace(k, j, node, &s->from, &s->from_bytes, &scheme);
+        if (status != TT_OK) return status;
+        s->prefix_first = strcmp(scheme, "never") != 0;
+        s->to = " ";
+        s->to_bytes = 1;
+        return TT_OK;
+    case TT__STAGE_WORDPIECE:
+        s->each = true;
+        status = tt__read_text(k, j, node, "prefix", &s->from, &s->from_bytes);
+        return status == TT_OK ? tt__json_read_bool(j, node, "cleanup", &s->each) : status;
+    case TT__STAGE_STRIP:
+        status = tt__read_text(k, j, node, "content", &s->from, &s->from_bytes);
+        if (status == TT_OK) status = tt__json_read_int(j, node, "start", true, 0, INT32_MAX, &s->start);
+        if (status == TT_OK) status = tt__json_read_int(j, node, "stop", true, 0, INT32_MAX, &s->stop);
+        if (status != TT_OK) return status;
+        if (tt__utf8_next(s->from, s->from_bytes, &at) == TT__INVALID || at != s->from_bytes)
+            return tt__unsupported(j, node, "content of a Strip,", s->from, "one character");
+        return TT_OK;
+    default: return TT_OK;
+    }
+}
+
+/* The id at `node`, in range. */
+static tt_status tt__read_id(const tt__json *j, int node, const char *what, int *id)
+{
+    const tt__json_node *at = &j->nodes[node];
+    const bool integer = at->kind == TT__JSON_NUMBER_KIND && at->exact;
+    if (integer && at->integer >= 0 && at->integer < TT__IDS_LIMIT) return *id = (int)at->integer, TT_OK;
+    return tt__fail(j->ctx, TT_ERR_FORMAT,
+                    "'%s', byte %zu: the id of %s is %s; expected an integer from 0 to %d", j->path,
+                    j->base + at->offset, what, integer ? "out of range" : tt__json_kind_name(j, node),
+                    TT__IDS_LIMIT - 1);
+}
+
+/* ---- ids around a text */
+
+static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, int32_t *ids, int *n,
+                                int id,
+                                bool front)
+{
+    if (id >= k->size || k->vocab.text[id].bytes == TT__NO_TOKEN)
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor adds the id %d, which no token "
+                        "has", j->path, j->base + j->nodes[node].offset, id);
+    if (*n == TT__AROUND)
+        return tt__unsupported(j, node, "post_processor", "that begins here", "at most 16 ids on each side");
+    if (front) memmove(ids + 1, ids, (size_t)*n * sizeof *ids);
+    ids[front ? 0 : *n] = id;
+    (*n)++;
+    return TT_OK;
+}
+
+/* {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...], "special_tokens": {name:
+   {"ids": [...]}}} */
+static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
+{
+    tt_status status;
+    int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status);
+    int sequences = 0;
+    int32_t before[TT__AROUND], behind[TT__AROUND];
+    int n_before = 0, n_behind = 0;
+    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
+         child = j->nodes[child].after) {
+        const char *name = tt__json_text(j, tt__json_get(j, tt__json_get(j, child, "SpecialToken"), "id"));
+        if (tt__json_get(j, child, "Sequence") >= 0) sequences++;
+        else if (!name) return tt__json_wrong(j, "single", child, NULL, "SpecialToken or Sequence");
+        else {
+            int token = tt__json_get(j, tt__json_get(j, node, "special_tokens"), name);
+            int ids = tt__json_get(j, token, "ids"), id;
+            if (ids < 0 || j->nodes[ids].kind != TT__JSON_ARRAY)
+                return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"special_tokens\" has no \"ids\" of "
+                                "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
+            for (int at = ids + 1; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
+                status = tt__read_id(j, at, name, &id);
+                if (status == TT_OK && !sequences)
+                    status = tt__add_around(k, j, child, before, &n_before, id, false);
+                else if (status == TT_OK) status = tt__add_around(k, j, child, behind, &n_behind, id, false);
+            }
+        }
+    }
+    if (status == TT_OK && sequences != 1)
+        return tt__unsupported(j, node, "TemplateProcessing", "that begins here",
+                               "one Sequence in \"single\"");
+    while (n_before && status == TT_OK)
+        status = tt__add_around(k, j, node, k->finish.before, &k->finish.n_before, before[--n_before], true);
+    for (int i = 0; i < n_behind && status == TT_OK; i++)
+        status = tt__add_around(k, j, node, k->finish.behind, &k->finish.n_behind, behind[i], false);
+    return status;
+}
+
+/* The token of "cls" or "sep", [text, id], around a text. An id that is null is looked up. */
+static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, const char *key)
+{
+    int pair = tt__json_get(j, node, key), id = -1;
+    const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
+                     ? tt__json_text(j, pair + 1) : NULL;
+    if (!text)
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor needs \"%s\", a token and its "
+                        "id", j->path, j->base + j->nodes[node].offset, key);
+    tt_status status = TT_OK;
+    if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__read_id(j, pair + 2, text, &id);
+    else if ((id = tt__token_find(&k->vocab.by_text, text, strlen(text))) < 0)
+        status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
+    if (status != TT_OK) return status;
+    if (strcmp(key, "cls") == 0)
+        return tt__add_around(k, j, node, k->finish.before, &k->finish.n_before, id, true);
+    return tt__add_around(k, j, node, k->finish.behind, &k->finish.n_behind, id, false);
+}
+
+static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node)
+{
+    tt_status status;
+    if (node < 0 || j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const char *type = tt__component_type(j, node, "post_processor");
+    if (!type) return j->ctx->status;
+    if (strcmp(type, "ByteLevel") == 0) return TT_OK; /* of offsets */
+    if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
+    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0) {
+        status = tt__read_roberta(k, j, node, "cls");
+        return status == TT_OK ? tt__read_roberta(k, j, node, "sep") : status;
+    }
+    if (strcmp(type, "Sequence") != 0)
+        return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
+                               "RobertaProcessing or BertProcessing");
+    int list = tt__json_member(j, node, "processors", true, 1 << TT__JSON_ARRAY, "an array", &status);
+    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
+         child = j->nodes[child].after)
+        status = tt__read_processor(k, j, child);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------- tokenizer: vocabulary */
+
+/* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
+   as "add_prefix_space" of tokenizer_config.json says, or as tt__llama_way. */
+typedef enum tt__first_word { TT__FIRST_FILE, TT__FIRST_BYTES, TT__FIRST_LLAMA } tt__first_word;
+
+/* Room for `size` ids in a table. */
+static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
+                          size_t size)
+{
+    size_t slots = 64;
+    while (slots < size * 2) slots *= 2;
+    t->base = base;
+    t->slices = slices;
+    t->mask = (uint32_t)(slots - 1);
+    t->slots = (tt__bucket *)tt__alloc(ctx, slots * sizeof *t->slots);
+    if (t->slots) memset(t->slots, 0xFF, slots * sizeof *t->slots);
+    return t->slots != NULL;
+}
+
+static void tt__token_put(tt__ids_by_text *t, int id)
+{
+    const char *text = t->base + t->slices[id].start;
+    const size_t bytes = t->slices[id].bytes;
+    const tt__bucket bucket = {tt__token_head(text, bytes, bytes), (uint32_t)bytes, id};
+    *tt__token_slot(t, text, bytes, bucket.head) = bucket;
+}
+
+
+typedef struct tt__recipe { /* what a tokenizer is made of */
+    const tt__json *j;            /* tokenizer.json, or what stands for it without the vocabulary */
+    const char *text;             /* what j was parsed from */
+    const tt__json *way;          /* what has the pipeline in place of j; NULL: nothing */
+    tt__first_word first;
+    const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j, or in lines */
+    const tt__file_bytes *lines;  /* vocab.txt, or NULL */
+    const tt__file_bytes *merges; /* merges.txt; NULL: merges are in j */
+    const char *path;             /* of vocab.txt or merges.txt */
+    const tt__json *config;       /* tokenizer_config.json; NULL, or empty: there is none */
+} tt__recipe;
+
+typedef struct tt__vocab_reader {
+    const tt__recipe *r;
+    const tt__json *j;
+    int node, child, place;       /* the vocabulary; the next token's node and number */
+    size_t at, offset;            /* the next line's place; that of a token of JSON */
+} tt__vocab_reader;
+
+/* The next line of vocab.txt. */
+static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes)
+{
+    const char *text = v->r->lines->bytes + v->at;
+    const size_t left = v->r->lines->size - v->at;
+    const char *newline = (const char *)memchr(text, '\n', left);
+    size_t end = newline ? (size_t)(newline - text) : left;
+    v->at += end + 1;
+    if (tt__utf8_invalid(text, end) < end || memchr(text, 0, end))
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
+                        "one token a line", v->r->path, v->place + 1);
+    while (end) { /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
+        const size_t last = tt__utf8_last(text, end);
+        size_t next = last;
+        if (!(k->unicode->bits[tt__utf8_next(text, end, &next)] & TT__IS_SPACE)) break;
+        end = last;
+    }
+    *token = text;
+    *bytes = end;
+    return TT_OK;
+}
+
+/* The next token of a vocabulary: a member of {token: id, ...}, or a line or [token, score] whose number is
+   the id. *token: NULL behind the last one. */
+static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes,
+                                int *id)
+{
+    const tt__json *j = v->j;
+    const int child = v->child;
+    *token = NULL;
+    *id = v->place;
+    if (v->r->lines ? v->at >= v->r->lines->size : child >= j->nodes[v->node].after) return TT_OK;
+    if (v->r->lines) {
+        const tt_status status = tt__next_line(k, v, token, bytes);
+        v->place++;
+        return status;
+    }
+    const tt__json_node *at = &j->nodes[child];
+    v->child = at->after;
+    v->offset = j->base + at->offset;
+    if (k->model.kind != TT__MODEL_UNIGRAM) {
+        *token = j->pool + at->key;
+        *bytes = at->key_bytes;
+        return tt__read_id(j, child, "a token of the vocabulary", id);
+    }
+    const bool pair = at->kind == TT__JSON_ARRAY && at->count == 2;
+    *token = pair ? tt__json_bytes(j, child + 1, bytes) : NULL;
+    if (v->place++ < TT__IDS_LIMIT && *token &&
+        j->nodes[j->nodes[child + 1].after].kind == TT__JSON_NUMBER_KIND) return TT_OK;
+    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: token %d of the vocabulary is %s; expected "
+                    "at most %d tokens, each an array of a text and its score", j->path,
+                    j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
+}
+
+/* The bytes that a token of byte-level encoding stands for, at `to`. Returns how many; TT__NO_TOKEN: no text
+   has it. */
+static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
+{
+    uint32_t made = 0;
+    for (size_t at = 0; at < n; made++) {
+        const int byte = tt__char_byte(tt__utf8_next(token, n, &at));
+        if (byte < 0) return TT__NO_TOKEN;
+        to[made] = (char)byte;
+    }
+    return made;
+}
+
+/* Room for a vocabulary of so many tokens and bytes, with the ids below k->size. */
+static bool tt__vocab_room(tt_tokenizer *k, size_t count, size_t bytes)
+{
+    tt__vocab *v = &k->vocab;
+    const size_t ids = (size_t)tt__max(k->size, 1);
+    const bool mapped = k->mapped_at < k->split.n;
+    v->texts = (char *)tt__alloc(k->ctx, bytes + 1);
+    v->words = mapped ? (char *)tt__alloc(k->ctx, bytes + 1) : v->texts;
+    v->text = (tt__slice *)tt__alloc(k->ctx, ids * sizeof *v->text);
+    v->word = mapped ? (tt__slice *)tt__alloc(k->ctx, ids * sizeof *v->word) : v->text;
+    k->model.whole = (uint8_t *)tt__calloc(k->ctx, ids);
+    k->added_of = (int32_t *)tt__alloc(k->ctx, ids * 4);
+    if (!v->texts || !v->words || !v->text || !v->word || !k->model.whole || !k->added_of ||
+        !tt__token_table(k->ctx, &v->by_text, v->texts, v->text, count + (size_t)k->n_added) ||
+        !tt__token_table(k->ctx, &v->by_word, v->words, v->word, count))
+        return false;
+    memset(v->text, 0xFF, ids * sizeof *v->text);
+    memset(v->word, 0xFF, ids * sizeof *v->word);
+    memset(k->added_of, 0xFF, ids * 4);
+    return true;
+}
+
+/* Reads the vocabulary, and makes room for the added tokens. */
+static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__json *j, int node)
+{
+    const tt__vocab_reader begin = {r, j, node, node + 1, 0, 0, 0};
+    tt__vocab_reader reader = begin;
+    tt__vocab *v = &k->vocab;
+    size_t bytes = 0, used = 0, count = 0, n = 0;
+    const char *key;
+    int id;
+    tt_status status = tt__read_token(k, &reader, &key, &n, &id);
+    for (; key && status == TT_OK; status = tt__read_token(k, &reader, &key, &n, &id), count++) {
+        v->own = (int)tt__max(v->own, id + 1);
+        bytes += n + 1;
+    }
+    if (status != TT_OK) return status;
+    k->size = v->own;
+    for (int i = 0; i < k->n_added; i++) {
+        k->size = (int)tt__max(k->size, k->added[i].id + 1);
+        bytes += k->added[i].bytes + 1;
+    }
+    if (!tt__vocab_room(k, count, bytes)) return TT_ERR_MEMORY;
+    const bool mapped = v->words != v->texts;
+    reader = begin;
+    for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; used += n + 1) {
+        const tt__slice slice = {(uint32_t)used, (uint32_t)n};
+        if (v->text[id].bytes != TT__NO_TOKEN)
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the "
+                            "id %d", j->path, reader.offset, id);
+        memcpy(v->texts + used, key, n);
+        v->texts[used + n] = 0;
+        v->text[id] = slice; /* of tokens that are there twice the last counts */
+        tt__token_put(&v->by_text, id);
+        if (mapped) {
+            v->word[id].start = slice.start;
+            v->word[id].bytes = tt__token_bytes(key, n, v->words + used);
+        }
+        if (v->word[id].bytes == TT__NO_TOKEN) continue;
+        tt__token_put(&v->by_word, id);
+        v->longest = (uint32_t)tt__max(v->longest, v->word[id].bytes);
+    }
+    return status;
+}
+
+static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* room for twice as many edges */
+{
+    const size_t slots = t->slots ? 2 * t->slots : 1024;
+    uint64_t *old = t->edges;
+    uint64_t *edges = (uint64_t *)tt__alloc(ctx, slots * sizeof *edges);
+    if (!edges) return false;
+    memset(edges, 0xFF, slots * sizeof *edges);
+    const size_t before = t->slots;
+    t->edges = edges;
+    t->shift = t->slots ? t->shift - 1 : 64 - 10;
+    t->slots = slots;
+    for (size_t i = 0; i < before; i++)
+        if (old[i] != UINT64_MAX) t->edges[tt__prefix_slot(t, old[i] >> 28)] = old[i];
+    tt__free(ctx, old);
+    return true;
+}
+
+static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *text, size_t bytes,
+                                  int32_t id)
+{
+    int32_t node = 0;
+    for (size_t i = 0; i <= bytes; i++) {
+        const int32_t parent = node;
+        if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
+            if (t->count == (1 << 28) - 1) /* the last one is an edge that is free */
+                return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
+                                t->count);
+            if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
+                (t->slots < 2 * ((size_t)t->count + 1) && !tt__prefixes_grow(ctx, t))) return TT_ERR_MEMORY;
+            node = t->count++;
+            t->ids[node] = -1;
+            const uint64_t key = (uint64_t)parent << 8 | (uint8_t)(i ? text[i - 1] : 0);
+            if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
+        }
+    }
+    if (bytes) t->ids[node] = id; /* of two tokens with the same text the last counts */
+    return TT_OK;
+}
+
+/* The tree of the tokens. */
+static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
+{
+    tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1);
+    for (int id = 0; id < k->vocab.own && status == TT_OK; id++) {
+        const tt__slice *text = &k->vocab.text[id];
+        const char *from = k->vocab.texts + text->start;
+        if (text->bytes != TT__NO_TOKEN)
+            status = tt__prefixes_add(k->ctx, &k->model.prefixes, from, text->bytes, id);
+    }
+    return status;
+}
+
+/* ----------------------------------------------------------------------- tokenizer: reading of the models */
+
+/* A number as the JSON reader of `tokenizers` takes it: its digits as an integer, of as many as 64 bits hold,
+   by a power of ten. That is not always the nearest double, and which of two spellings is better may hang on
+   the last bit. `at`: a number of valid JSON. */
+static double tt__unigram_score(const char *at)
+{
+    const bool negative = *at == '-';
+    uint64_t digits = 0;
+    int64_t exponent = 0, written = 0;
+    bool point = false, full = false;
+    char power[8];
+    for (at += negative; (*at >= '0' && *at <= '9') || *at == '.'; at++) {
+        const uint64_t digit = (uint64_t)(*at - '0');
+        if (*at == '.') { point = true; continue; }
+        full |= digits > (UINT64_MAX - digit) / 10;
+        if (!full) digits = digits * 10 + digit;
+        exponent += full ? !point : -(int64_t)point;
+    }
+    if (*at == 'e' || *at == 'E') {
+        const bool below = *++at == '-';
+        for (at += below || *at == '+'; *at >= '0' && *at <= '9' && written < 100000; at++)
+            written = written * 10 + *at - '0';
+        exponent += below ? -written : written;
+    }
+    double score = (double)digits;
+    for (; exponent < -308 && score != 0; exponent += 308) score /= 1e308;
+    if (exponent > 308 && score != 0) return HUGE_VAL;
+    if (score != 0) {
+        snprintf(power, sizeof power, "1e%d", (int)(exponent < 0 ? -exponent : exponent));
+        if (exponent >= 0) score *= strtod(power, NULL);
+        else score /= strtod(power, NULL);
+    }
+    return negative ? -score : score;
+}
+
+/* The scores of Unigram's vocabulary, which has been read from `text`. */
+static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char *text, int model)
+{
+    const int node = tt__json_get(j, model, "vocab");
+    tt__model *m = &k->model;
+    int id = 0;
+    double least = HUGE_VAL;
+    if (m->unk >= k->vocab.own)
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': \"unk_id\" is %d, and the vocabulary has %d tokens",
+                        j->path, m->unk, k->vocab.own);
+    m->scores = (double *)tt__alloc(k->ctx, (size_t)k->vocab.own * sizeof *m->scores);
+    if (!m->scores) return TT_ERR_MEMORY;
+    for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after, id++) {
+        const tt__json_node *number = &j->nodes[j->nodes[child + 1].after];
+        m->scores[id] = tt__unigram_score(text + number->offset);
+        if (!isfinite(m->scores[id]))
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the score of token %d is too large for a "
+                            "double", j->path, j->base + number->offset, id);
+        least = m->scores[id] < least ? m->scores[id] : least;
+    }
+    m->unk_score = least - 10; /* Kudo's and Richardson's SentencePiece has this penalty */
+    return TT_OK;
+}
+
+typedef struct tt__bpe_merging { /* what a merge is read from, for errors, and room for what it makes */
+    const char *path;
+    size_t offset, count;
+    char *joined;
+    size_t room;
+} tt__bpe_merging;
+
+/* Room for so many merges. */
+static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_merging *m)
+{
+    size_t slots = 64;
+    int bits = 6;
+    while (slots < 2 * count) slots *= 2, bits++;
+    k->model.merge_shift = 64 - bits;
+    k->model.merge_mask = slots - 1;
+    m->count = 0;
+    m->room = 0;
+    for (int id = 0; id < k->vocab.own; id++)
+        if (k->vocab.text[id].bytes != TT__NO_TOKEN)
+            m->room = (size_t)tt__max((int64_t)m->room, k->vocab.text[id].bytes);
+    m->joined = (char *)tt__chunks_take(k->ctx, &k->chunks, m->room + 1);
+    k->model.merges = (tt__bpe_rule *)tt__alloc(k->ctx, slots * sizeof *k->model.merges);
+    if (!m->joined || !k->model.merges)
+        return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the %zu merges of '%s'", count, m->path);
+    for (size_t i = 0; i < slots; i++) {
+        const tt__bpe_rule none = {UINT64_MAX, UINT32_MAX, -1};
+        k->model.merges[i] = none;
+    }
+    return TT_OK;
+}
+
+/* The next merge, of two tokens into one that the vocabulary has. */
+static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const char *left, size_t left_bytes,
+                                   const char *right, size_t right_bytes)
+{
+    const int l = tt__token_find(&k->vocab.by_text, left, left_bytes);
+    const int r = tt__token_find(&k->vocab.by_text, right, right_bytes);
+    int id = -1;
+    if (l >= 0 && r >= 0 && left_bytes + right_bytes <= m->room) {
+        memcpy(m->joined, left, left_bytes);
+        memcpy(m->joined + left_bytes, right, right_bytes);
+        id = tt__token_find(&k->vocab.by_text, m->joined, left_bytes + right_bytes);
+    }
+    if (id < 0)
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is of '%.100s' and '%.100s'%s",
+                        m->path,
+                        m->offset, m->count, left, right, l >= 0 && r >= 0
+                        ? ", and the vocabulary has not what these make" : ", which are not both tokens");
+    tt__bpe_rule *to = &k->model.merges[tt__bpe_merge(k, l, r) - k->model.merges];
+    to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
+    to->rank = (uint32_t)m->count++;
+    to->id = id;
+    /* Is the start of a run of U+2581 in what it makes? */
+    for (size_t i = 1; k->model.cuts && i + 3 <= left_bytes + right_bytes; i++)
+        if (memcmp(m->joined + i, "\xE2\x96\x81", 3) == 0 &&
+            (i < 3 || memcmp(m->joined + i - 3, "\xE2\x96\x81", 3) != 0)) k->model.cuts = false;
+    return TT_OK;
+}
+
+/* [["a", "b"], ...], or ["a b", ...] of older files */
+static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
+{
+    tt_status status;
+    tt__bpe_merging m = {j->path, 0, 0, NULL, 0};
+    int list = tt__json_member(j, model, "merges", true, 1 << TT__JSON_ARRAY, "an array", &status);
+    if (status == TT_OK) status = tt__bpe_merges_begin(k, (size_t)j->nodes[list].count, &m);
+    if (status != TT_OK) return status;
+    for (int child = list + 1; child < j->nodes[list].after; child = j->nodes[child].after) {
+        const tt__json_node *at = &j->nodes[child];
+        size_t left_bytes = 0, right_bytes = 0;
+        const char *left = tt__json_bytes(j, child, &left_bytes), *right = NULL;
+        m.offset = j->base + at->offset;
+        if (left) {
+            char *space = (char *)memchr(left, ' ', left_bytes);
+            if (space) {
+                right = space + 1;
+                right_bytes = left_bytes - (size_t)(right - left);
+                left_bytes = (size_t)(space - left);
+                *space = 0; /* for errors */
+            }
+            if (space && memchr(right, ' ', right_bytes)) right = NULL;
+        } else if (at->kind == TT__JSON_ARRAY && at->count == 2) {
+            left = tt__json_bytes(j, child + 1, &left_bytes);
+            right = tt__json_bytes(j, j->nodes[child + 1].after, &right_bytes);
+        }
+        if (!left || !right)
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is %s; expected two tokens",
+                            j->path,
+                            m.offset, m.count, tt__json_kind_name(j, child));
+        status = tt__bpe_merge_add(k, &m, left, left_bytes, right, right_bytes);
+        if (status != TT_OK) return status;
+    }
+    return TT_OK;
+}
+
+/* A line "a b" a merge, but for the first, "#version: ...". */
+static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt__file_bytes *file)
+{
+    tt__bpe_merging m = {path, 0, 0, NULL, 0};
+    char *text = tt__chunks_text(k->ctx, &k->chunks, file->bytes, file->size);
+    size_t lines = 1;
+    for (size_t i = 0; i < file->size; i++) lines += file->bytes[i] == '\n';
+    if (!text || lines > INT32_MAX / 2)
+        return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the merges of '%s'", path);
+    tt_status status = tt__bpe_merges_begin(k, lines, &m);
+    for (size_t at = 0; at < file->size && status == TT_OK;) {
+        char *line = text + at, *newline = (char *)memchr(line, '\n', file->size - at);
+        size_t n = newline ? (size_t)(newline - line) : file->size - at;
+        m.offset = at;
+        at += n + 1;
+        if (n && line[n - 1] == '\r') n--;
+        line[n] = 0;
+        if (n >= 8 && memcmp(line, "#version", 8) == 0) continue;
+        char *space = (char *)memchr(line, ' ', n);
+        if (!space || memchr(space + 1, ' ', (size_t)(line + n - space - 1)))
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is not two tokens with a space "
+                            "between them", path, m.offset, m.count);
+        *space = 0;
+        status = tt__bpe_merge_add(k, &m, line, (size_t)(space - line), space + 1,
+                                   (size_t)(line + n - space - 1));
+    }
+    return status;
+}
+
+/* What decides ids beside vocabulary and merges. */
+static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, const char **unk)
+{
+    tt__model *m = &k->model;
+    const char *type = "BPE", *prefix = "", *suffix = "";
+    float dropout = 0;
+    int64_t id = 0;
+    *unk = NULL;
+    if (model < 0 || j->nodes[model].kind != TT__JSON_OBJECT)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"model\", an object", j->path);
+    tt_status status = tt__json_read_string(j, model, "type", false, &type);
+    if (status != TT_OK) return status;
+    if (strcmp(type, "Unigram") == 0) {
+        m->kind = TT__MODEL_UNIGRAM;
+        status = tt__json_read_int(j, model, "unk_id", true, 0, TT__IDS_LIMIT - 1, &id);
+        m->unk = (int)id;
+        return status == TT_OK ? tt__json_read_bool(j, model, "byte_fallback", &m->byte_fallback) : status;
+    }
+    /* older files of DistilBERT have no "type" */
+    const bool untyped = tt__json_get(j, model, "type") < 0;
+    const bool wordpiece = untyped ? tt__json_get(j, model, "max_input_chars_per_word") >= 0
+                                   : strcmp(type, "WordPiece") == 0;
+    m->kind = wordpiece ? TT__MODEL_WORDPIECE : TT__MODEL_BPE;
+    if (!wordpiece && strcmp(type, "BPE") != 0)
+        return tt__unsupported(j, model, "model", type, "BPE, Unigram or WordPiece");
+    status = tt__json_read_string(j, model, "unk_token", false, unk);
+    if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
+    if (status == TT_OK && wordpiece) {
+        m->word_chars = 100; /* as `tokenizers` has them where a file says nothing */
+        if (!*unk) *unk = "[UNK]";
+        if (tt__json_get(j, model, "continuing_subword_prefix") < 0) prefix = "##";
+        status = tt__keep_text(k, j, prefix, strlen(prefix), &m->piece);
+        if (status != TT_OK) return status;
+        return tt__json_read_int(j, model, "max_input_chars_per_word", false, 0, INT32_MAX, &m->word_chars);
+    }
+    if (status == TT_OK) status = tt__json_read_string(j, model, "end_of_word_suffix", false, &suffix);
+    if (status == TT_OK) status = tt__json_read_float(j, model, "dropout", 0, 2, &dropout);
+    if (status == TT_OK) status = tt__json_read_bool(j, model, "fuse_unk", &m->fuse_unk);
+    if (status == TT_OK) status = tt__json_read_bool(j, model, "byte_fallback", &m->byte_fallback);
+    if (status == TT_OK) status = tt__json_read_bool(j, model, "ignore_merges", &m->ignore_merges);
+    if (status == TT_OK && *prefix)
+        return tt__unsupported(j, model, "continuing_subword_prefix", prefix, "none");
+    if (status == TT_OK && *suffix) return tt__unsupported(j, model, "end_of_word_suffix", suffix, "none");
+    if (status == TT_OK && dropout > 0)
+        return tt__unsupported(j, model, "\"dropout\"", "above 0", "null or 0");
+    return status;
+}
+
+/* What a model needs of its vocabulary. unk: the text of the unknown token, or NULL. */
+static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int model, const char *unk)
+{
+    tt__model *m = &k->model;
+    int missing = 0, unmapped = 0;
+    const bool mapped = k->mapped_at < k->split.n;
+    for (uint32_t c = 0; c < 256; c++) {
+        char text[8];
+        const size_t n = (size_t)tt__utf8_put(tt__byte_char(c), text);
+        m->bytes[c] = mapped ? tt__token_find(&k->vocab.by_text, text, n) : -1;
+        snprintf(text, sizeof text, "<0x%02X>", (unsigned)c);
+        m->fallback[c] = tt__token_find(&k->vocab.by_text, text, 6);
+        missing += m->fallback[c] < 0;
+        unmapped += m->bytes[c] < 0;
+    }
+    if (m->kind != TT__MODEL_UNIGRAM) m->unk = unk ? tt__token_find(&k->vocab.by_text, unk, strlen(unk)) : -1;
+    if (m->kind == TT__MODEL_WORDPIECE && m->unk < 0)
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
+                        r->j->path, unk);
+    if (m->kind != TT__MODEL_BPE) {
+        const tt_status status = tt__prefixes_of_vocab(k);
+        for (const char *at = m->piece; at && *at && m->piece_node >= 0 && status == TT_OK; at++)
+            m->piece_node = tt__prefix_next(&m->prefixes, m->piece_node, *at);
+        if (status != TT_OK || m->kind == TT__MODEL_WORDPIECE) return status;
+        return tt__read_scores(k, r->j, r->text, model);
+    }
+    const bool fallback = m->byte_fallback && !missing;
+    if (m->unk < 0 && !fallback && (!mapped || unmapped))
+        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer",
+                "'%s' has tokens for some characters only, and none for the "
+                "others: these are left out of texts", r->j->path);
+    m->cuts = !mapped && fallback && !m->ignore_merges;
+    return r->merges ? tt__read_merges_txt(k, r->path, r->merges) : tt__read_merges(k, r->j, model);
+}
+
+/* -------------------------------------------------------------------------------- tokenizer: added tokens */
+
+/* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of
+   two of the same text the later counts. */
+static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, int id)
+{
+    tt__added a;
+    memset(&a, 0, sizeof a);
+    a.id = id;
+    tt_status status = tt__read_text(k, j, node, "content", &a.text, &a.bytes);
+    int number = tt__json_get(j, node, "id");
+    if (status == TT_OK && number >= 0) status = tt__read_id(j, number, "an added token", &id), a.id = id;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "special", &a.special);
+    a.normalized = !a.special;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "normalized", &a.normalized);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "single_word", &a.single_word);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "lstrip", &a.lstrip);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "rstrip", &a.rstrip);
+    if (status != TT_OK) return status;
+    if (a.bytes > TT__ADDED_BYTES)
+        return tt__fail(k->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: an added token of %zu bytes; at most %d are read",
+                        j->path, j->base + j->nodes[node].offset, a.bytes, TT__ADDED_BYTES);
+    if (!TT__GROW(k->ctx, k->added, k->n_added, k->cap_added)) return TT_ERR_MEMORY;
+    k->added[k->n_added++] = a;
+    return TT_OK;
+}
+
+static tt_status tt__read_added_list(tt_tokenizer *k, const tt__json *j, int list)
+{
+    tt_status status = TT_OK;
+    if (list < 0 || j->nodes[list].kind == TT__JSON_NULL) return TT_OK;
+    if (j->nodes[list].kind != TT__JSON_ARRAY)
+        return tt__json_wrong(j, "added_tokens", list, NULL, "an array");
+    for (int child = list + 1; child < j->nodes[list].after && status == TT_OK; child = j->nodes[child].after)
+        status = tt__read_added(k, j, child, -1);
+    return status;
+}
+
+/* Adds a text to a tree. */
+static tt_status tt__trie_add(tt_context *ctx, tt__trie *t, const char *text, size_t bytes, int32_t added)
+{
+    int32_t parent = -1, *link = &t->root[(uint8_t)text[0]];
+    t->first = t->count && t->first != (uint8_t)text[0] ? -1 : (uint8_t)text[0];
+    for (size_t i = 0; i < bytes; i++) {
+        int32_t node = i ? t->nodes[parent].child : t->root[(uint8_t)text[0]];
+        while (i && node >= 0 && t->nodes[node].byte != (uint8_t)text[i]) node = t->nodes[node].sibling;
+        if (node < 0) {
+            if (!TT__GROW(ctx, t->nodes, t->count, t->capacity)) return TT_ERR_MEMORY;
+            node = t->count++;
+            link = i ? &t->nodes[parent].child : &t->root[(uint8_t)text[0]];
+            const tt__trie_node fresh = {-1, i ? *link : -1, -1, (uint8_t)text[i]};
+            t->nodes[node] = fresh;
+            *link = node;
+        }
+        parent = node;
+    }
+    t->nodes[parent].added = added;
+    return TT_OK;
+}
+
+/* Gives an added token the text that it is looked for as, among texts that are normalized. */
+static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *path)
+{
+    tt__encoder e;
+    tt__encoder_init(&e, k);
+    size_t bytes = a->bytes;
+    const char *text = tt__normalize(&e, a->text, &bytes);
+    const bool same = !e.failed && bytes == a->bytes && memcmp(text, a->text, bytes) == 0;
+    const char *copy = same ? a->text : e.failed ? NULL : tt__chunks_text(k->ctx, &k->chunks, text, bytes);
+    tt__encoder_free(&e);
+    if (!copy) return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", path);
+    a->skipped &= same;
+    a->text = copy;
+    a->bytes = bytes;
+    return TT_OK;
+}
+
+/* Gives the added tokens their ids and makes what they are found by. */
+static tt_status tt__place_added(tt_tokenizer *k, const char *path)
+{
+    size_t used = 0;
+    tt_status status = TT_OK;
+    for (int id = 0; id < k->vocab.own; id++) {
+        const tt__slice *text = &k->vocab.text[id];
+        if (text->bytes != TT__NO_TOKEN)
+            used = (size_t)tt__max((int64_t)used, (int64_t)text->start + text->bytes + 1);
+    }
+    for (int i = 0; i < k->n_added; i++) {
+        tt__added *a = &k->added[i];
+        const int there = tt__token_find(&k->vocab.by_text, a->text, a->bytes);
+        if (a->id < 0) a->id = there;
+        if (a->id < 0) continue; /* a default that this vocabulary has not */
+        if (there >= 0 ? there != a->id : k->vocab.text[a->id].bytes != TT__NO_TOKEN)
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
+                            path,
+                            a->text, a->id,
+                            there >= 0 ? "is another than the vocabulary's" : "another token has");
+        if (there < 0) {
+            const tt__slice slice = {(uint32_t)used, (uint32_t)a->bytes};
+            memcpy(k->vocab.texts + used, a->text, a->bytes + 1);
+            used += a->bytes + 1;
+            k->vocab.text[a->id] = slice;
+            tt__token_put(&k->vocab.by_text, a->id);
+        }
+        k->added_of[a->id] = i;
+    }
+    memset(k->tries[0].root, 0xFF, sizeof k->tries[0].root);
+    memset(k->tries[1].root, 0xFF, sizeof k->tries[1].root);
+    for (int i = 0; i < k->n_added && status == TT_OK; i++) {
+        tt__added *a = &k->added[i];
+        if (a->id < 0 || k->added_of[a->id] != i) continue;
+        a->skipped = a->special;
+        if (a->normalized && k->normalize.n) status = tt__normalize_added(k, a, path);
+        if (status == TT_OK && a->bytes) /* else a normalizer removes all of it */
+            status = tt__trie_add(k->ctx, &k->tries[a->normalized], a->text, a->bytes, i);
+    }
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------ tokenizer: building */
+
+/* "add_prefix_space", and of LlamaTokenizer "legacy", of tokenizer_config.json. */
+static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const tt__json *config)
+{
+    const bool llama = first == TT__FIRST_LLAMA;
+    bool prefix = llama, legacy = false;
+    tt_status status = TT_OK;
+    if (config->count) status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
+    if (config->count && status == TT_OK) status = tt__json_read_bool(config, 0, "legacy", &legacy);
+    const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
+    const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
+    for (int i = 0; i < k->split.n; i++) {
+        tt__stage *s = &k->split.all[i];
+        if (s->kind == TT__STAGE_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
+        if (!llama) continue;
+        s->prefix_always = prefix && legacy; /* of each part between added tokens, or of the first alone */
+        s->prefix_first = prefix && !legacy;
+    }
+    if (llama && !prefix) k->finish.decode.n--; /* which strips it */
+    return status;
+}
+
+/* The added tokens of tokenizer_config.json, {id: {"content": ...}, ...}. */
+static tt_status tt__read_added_decoder(tt_tokenizer *k, const tt__json *config)
+{
+    const int list = config->count ? tt__json_get(config, 0, "added_tokens_decoder") : -1;
+    tt_status status = TT_OK;
+    if (list < 0 || config->nodes[list].kind != TT__JSON_OBJECT) return TT_OK;
+    for (int child = list + 1; child < config->nodes[list].after && status == TT_OK;
+         child = config->nodes[child].after) {
+        char *end;
+        const char *key = config->pool + config->nodes[child].key;
+        const long id = strtol(key, &end, 10);
+        if (*end || end == key || id < 0 || id >= TT__IDS_LIMIT)
+            return tt__unsupported(config, child, "id", key, "numbers as keys of added_tokens_decoder");
+        status = tt__read_added(k, config, child, (int)id);
+    }
+    return status;
+}
+
+/* A text that spells out one of these of BERT has that token there. The first three must be in a
+   vocab.txt. */
+static const struct { const char *text; tt_special_token role; } tt__bert_tokens[] = {
+    {"[UNK]", TT_TOKEN_UNK}, {"[CLS]", TT_TOKEN_CLS}, {"[SEP]", TT_TOKEN_SEP}, {"[PAD]", TT_TOKEN_PAD},
+    {"[MASK]", TT_TOKEN_MASK}};
+
+static void tt__roles_of_bert(tt_tokenizer *k)
+{
+    for (int i = 0; i < TT__COUNT(tt__bert_tokens); i++) {
+        int32_t *role = &k->finish.roles[tt__bert_tokens[i].role];
+        if (*role < 0) *role = tt_tokenizer_find(k, tt__bert_tokens[i].text);
+    }
+}
+
+static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
+{
+    tt__recipe r = *recipe;
+    const tt__json *j = r.j;
+    const char *unk;
+    if (j->nodes[0].kind != TT__JSON_OBJECT)
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", j->path,
+                        tt__json_kind_name(j, 0));
+    const int model = tt__json_get(j, 0, "model");
+    tt_status status = tt__read_model(k, j, model, &unk);
+    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* BPE's alone */
+    if (r.way && status == TT_OK) status = tt__read_model(k, r.way, tt__json_get(r.way, 0, "model"), &unk);
+    const tt__json *way = r.way ? r.way : j;
+    const struct { const tt__json *from; const char *key; tt__reader read; } parts[] = {
+        {way, "normalizer", tt__read_normalizer}, {way, "pre_tokenizer", tt__read_splitter},
+        {way, "decoder", tt__read_decoder}, {j, "added_tokens", tt__read_added_list}};
+    k->mapped_at = INT_MAX;
+    for (int i = 0; i < TT__COUNT(parts) && status == TT_OK; i++) {
+        const int node = tt__json_get(parts[i].from, 0, parts[i].key);
+        if (node >= 0) status = parts[i].read(k, parts[i].from, node);
+    }
+    k->mapped_at = (int)tt__min(k->mapped_at, k->split.n);
+    tt__normalize_ascii_by(k);
+    if (status == TT_OK && r.vocab) status = tt__read_added_decoder(k, r.config);
+    if (status == TT_OK && r.first != TT__FIRST_FILE) status = tt__read_prefixes(k, r.first, r.config);
+    if (status != TT_OK) return status;
+    const tt__json *from = r.vocab ? r.vocab : j;
+    const int node = r.vocab ? 0 : tt__json_get(j, model, "vocab");
+    const bool unigram = k->model.kind == TT__MODEL_UNIGRAM;
+    const tt__json_kind kind = unigram ? TT__JSON_ARRAY : TT__JSON_OBJECT;
+    if (!r.lines && (node < 0 || from->nodes[node].kind != kind || !from->nodes[node].count))
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s' has no vocabulary: expected an %s", from->path,
+                        unigram ? "array of tokens and their scores" : "object of tokens and their ids");
+    status = tt__read_vocab(k, &r, from, node);
+    for (int i = 0; r.lines && i <= 2 && status == TT_OK; i++)
+        if (tt_tokenizer_find(k, tt__bert_tokens[i].text) < 0)
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s' has no %s among its %d tokens: is it the vocab.txt "
+                            "of a BERT, one token a line?", r.path, tt__bert_tokens[i].text, k->size);
+    if (status == TT_OK) status = tt__finish_model(k, &r, model, unk);
+    if (status == TT_OK) status = tt__place_added(k, j->path);
+    if (status == TT_OK) status = tt__read_processor(k, j, tt__json_get(j, 0, "post_processor"));
+    return status;
+}
+
+static tt_tokenizer *tt__tokenizer_new(tt_context *ctx)
+{
+    tt_tokenizer *k = (tt_tokenizer *)tt__calloc(ctx, sizeof *k);
+    if (!k) return NULL;
+    k->ctx = ctx;
+    for (int role = 0; role < TT_TOKEN_COUNT; role++) k->finish.roles[role] = -1;
+    if ((k->unicode = tt__unicode_new(ctx))) return k;
+    tt_tokenizer_free(k);
+    return NULL;
+}
+
+/* ----------------------------------------------------------------------------------- tokenizer: vocab.txt */
+
+tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase)
+{
+    static const char format[] =
+        "{\"added_tokens\":[{\"content\":\"[UNK]\",\"special\":true},"
+        "{\"content\":\"[CLS]\",\"special\":true},"
+        "{\"content\":\"[SEP]\",\"special\":true},{\"content\":\"[PAD]\",\"special\":true},"
+        "{\"content\":\"[MASK]\",\"special\":true}],"
+        "\"normalizer\":{\"type\":\"BertNormalizer\",\"lowercase\":%s},"
+        "\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"},"
+        "\"decoder\":{\"type\":\"WordPiece\",\"prefix\":\"##\"},"
+        "\"post_processor\":{\"type\":\"BertProcessing\",\"cls\":[\"[CLS]\",null],\"sep\":[\"[SEP]\",null]},"
+        "\"model\":{\"type\":\"WordPiece\"}}";
+    char text[sizeof format + 8];
+    tt__file_bytes file;
+    tt__json j;
+    tt_tokenizer *k = tt__tokenizer_new(ctx);
+    if (!k) return NULL;
+    memset(&file, 0, sizeof file);
+    memset(&j, 0, sizeof j);
+    j.ctx = ctx; /* also of what is not read */
+    snprintf(text, sizeof text, format, lowercase ? "true" : "false");
+    tt_status status = tt__file_open(ctx, vocab_path, &file);
+    if (status == TT_OK && file.size > TT__VOCAB_BYTES)
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a vocabulary of at most %zu is read",
+                          vocab_path, file.size, TT__VOCAB_BYTES);
+    if (status == TT_OK) status = tt__json_parse(&j, ctx, vocab_path, 0, text, strlen(text));
+    tt__recipe r;
+    memset(&r, 0, sizeof r);
+    r.j = &j;
+    r.lines = &file;
+    r.path = vocab_path;
+    if (status == TT_OK) status = tt__build_tokenizer(k, &r);
+    tt__json_free(&j);
+    tt__file_close(ctx, &file);
+    k->lowercase = lowercase;
+    if (status == TT_OK) {
+        tt__roles_of_bert(k);
+        return k;
+    }
+    tt_tokenizer_free(k);
+    return NULL;
+}
+
+/* What of tokenizer_config.json changes ids. */
+static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
+{
+    tt_status status = TT_OK;
+    bool accents = true, cjk = true, basic = true, split_special = false;
+    const struct { const char *key; bool *to; } members[] = {
+        {"do_lower_case", lowercase}, {"strip_accents", &accents}, {"tokenize_chinese_chars", &cjk},
+        {"do_basic_tokenize", &basic}, {"split_special_tokens", &split_special}};
+    if (j->nodes[0].kind != TT__JSON_OBJECT)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", j->path,
+                        tt__json_kind_name(j, 0));
+    for (int k = 0; k < TT__COUNT(members) && status == TT_OK; k++) {
+        status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
+        if (k == 0) accents = *lowercase; /* strip_accents follows do_lower_case when it is null */
+    }
+    const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
+                            : !cjk                  ? "\"tokenize_chinese_chars\" is false"
+                            : !basic                ? "\"do_basic_tokenize\" is false"
+                            : split_special         ? "\"split_special_tokens\" is true" : NULL;
+    if (status != TT_OK || !unsupported) return status;
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which this tokenizer does not do", j->path,
+                    unsupported);
+}
+
+/* ------------------------------------------------------------------------------------- tokenizer: folders */
+
+/* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
+   freed in any case. */
+static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
+                                        const char *file)
+{
+    bool there = false;
+    memset(j, 0, sizeof *j);
+    tt_status status = tt__path_join(ctx, path, folder, file);
+    if (status == TT_OK) status = tt__folder_has(ctx, folder, file, &there);
+    return status == TT_OK && there ? tt__json_open(j, ctx, path) : status;
+}
+
+/* Reads a file of the folder, if it is there, and keeps it for tt_tokenizer_save. NULL: not there, or an
+   error. */
+static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, const char *name,
+                                           char path[TT__PATH], tt_status *status)
+{
+    bool there = false;
+    tt__kept_file *kept = &k->kept[k->n_kept];
+    *status = tt__path_join(k->ctx, path, folder, name);
+    if (*status == TT_OK) *status = tt__folder_has(k->ctx, folder, name, &there);
+    if (*status != TT_OK || !there) return NULL;
+    kept->name = name;
+    *status = tt__file_open(k->ctx, path, &kept->file);
+    if (*status != TT_OK) return NULL;
+    k->n_kept++;
+    return &kept->file;
+}
+
+/* The same of a file that is JSON. */
+static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, const char *name,
+                                           char path[TT__PATH], tt__json *j, tt_status *status)
+{
+    const tt__file_bytes *file = *status == TT_OK ? tt__keep_file(k, folder, name, path, status) : NULL;
+    if (file) *status = tt__json_parse(j, k->ctx, path, 0, file->bytes, file->size);
+    return file;
+}
+
+static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
+                                                           "cls_token", "sep_token", "mask_token"};
+
+/* Which token each role has, where a JSON object of the folder says so: a text, or an object with one. */
+static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
+{
+    for (int role = 0; role < TT_TOKEN_COUNT; role++) {
+        int node = tt__json_get(j, 0, tt__role_names[role]);
+        size_t bytes;
+        if (node >= 0 && j->nodes[node].kind == TT__JSON_OBJECT) node = tt__json_get(j, node, "content");
+        const char *text = tt__json_bytes(j, node, &bytes);
+        if (text && k->finish.roles[role] < 0)
+            k->finish.roles[role] = tt__token_find(&k->vocab.by_text, text, bytes);
+    }
+}
+
+/* config.json's bos_token_id and so on: a number, or a list of which the first counts. */
+static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
+{
+    for (int role = 0; role < TT_TOKEN_COUNT; role++) {
+        char key[24];
+        snprintf(key, sizeof key, "%s_id", tt__role_names[role]);
+        int node = tt__json_get(j, 0, key);
+        if (node >= 0 && j->nodes[node].kind == TT__JSON_ARRAY && j->nodes[node].count) node++;
+        if (node < 0 || k->finish.roles[role] >= 0 || j->nodes[node].kind != TT__JSON_NUMBER_KIND) continue;
+        const int64_t id = j->nodes[node].exact ? j->nodes[node].integer : -1;
+        if (id >= 0 && id < k->size && k->vocab.text[id].bytes != TT__NO_TOKEN)
+            k->finish.roles[role] = (int32_t)id;
+    }
+}
+
+/* Is that token one of ordinary texts: neither an added one nor called as "</s>" or "[SEP]" are? */
+static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
+{
+    if (id < 0 || k->added_of[id] >= 0 || !k->vocab.text[id].bytes) return false;
+    const char *text = tt_tokenizer_token(k, id), first = text[0], last = text[k->vocab.text[id].bytes - 1];
+    return !(first == '<' && last == '>') && !(first == '[' && last == ']');
+}
+
+/* What a vocab.json and a merges.txt leave to the class of the tokenizer. Tokens that a vocabulary has not
+   are left out; "added_tokens_decoder" of tokenizer_config.json has more. */
+static const struct { const char *name, *model_type, *json; } tt__classes[] = {
+    {"GPT2Tokenizer", "gpt2",
+     "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
+     "\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
+    {"RobertaTokenizer", "roberta",
+     "{\"added_tokens\":[{\"content\":\"<s>\",\"special\":true},{\"content\":\"<pad>\",\"special\":true},"
+     "{\"content\":\"</s>\",\"special\":true},{\"content\":\"<unk>\",\"special\":true},"
+     "{\"content\":\"<mask>\",\"special\":true,\"lstrip\":true}],"
+     "\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"ByteLevel\"},"
+     "\"post_processor\":{\"type\":\"RobertaProcessing\",\"cls\":[\"<s>\",null],\"sep\":[\"</s>\",null]},"
+     "\"model\":{}}"},
+    {"Qwen2Tokenizer", "qwen2",
+     "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],\"normalizer\":{\"type\":\"NFC\"},"
+     "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
+     "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}|"
+     " ?[^\\\\s\\\\p{L}\\\\p{N}]+"
+     "[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"Isolated\"},"
+     "{\"type\":\"ByteLevel\",\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
+};
+
+/* How LlamaTokenizer of transformers 5 marks words, whatever the pipeline of the tokenizer.json. */
+static const char tt__llama_way[] =
+    "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
+    "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
+    "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\\u2581\"},\"content\":\" \"},"
+    "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},"
+    "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
+    "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
+
+/* The text of a member of a file of a folder, which may not be there (empty); NULL: there is none. */
+static const char *tt__folder_text(const tt__json *j, const char *key)
+{
+    return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
+}
+
+/* Is that the name of the class, or of its twin of transformers 4? */
+static bool tt__class_is(const char *name, const char *which)
+{
+    const size_t n = strlen(which);
+    return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
+}
+static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *model,
+                                        const tt__file_bytes *file)
+{
+    static const struct { const char *name, *model_type; } bytes[] = {
+        {"GPT2Tokenizer", "gpt2"}, {"RobertaTokenizer", "roberta"}, {"Qwen2Tokenizer", "qwen2"},
+        {"GPTNeoXTokenizer", "gpt_neox"}};
+    const char *name = tt__folder_text(config, "tokenizer_class");
+    const char *type = tt__folder_text(model, "model_type");
+    if (!name) name = tt__folder_text(model, "tokenizer_class");
+    if (type && strcmp(type, "mistral") == 0) return TT__FIRST_FILE;
+    if (type && strcmp(type, "qwen2") == 0) return TT__FIRST_BYTES;
+    if (tt__class_is(name, "LlamaTokenizer"))
+        return strstr(file->bytes, "\"ByteLevel\"") ? TT__FIRST_FILE : TT__FIRST_LLAMA;
+    for (int i = 0; i < TT__COUNT(bytes); i++)
+        if (name ? tt__class_is(name, bytes[i].name) : type && strcmp(type, bytes[i].model_type) == 0)
+            return TT__FIRST_BYTES;
+    return TT__FIRST_FILE;
+}
+
+/* Which of tt__classes a folder's tokenizer_config.json or config.json (either may be empty) names. */
+static int tt__class_of(tt_context *ctx, const char *folder, const tt__json *config, const tt__json *model)
+{
+    const char *name = tt__folder_text(config, "tokenizer_class");
+    const char *type = tt__folder_text(model, "model_type");
+    for (int i = 0; i < TT__COUNT(tt__classes); i++)
+        if (name ? tt__class_is(name, tt__classes[i].name)
+                 : !type || strcmp(type, tt__classes[i].model_type) == 0)
+            return i;
+    tt__fail(ctx, TT_ERR_UNSUPPORTED,
+             "'%s' has no tokenizer.json, and of vocab.json with merges.txt the class "
+             "'%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer", folder,
+             name ? name : type);
+    return -1;
+}
+
+/* The error of a folder without a tokenizer. */
+static tt_status tt__no_tokenizer(tt_context *ctx, const char *folder)
+{
+    static const char *const names[] = {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model"};
+    for (int i = 0; i < TT__COUNT(names); i++) {
+        bool there = false;
+        const tt_status status = tt__folder_has(ctx, folder, names[i], &there);
+        if (status != TT_OK) return status;
+        if (there)
+            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has a tokenizer as %s only, which is not read: "
+                            "transformers makes a tokenizer.json of it, by AutoTokenizer.from_pretrained and "
+                            "save_pretrained", folder, names[i]);
+    }
+    return tt__fail(ctx, TT_ERR_FILE, "'%s' has no tokenizer: copy the tokenizer.json of the model there, or "
+                    "its vocab.txt, or its vocab.json and merges.txt", folder);
+}
+
+/* What a folder has of a tokenizer, of which all but the first may be empty, and the paths of the files. */
+typedef struct tt__tokenizer_folder {
+    const char *folder;
+    tt__json json, config, map, vocab, model, way;
+    char json_path[TT__PATH], config_path[TT__PATH], map_path[TT__PATH], vocab_path[TT__PATH];
+    char model_path[TT__PATH], merges_path[TT__PATH];
+} tt__tokenizer_folder;
+
+/* Builds the tokenizer of a tokenizer.json. */
+static tt_status tt__load_json(tt_tokenizer *k, tt__tokenizer_folder *f, const tt__file_bytes *file)
+{
+    const tt__first_word first = tt__first_word_of(&f->config, &f->model, file);
+    const bool llama = first == TT__FIRST_LLAMA;
+    const tt__recipe r = {&f->json, file->bytes, llama ? &f->way : NULL, first, NULL, NULL, NULL, NULL,
+                          &f->config};
+    const tt_status status = llama ? tt__json_parse(&f->way, k->ctx, f->json_path, 0, tt__llama_way,
+                                                    strlen(tt__llama_way)) : TT_OK;
+    return status == TT_OK ? tt__build_tokenizer(k, &r) : status;
+}
+
+/* Builds the tokenizer of a vocab.json and a merges.txt. */
+static tt_status tt__load_merges(tt_tokenizer *k, tt__tokenizer_folder *f)
+{
+    tt_status status = TT_OK;
+    const tt__file_bytes *merges = NULL;
+    const tt__file_bytes *vocab = tt__keep_file(k, f->folder, "vocab.json", f->vocab_path, &status);
+    if (vocab) merges = tt__keep_file(k, f->folder, "merges.txt", f->merges_path, &status);
+    if (status == TT_OK && !merges) status = tt__no_tokenizer(k->ctx, f->folder);
+    if (status != TT_OK) return status;
+    const int kind = tt__class_of(k->ctx, f->folder, &f->config, &f->model);
+    if (kind < 0) return k->ctx->status;
+    const char *json = tt__classes[kind].json;
+    const tt__recipe r = {&f->json, json, NULL, TT__FIRST_BYTES, &f->vocab, NULL, merges, f->merges_path,
+                          &f->config};
+    status = tt__json_parse(&f->vocab, k->ctx, f->vocab_path, 0, vocab->bytes, vocab->size);
+    if (status == TT_OK) status = tt__json_parse(&f->json, k->ctx, f->vocab_path, 0, json, strlen(json));
+    return status == TT_OK ? tt__build_tokenizer(k, &r) : status;
+}
+
+/* Which tokens begin and end texts, and so on. */
+static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
+{
+    int32_t *eos = &k->finish.roles[TT_TOKEN_EOS];
+    if (f->config.count) tt__read_roles(k, &f->config);
+    if (f->map.count) tt__read_roles(k, &f->map);
+    if (k->model.kind == TT__MODEL_WORDPIECE) tt__roles_of_bert(k);
+    const bool told = *eos >= 0; /* by a file of the tokenizer's own */
+    if (f->model.count) tt__read_role_ids(k, &f->model);
+    const int32_t own = tt_tokenizer_find(k, "<|endoftext|>"), end = *eos;
+    const bool ordinary = !told && tt__is_ordinary(k, end);
+    if (end < 0 || (ordinary && own >= 0)) *eos = own;
+    if (ordinary)
+        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer", "'%s' has the eos_token_id %d, '%.60s', which ordinary "
+                "texts have too: %s", f->model_path, end, tt_tokenizer_token(k, end),
+                own < 0 ? "it ends them where it stands; name an \"eos_token\" in tokenizer_config.json"
+                        : "documents end with '<|endoftext|>' instead");
+}
+
+/* Loads a folder that has a tokenizer.json, or a vocab.json and a merges.txt. */
+static tt_status tt__load_folder(tt_tokenizer *k, tt__tokenizer_folder *f)
+{
+    tt_status status = TT_OK;
+    bool split_special = false;
+    char path[TT__PATH];
+    tt__keep_json(k, f->folder, "tokenizer_config.json", f->config_path, &f->config, &status);
+    tt__keep_json(k, f->folder, "special_tokens_map.json", f->map_path, &f->map, &status);
+    if (status == TT_OK)
+        status = tt__json_open_if_there(&f->model, k->ctx, f->model_path, f->folder, "config.json");
+    if (status == TT_OK) tt__keep_file(k, f->folder, "chat_template.jinja", path, &status);
+    const tt__file_bytes *file =
+        tt__keep_json(k, f->folder, "tokenizer.json", f->json_path, &f->json, &status);
+    if (status == TT_OK) status = file ? tt__load_json(k, f, file) : tt__load_merges(k, f);
+    if (status != TT_OK) return status;
+    tt__load_roles(k, f);
+    if (f->config.count) status = tt__json_read_bool(&f->config, 0, "split_special_tokens", &split_special);
+    if (!split_special) return status;
+    return tt__fail(k->ctx, TT_ERR_UNSUPPORTED, "'%s': \"split_special_tokens\" is true, which this "
+                    "tokenizer does not do", f->config_path);
+}
+
+tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
+{
+    char vocab[TT__PATH], config[TT__PATH];
+    bool lowercase = true, words = false;
+    tt__json j;
+    tt_status status = tt__folder_has(ctx, folder, "vocab.txt", &words);
+    if (status != TT_OK) return NULL;
+    if (words) {
+        status = tt__json_open_if_there(&j, ctx, config, folder, "tokenizer_config.json");
+        if (status == TT_OK && j.count) status = tt__tokenizer_config(&j, &lowercase);
+        if (status == TT_OK) status = tt__path_join(ctx, vocab, folder, "vocab.txt");
+        tt__json_free(&j);
+        return status == TT_OK ? tt_tokenizer_open(ctx, vocab, lowercase) : NULL;
+    }
+    tt__tokenizer_folder *f = (tt__tokenizer_folder *)tt__calloc(ctx, sizeof *f);
+    tt_tokenizer *k = f ? tt__tokenizer_new(ctx) : NULL;
+    if (k) {
+        tt__json *const all[] = {&f->json, &f->config, &f->map, &f->vocab, &f->model, &f->way};
+        f->folder = folder;
+        status = tt__load_folder(k, f);
+        for (int i = 0; i < TT__COUNT(all); i++) {
+            all[i]->ctx = ctx; /* also of what was not opened */
+            tt__json_free(all[i]);
+        }
+    }
+    tt__free(ctx, f);
+    if (status == TT_OK) return k;
+    tt_tokenizer_free(k);
+    return NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------ images */
@@ -31432,6 +31615,77 @@ enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
 #define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* a of tt__stream_key, of tt_dataset_split; with b = examples */
 #define TT__LOADER_THREADS 64
 
+/* ---- the deal: which examples a step has, and into how many micro-batches they are cut; they are texts,
+   images, or windows of tokens */
+
+typedef struct tt__dealer {
+    const char *of;                /* whose it is, in messages */
+    int batch, max_seqs;           /* examples of a step; the most of a micro-batch */
+    int groups, data;              /* that each step is dealt out to; data ranks */
+    bool shuffle, accumulates;     /* may a step have more micro-batches than there are data ranks? */
+    int64_t count, used, steps;    /* examples; those of an epoch, and its steps */
+    int64_t epoch, step;           /* of the next micro-batch */
+    uint32_t *order;               /* (count) this epoch's */
+} tt__dealer;
+
+static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
+
+/* Adds what is wrong with these options; false: something is. */
+static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
+{
+    const int groups = tt__deal_groups(p), data = p->data;
+    const size_t before = all->length;
+    if (batch < 1 || accumulate < 1 || accumulate > batch)
+        tt__print(all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", batch,
+                  accumulate);
+    else if (groups < 1 || data < 0 || (data && groups % data))
+        tt__print(all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
+                  "after tt_check_options", p->groups, data);
+    else if (groups > batch / accumulate)
+        tt__print(all, "; a step of batch = %d has fewer sequences than micro-batches, accumulate = %d for "
+                  "each of %d groups: set batch to %lld at least", batch, accumulate, groups,
+                  (long long)groups * accumulate);
+    return all->length == before;
+}
+
+/* Into how many micro-batches n examples are cut, if tokens leave it at that: equally many for each group, as
+   far as there are examples. */
+static int tt__deal_micros(const tt__dealer *d, int64_t n)
+{
+    return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
+}
+
+/* Begins to deal so many examples, before the first epoch. */
+static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
+                           const tt_parallel *p)
+{
+    d->batch = batch;
+    d->groups = tt__deal_groups(p);
+    d->data = (int)tt__max(1, p->data);
+    d->max_seqs = (int)tt__min(tt__ceil_div(batch, accumulate * d->groups), count);
+    d->count = d->used = count;
+    d->steps = tt__ceil_div(count, batch);
+    d->accumulates = tt__deal_micros(d, tt__min(batch, count)) > d->data;
+    d->epoch = -1;
+    return (d->order = (uint32_t *)tt__alloc(ctx, sizeof *d->order * (size_t)count)) != NULL;
+}
+
+/* Goes to a step, whose epoch's order depends on (seed, epoch) alone. After an error it stays where it is. */
+static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
+{
+    if (epoch < 0 || step < 0 || step > d->steps)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "%s: no step %lld of epoch %lld; an epoch has steps 0 to %lld",
+                        d->of, (long long)step, (long long)epoch, (long long)d->steps - 1);
+    const uint32_t n = epoch != d->epoch ? (uint32_t)d->count : 0;
+    for (uint32_t k = 0; k < n && !d->shuffle; k++) d->order[k] = k;
+    if (n && d->shuffle)
+        tt__shuffle(d->order, n, tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
+                                                TT__SHUFFLE_TEXTS));
+    d->epoch = epoch;
+    d->step = step;
+    return TT_OK;
+}
+
 /* ids: uint16_t, or int32_t for a large vocabulary */
 typedef struct tt__tokens { const void *ids; int count; } tt__tokens;
 
@@ -31450,69 +31704,59 @@ typedef struct tt__ring_slot {     /* of a micro-batch of images */
     char why[256];
 } tt__ring_slot;
 
-/* Texts are tokenized when the loader is made. Images are made anew in each epoch, micro-batches `base` to
-   `base` + slots - 1 ahead of the trainer, which reads `base`. */
 struct tt_loader {
     tt_context *ctx;
-    const tt_dataset *d;
-    const tt_tokenizer *k;
+    const tt_dataset *d;           /* `images` says which of the two there is */
     tt_loader_options o;
-    int groups, data;              /* that each step is dealt out to; data ranks */
-    int max_seqs, max_tokens;
+    tt__dealer deal;
+    int max_tokens, in_step;       /* examples of the step that were handed out */
+    tt_status status;              /* of the last tt_loader_next */
+    int32_t *labels;
+    int64_t *index;
+    tt_source source;
+    pthread_mutex_t mutex;         /* guards `failed`, of images what is said below, and, while texts are
+                                      tokenized, chunks, longest and cut */
+    bool failed;
+
+    /* Texts, which are tokenized when the loader is made. */
+    const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
     bool sort;                     /* windows are sorted, and their steps shuffled */
-    int64_t texts, steps;          /* of an epoch */
-
     tt__tokens *tokens;            /* (count) */
     tt__chunk *chunks;             /* where their ids are kept */
     int32_t *scratch;              /* (the context's threads, max_length) while texts are tokenized */
     int longest;                   /* tokens of a text before it is cut */
     int64_t cut;                   /* texts */
     int64_t empty;                 /* the first text without a token; -1: none */
-    bool accumulates;
-
-    pthread_mutex_t mutex;         /* guards the following four, a slot but its pixels, and, while texts are
-                                      tokenized, chunks, longest and cut */
-    pthread_cond_t work, ready;
-    int64_t cursor;                /* in `order`: the next image to make */
-    bool stop, failed;
-    uint32_t *order;               /* (count) this epoch's; changes under the mutex */
-    tt__loader_thread threads[TT__LOADER_THREADS];
-    int started;
-
-    tt_image_options image;
-    size_t image_bytes;            /* of a result */
-    int slots;
-    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots; NULL: texts */
-    int deal_data, deal_first, deal_end; /* data ranks, and which of them want their images ... */
-    bool deal_by_step, dealt_anew; /* ... which are dealt out so; not to the images that there are */
-    int64_t base;                  /* with `busy` guarded by the mutex, as `epoch` when a thread is busy */
-    int busy;                      /* threads that make an image */
-
-    int64_t epoch, step;           /* the consumer's from here on */
     /* the window that `sorted` and `step_order` hold; steps of every window */
     int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
-    int in_step;                   /* sequences of the step that were handed out */
-    int micro;                     /* micro-batches of the step that were handed out, of texts */
+    int micro;                     /* micro-batches of the step that were handed out */
     /* The texts of the step at hand by micro-batch, and where each of these ends there. While they are dealt
        out: their places in the step, longest first, the micro-batch of each place, the tokens of each micro-
        batch. All are (batch). */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
-    tt_status status;              /* of the last tt_loader_next */
-    double waited;
-    int32_t *ids, *positions, *types, *seq_start, *labels;
-    int64_t *index;
-    tt_source source;
-};
+    int32_t *ids, *positions, *types, *seq_start;
 
-/* Into how many micro-batches n sequences are cut, if tokens leave it at that: equally many for each group,
-   as far as there are sequences. */
-static int64_t tt__loader_micros(const tt_loader *l, int64_t n)
-{
-    return tt__min(n, l->groups * tt__ceil_div(n, (int64_t)l->groups * l->max_seqs));
-}
+    /* Images, made anew in each epoch: micro-batches `base` to `base` + slots - 1 ahead of the trainer, which
+       reads `base`. The mutex guards stop, cursor, a slot but its pixels, base and busy, and the dealer's
+       order, which changes when no thread is busy. */
+    tt_image_options image;
+    size_t image_bytes;            /* of a result */
+    pthread_cond_t work, ready;
+    bool stop;
+    int64_t cursor;                /* in the order: the next image to make */
+    tt__loader_thread threads[TT__LOADER_THREADS];
+    int started;
+    int slots;
+    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
+    int deal_data, deal_first, deal_end; /* data ranks, and which of them want their images ... */
+    bool deal_by_step, dealt_anew; /* ... which are dealt out so; not to the images that there are */
+    int64_t base;
+    int busy;                      /* threads that make an image */
+    double waited;
+};
 
 #define TT__TEXTS_AT_ONCE 64 /* of a task */
 
@@ -31579,12 +31823,12 @@ static bool tt__loader_tokenize(tt_loader *l)
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
     const tt__step_texts all = {l->tokens, NULL};
     const int64_t most = tt__min(l->o.batch, l->d->count);
-    for (uint32_t i = 0; i < (uint32_t)count; i++) l->order[i] = i;
-    tt__sort_indices(l->order, count, tt__place_longer, &all);
-    l->max_seqs = (int)tt__min(l->max_seqs, room / 2); /* most texts have two tokens at least */
-    for (int64_t i = 0; i < tt__min(l->max_seqs, most); i++) micro += l->tokens[l->order[i]].count;
+    for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
+    tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
+    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two tokens at least */
+    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, most); i++) micro += l->tokens[l->deal.order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
-    l->accumulates = micro > room || tt__loader_micros(l, most) > l->data;
+    l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, most) > l->deal.data;
     return true;
 }
 
@@ -31595,7 +31839,7 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
     batch->labels = l->labels;
     batch->index = l->index;
     batch->last_of_step = last_of_step;
-    if (last_of_step) l->step++, l->in_step = l->micro = 0;
+    if (last_of_step) l->deal.step++, l->in_step = l->micro = 0;
     return true;
 }
 
@@ -31607,7 +31851,8 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
     int micro = 0, seqs = 0, tokens = 0;
     for (int i = 0; i < n; i++) {
         const int more = l->tokens[texts[i]].count;
-        if (seqs == l->max_seqs || more > l->max_tokens - tokens) l->ends[micro++] = i, seqs = tokens = 0;
+        const bool full = seqs == l->deal.max_seqs || more > l->max_tokens - tokens;
+        if (full) l->ends[micro++] = i, seqs = tokens = 0;
         l->dealt[i] = texts[i];
         seqs++;
         tokens += more;
@@ -31626,7 +31871,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
         const uint32_t place = l->by_length[i];
         int to = -1;
         for (int k = 0; k < micros; k++)
-            if (l->ends[k] < l->max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
+            if (l->ends[k] < l->deal.max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
         l->filled[to] += l->tokens[texts[place]].count;
         if (l->filled[to] > l->max_tokens) return false;
         l->ends[to]++;
@@ -31639,14 +31884,14 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
     const tt__step_texts step = {l->tokens, texts};
-    int micros = (int)tt__loader_micros(l, n), from = 0;
-    if (l->groups == 1) {
+    int micros = tt__deal_micros(&l->deal, n), from = 0;
+    if (l->deal.groups == 1) {
         tt__loader_fill(l, texts, n);
         return;
     }
     for (int i = 0; i < n; i++) l->by_length[i] = (uint32_t)i;
     tt__sort_indices(l->by_length, (size_t)n, tt__place_longer, &step);
-    while (!tt__loader_deal(l, texts, n, micros)) micros = (int)tt__min(n, micros + l->groups);
+    while (!tt__loader_deal(l, texts, n, micros)) micros = (int)tt__min(n, micros + l->deal.groups);
     for (int k = 0; k < micros; k++) { /* from now on where the next text of each goes */
         const int seqs = l->ends[k];
         l->ends[k] = from;
@@ -31660,13 +31905,14 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 /* The micro-batch of place `at` of the epoch, its first place, and how many images it has. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
-    const int64_t step = at / l->o.batch, from = step * l->o.batch, n = tt__min(l->o.batch, l->texts - from);
-    const int64_t micros = tt__loader_micros(l, n), whole = tt__loader_micros(l, l->o.batch);
+    const tt__dealer *d = &l->deal;
+    const int64_t step = at / d->batch, from = step * d->batch, n = tt__min(d->batch, d->used - from);
+    const int64_t micros = tt__deal_micros(d, n), whole = tt__deal_micros(d, d->batch);
     int64_t within, end;
-    if (l->groups == 1) { /* all but the last are full */
-        within = (at - from) / l->max_seqs;
-        *first = from + within * l->max_seqs;
-        end = tt__min(from + n, *first + l->max_seqs);
+    if (d->groups == 1) { /* all but the last are full */
+        within = (at - from) / d->max_seqs;
+        *first = from + within * d->max_seqs;
+        end = tt__min(from + n, *first + d->max_seqs);
     } else {
         within = ((at - from + 1) * micros - 1) / n;
         *first = from + within * n / micros;
@@ -31758,10 +32004,10 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const tt_image_source *source = &l->d->source;
     int64_t first, at = l->cursor++;
     int seqs;
-    uint32_t index = l->order[at];
+    uint32_t index = l->deal.order[at];
     const int64_t micro = tt__image_micro(l, at, &first, &seqs);
     tt__ring_slot *slot = &l->ring[micro % l->slots];
-    const int64_t of_step = micro % tt__loader_micros(l, l->o.batch);
+    const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
     if (slot->left_out) { /* all of it */
@@ -31769,7 +32015,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
         pthread_cond_signal(&l->ready);
         return;
     }
-    uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_IMAGE, (uint64_t)l->epoch, index);
+    uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_IMAGE, (uint64_t)l->deal.epoch, index);
     l->busy++;
     pthread_mutex_unlock(&l->mutex);
 
@@ -31807,7 +32053,7 @@ static void *tt__image_main(void *arg)
     int seqs;
     pthread_mutex_lock(&l->mutex);
     while (!l->stop) {
-        if (l->cursor < l->texts && tt__image_micro(l, l->cursor, &first, &seqs) < l->base + l->slots)
+        if (l->cursor < l->deal.used && tt__image_micro(l, l->cursor, &first, &seqs) < l->base + l->slots)
             tt__image_make(l, thread);
         else pthread_cond_wait(&l->work, &l->mutex);
     }
@@ -31818,7 +32064,7 @@ static void *tt__image_main(void *arg)
 static void tt__image_empty(tt_loader *l, tt__ring_slot *slot)
 {
     slot->done = 0;
-    slot->failed = l->max_seqs;
+    slot->failed = l->deal.max_seqs;
 }
 
 /* The next micro-batch, once all its images are made. */
@@ -31827,7 +32073,7 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     int64_t first, micro;
     int seqs;
     pthread_mutex_lock(&l->mutex);
-    micro = tt__image_micro(l, l->step * l->o.batch + l->in_step, &first, &seqs);
+    micro = tt__image_micro(l, l->deal.step * l->o.batch + l->in_step, &first, &seqs);
     if (micro > l->base) { /* the trainer is done with the one before it */
         tt__image_empty(l, &l->ring[l->base++ % l->slots]);
         pthread_cond_broadcast(&l->work);
@@ -31844,20 +32090,20 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     pthread_mutex_unlock(&l->mutex);
     if (slot->failed < seqs) {
         const tt_image_source *source = &l->d->source;
-        long long number = l->d->examples[l->order[first + slot->failed]].number;
+        long long number = l->d->examples[l->deal.order[first + slot->failed]].number;
         const char *name = source->name ? source->name(source->user, number) : NULL;
         l->status = name ? tt__fail(l->ctx, slot->status, "loader: image '%.500s': %s", name, slot->why)
                          : tt__fail(l->ctx, slot->status, "loader: image %lld: %s", number, slot->why);
         return false;
     }
     for (int i = 0; i < seqs; i++) {
-        l->index[i] = l->order[first + i];
+        l->index[i] = l->deal.order[first + i];
         l->labels[i] = l->d->examples[l->index[i]].label;
     }
     batch->pixels = slot->left_out ? NULL : slot->pixels;
     batch->image_bytes = (int64_t)l->image_bytes;
     l->in_step += seqs;
-    return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->texts);
+    return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->deal.used);
 }
 
 void tt_loader_free(tt_loader *l)
@@ -31875,58 +32121,42 @@ void tt_loader_free(tt_loader *l)
     for (int i = 0; i < TT__LOADER_THREADS; i++) tt__resampler_free(ctx, &l->threads[i].resampler);
     for (int i = 0; l->ring && i < l->slots; i++) tt__free(ctx, l->ring[i].pixels);
     tt__chunks_free(ctx, &l->chunks);
-    void *const owned[] = {l->ring, l->order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
+    void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
                            l->seq_start, l->labels, l->index, l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
 }
 
-static int tt__loader_groups(const tt_loader_options *o)
-{
-    return o->parallel.groups ? o->parallel.groups : (int)tt__max(1, o->parallel.data);
-}
-
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
 {
-    const int groups = tt__loader_groups(o), data = o->parallel.data;
-    if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d and accumulate = %d; expected 1 <= "
-                        "accumulate <= batch", o->batch, o->accumulate);
-    if (groups < 1 || data < 0 || (data && groups % data))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: parallel.groups = %d and parallel.data = %d; expected "
-                        "the trainer's tt_parallel after tt_parallel_on", o->parallel.groups, data);
-    if (groups > o->batch / o->accumulate)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: a step of batch = %d has fewer sequences than "
-                        "micro-batches, accumulate = %d for each of %d groups: set batch to %lld at least",
-                        o->batch, o->accumulate, groups, (long long)groups * o->accumulate);
-    if (!d->count) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: the dataset is empty");
+    char text[640] = "";
+    tt__text all = {text, sizeof text, 0};
+    const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
+    const int64_t most = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
+    if (!d->count) tt__print(&all, "; the dataset is empty");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: threads = %d; expected 0 to %d", o->threads,
-                        TT__LOADER_THREADS);
+        tt__print(&all, "; threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
     if (o->drop_last && d->count < o->batch)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %d %s make no whole step of batch = %d, and drop_last "
-                        "leaves out others", d->count, d->images ? "images" : "texts", o->batch);
-    if (d->images) return TT_OK;
-    if (o->max_length < 2)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_length = %d; expected at least 2, for [CLS] and "
-                        "[SEP]", o->max_length);
-    if (o->max_tokens != 0 && o->max_tokens < o->max_length)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_tokens = %d; expected 0 or at least max_length = "
-                        "%d, so that every text fits", o->max_tokens, o->max_length);
-    if (o->window < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: window = %d; expected 0 (no sorting) or more batches",
-                        o->window);
-    if (tt__ceil_div(o->batch, o->accumulate * groups) > INT32_MAX / o->max_length && !o->max_tokens)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d of max_length = %d are more tokens than "
-                        "can be counted: set max_tokens", o->batch, o->max_length);
-    return TT_OK;
+        tt__print(&all, "; %d %s make no whole step of batch = %d, and drop_last leaves out others", d->count,
+                  texts ? "texts" : "images", o->batch);
+    if (texts && o->max_length < 2)
+        tt__print(&all, "; max_length = %d; expected at least 2, for [CLS] and [SEP]", o->max_length);
+    else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
+        tt__print(&all, "; max_tokens = %d; expected 0 or at least max_length = %d, so that every text fits",
+                  o->max_tokens, o->max_length);
+    else if (texts && most > INT32_MAX / o->max_length && !o->max_tokens)
+        tt__print(&all, "; batch = %d of max_length = %d are more tokens than can be counted: set max_tokens",
+                  o->batch, o->max_length);
+    if (texts && o->window < 0)
+        tt__print(&all, "; window = %d; expected 0 (no sorting) or more batches", o->window);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
 static bool tt__loader_allocate(tt_loader *l) /* what texts need */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
-    size_t seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens;
+    size_t seqs = (size_t)l->deal.max_seqs, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch);
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
@@ -31947,12 +32177,12 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     const tt_image_options *o = &l->image;
     size_t bytes;
     l->image_bytes = (size_t)o->height * (size_t)o->width * (size_t)o->channels;
-    if (!tt__mul_size(l->image_bytes, (size_t)l->max_seqs, &bytes))
+    if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
-                        "can hold: set batch lower", l->max_seqs, o->height, o->width), false;
+                        "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
     /* one that the trainer reads, those of its next round, and as many as give every thread two images to
        make */
-    l->slots = l->o.threads ? 1 + l->data + (int)tt__ceil_div(2 * l->o.threads, l->max_seqs) : 1;
+    l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
         if (!(l->ring[i].pixels = (uint8_t *)tt__alloc(l->ctx, bytes))) return false;
@@ -31981,19 +32211,16 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     l->k = k;
     l->o = o;
     if (image) l->image = *image;
+    l->deal.of = "loader";
+    l->deal.shuffle = o.shuffle;
+    bool ok = tt__deal_begin(ctx, &l->deal, d->count, o.batch, o.accumulate, &o.parallel);
+    if (o.drop_last) l->deal.used = (l->deal.steps = d->count / o.batch) * o.batch;
     l->wide = k && k->size > 65536;
     l->sort = k && o.shuffle && o.window > 1;
-    l->steps = o.drop_last ? d->count / o.batch : tt__ceil_div(d->count, o.batch);
-    l->texts = tt__min(d->count, l->steps * o.batch);
-    l->groups = tt__loader_groups(&o);
-    l->data = (int)tt__max(1, o.parallel.data);
-    l->max_seqs = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), d->count);
-    l->accumulates = tt__loader_micros(l, tt__min(o.batch, d->count)) > l->data;
-    l->window_steps = l->sort ? tt__min(o.window, l->steps) : 1;
-    l->epoch = l->window_at = l->empty = -1;
-    size_t seqs = (size_t)l->max_seqs;
-    bool ok = (l->order = (uint32_t *)tt__alloc(ctx, (size_t)d->count * 4)) &&
-        (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
+    l->window_steps = l->sort ? tt__min(o.window, l->deal.steps) : 1;
+    l->window_at = l->empty = -1;
+    size_t seqs = (size_t)l->deal.max_seqs;
+    ok = ok && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
         (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) &&
         (image ? tt__image_allocate(l) : tt__loader_allocate(l)) && tt_loader_seek(l, 0, 0) == TT_OK;
     for (int i = 0; i < TT__LOADER_THREADS; i++) l->threads[i].loader = l;
@@ -32091,10 +32318,10 @@ tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_im
     return tt__image_check(ctx, d, image) == TT_OK ? tt__loader_make(ctx, d, NULL, image, options) : NULL;
 }
 
-int64_t tt_loader_steps(const tt_loader *l) { return l->steps; }
-int tt_loader_max_seqs(const tt_loader *l) { return l->max_seqs; }
+int64_t tt_loader_steps(const tt_loader *l) { return l->deal.steps; }
+int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs; }
 int tt_loader_max_tokens(const tt_loader *l) { return l->max_tokens; }
-bool tt_loader_accumulates(const tt_loader *l) { return l->accumulates; }
+bool tt_loader_accumulates(const tt_loader *l) { return l->deal.accumulates; }
 int tt_loader_longest(const tt_loader *l) { return l->longest; }
 int64_t tt_loader_cut(const tt_loader *l) { return l->cut; }
 double tt_loader_waited(const tt_loader *l) { return l->waited; }
@@ -32134,9 +32361,9 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     const tt_image_options *i = &l->image;
     tt__text text = {to, capacity, 0};
     tt__print(&text, "%d %s\nbatch %d\naccumulate %d\ngroups %d\nshuffle %d\ndrop_last %d\n",
-              (int)l->d->count, l->ring ? "images" : "texts", o->batch, o->accumulate, l->groups, o->shuffle,
-              o->drop_last);
-    if (!l->ring)
+              (int)l->d->count, l->d->images ? "images" : "texts", o->batch, o->accumulate, l->deal.groups,
+              o->shuffle, o->drop_last);
+    if (!l->d->images)
         tt__print(&text, "max_length %d\nmax_tokens %d\nwindow %d\n", o->max_length, o->max_tokens,
                   o->window);
     else
@@ -32164,41 +32391,35 @@ static void tt__loader_source_deal(void *self, int data, int first, int end, boo
 const tt_source *tt_loader_source(tt_loader *l)
 {
     if (!l) return NULL;
-    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->steps, l->max_seqs, l->max_tokens,
-                   l->accumulates, tt__loader_source_hash, l->d->classes, l->d->n_classes,
-                   tt__loader_source_deal, tt__loader_source_describe};
+    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, l->deal.max_seqs,
+                   l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
+                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
     l->source = s;
     return &l->source;
 }
 
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
 {
-    if (epoch < 0 || step < 0 || step > l->steps)
-        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: no step %lld of epoch %lld; an epoch has steps 0 "
-                        "to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
     pthread_mutex_lock(&l->mutex);
-    if (l->ring && epoch == l->epoch && step == l->step && !l->in_step && !l->failed && !l->dealt_anew)
-        return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->texts; /* nothing more is begun */
+    const int64_t cursor = l->cursor;
+    const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
+    if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
+    l->cursor = l->deal.used; /* nothing more is begun */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
-    if (epoch != l->epoch) {
-        uint32_t count = (uint32_t)l->d->count;
-        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
-                                      TT__SHUFFLE_TEXTS);
-        if (l->o.shuffle) tt__shuffle(l->order, count, key);
-        else for (uint32_t i = 0; i < count; i++) l->order[i] = i;
-        l->epoch = epoch;
-        l->window_at = -1;
+    if (epoch != l->deal.epoch) l->window_at = -1;
+    tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
+    if (status == TT_OK) {
+        l->in_step = l->micro = 0;
+        l->cursor = tt__min(step * l->o.batch, l->deal.used);
+        l->failed = l->dealt_anew = false;
+        for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
+        l->base = step * tt__deal_micros(&l->deal, l->o.batch);
+    } else {
+        l->cursor = cursor;
     }
-    l->step = step;
-    l->in_step = l->micro = 0;
-    l->cursor = tt__min(step * l->o.batch, l->texts);
-    l->failed = l->dealt_anew = false;
-    for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
-    l->base = step * tt__loader_micros(l, l->o.batch);
     pthread_cond_broadcast(&l->work);
     pthread_mutex_unlock(&l->mutex);
-    return TT_OK;
+    return status;
 }
 
 /* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then
@@ -32206,14 +32427,14 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
-    int64_t n = tt__min(l->window_steps * l->o.batch, l->texts - first);
-    const tt__step_texts shuffled = {l->tokens, l->order + first};
-    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->order[first + i];
+    int64_t n = tt__min(l->window_steps * l->o.batch, l->deal.used - first);
+    const tt__step_texts shuffled = {l->tokens, l->deal.order + first};
+    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->deal.order[first + i];
     if (l->sort) {
-        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->epoch,
+        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->deal.epoch,
                                       TT__SHUFFLE_STEPS + (uint64_t)window);
         tt__sort_indices(l->sorted, (size_t)n, tt__place_longer, &shuffled);
-        for (int64_t i = 0; i < n; i++) l->sorted[i] = l->order[first + l->sorted[i]];
+        for (int64_t i = 0; i < n; i++) l->sorted[i] = l->deal.order[first + l->sorted[i]];
         tt__shuffle(l->step_order, (uint32_t)(n / l->o.batch), key);
         if (n % l->o.batch) l->step_order[n / l->o.batch] = (uint32_t)(n / l->o.batch);
     } else {
@@ -32226,13 +32447,13 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
 {
     memset(batch, 0, sizeof *batch);
     l->status = TT_OK;
-    if (l->step >= l->steps) return false;
-    if (l->ring) return tt__image_next(l, batch);
-    int64_t window = l->step / l->window_steps;
+    if (l->deal.step >= l->deal.steps) return false;
+    if (l->d->images) return tt__image_next(l, batch);
+    int64_t window = l->deal.step / l->window_steps;
     if (window != l->window_at) tt__loader_window(l, window);
 
-    int64_t from = (window * l->window_steps + l->step_order[l->step % l->window_steps]) * l->o.batch;
-    int in_step = (int)tt__min(l->o.batch, l->texts - from), rows = 0, seqs = 0;
+    int64_t from = (window * l->window_steps + l->step_order[l->deal.step % l->window_steps]) * l->o.batch;
+    int in_step = (int)tt__min(l->o.batch, l->deal.used - from), rows = 0, seqs = 0;
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
     if (!l->micro) tt__loader_cut_step(l, texts, in_step);
     for (const int end = l->ends[l->micro++]; l->in_step < end; seqs++, l->in_step++) {
@@ -32307,14 +32528,14 @@ static void tt__print_tokenizer_config(tt__text *to, const void *tokenizer)
               ((const tt_tokenizer *)tokenizer)->lowercase ? "true" : "false");
 }
 
-static tt_status tt__bpe_save(const tt__bpe *b, const char *folder)
+static tt_status tt__save_kept(const tt_tokenizer *k, const char *folder)
 {
     char path[TT__PATH];
     tt_status status = TT_OK;
-    for (int i = 0; i < b->n_kept && status == TT_OK; i++) {
-        const tt__kept_file *kept = &b->kept[i];
-        status = tt__path_join(b->ctx, path, folder, kept->name);
-        if (status == TT_OK) status = tt__write_bytes(b->ctx, path, kept->file.bytes, kept->file.size);
+    for (int i = 0; i < k->n_kept && status == TT_OK; i++) {
+        const tt__kept_file *kept = &k->kept[i];
+        status = tt__path_join(k->ctx, path, folder, kept->name);
+        if (status == TT_OK) status = tt__write_bytes(k->ctx, path, kept->file.bytes, kept->file.size);
     }
     return status;
 }
@@ -32322,7 +32543,7 @@ static tt_status tt__bpe_save(const tt__bpe *b, const char *folder)
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
 {
     tt_status status = tt__make_folder(k->ctx, folder);
-    if (status == TT_OK && k->bpe) return tt__bpe_save(k->bpe, folder);
+    if (status == TT_OK && k->n_kept) return tt__save_kept(k, folder);
     if (status == TT_OK) status = tt__save_printed(k->ctx, folder, "vocab.txt", tt__print_vocab, k);
     if (status != TT_OK) return status;
     return tt__save_printed(k->ctx, folder, "tokenizer_config.json", tt__print_tokenizer_config, k);
@@ -32412,16 +32633,13 @@ static void tt__stream_push(tt__token_store *store, int32_t id)
 /* The text of a token that texts spell out; NULL: it is none. */
 static const char *tt__added_text(const tt_tokenizer *k, int id)
 {
-    bool added = false;
-    for (int i = 0; k && !k->bpe && i < TT__COUNT(tt__special_tokens); i++) added |= k->special[i] == id;
-    if (k && k->bpe && id >= 0 && id < k->size) added = k->bpe->added_of[id] >= 0;
-    return added ? tt_tokenizer_token(k, id) : NULL;
+    return k && id >= 0 && id < k->size && k->added_of[id] >= 0 ? tt_tokenizer_token(k, id) : NULL;
 }
 
 /* Bytes of white space before the begin that a document spells out; 0: it spells out none. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
-    const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->before[0]) : NULL;
+    const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before[0]) : NULL;
     const size_t length = begin ? strlen(begin) : 0;
     size_t skip = 0;
     while (skip < bytes && text[skip] && strchr(" \t\r\n", text[skip])) skip++;
@@ -32467,11 +32685,12 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     }
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
     const size_t front = sizeof **scratch * (size_t)s->fronts;
-    const bool begun = s->fronts && n >= s->fronts && memcmp(*scratch, s->tokenizer->before, front) == 0;
+    const bool begun = s->fronts && n >= s->fronts &&
+                       memcmp(*scratch, s->tokenizer->finish.before, front) == 0;
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
     s->spelled[0] += begun;
     s->spelled[1] += ended;
-    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, s->tokenizer->before[k]);
+    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, s->tokenizer->finish.before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
         if (id >= s->vocab)
@@ -32530,7 +32749,7 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     s->tokenizer = o->tokenizer;
     s->texts = true;
     s->vocab = o->vocab ? o->vocab : o->tokenizer ? tt_tokenizer_size(o->tokenizer) : TT__BYTE_END + 1;
-    s->fronts = o->tokenizer && !o->bare ? o->tokenizer->n_before : 0;
+    s->fronts = o->tokenizer && !o->bare ? o->tokenizer->finish.n_before : 0;
     const int usual = o->tokenizer ? tt_tokenizer_special(o->tokenizer, TT_TOKEN_EOS) : TT__BYTE_END;
     s->end = o->end >= 0 ? o->end : usual;
     s->store->width = s->vocab > 65536 ? 4 : 2;
@@ -32554,7 +32773,7 @@ static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
             tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld document%s out '%.60s', which is put %s "
                     "each: they have it once", s->store->path, (long long)s->spelled[at],
                     s->spelled[at] == 1 ? " spells" : "s spell",
-                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->before[0]),
+                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.before[0]),
                     at ? "behind" : "in front of");
     if (status == TT_OK && s->count < 2)
         status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': there are no tokens to train on",
@@ -32793,7 +33012,8 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
         /* a stream may begin within a document */
-        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->before, front) == 0) from += s->fronts;
+        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before, front) == 0)
+            from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
         const int64_t bytes = tt_tokenizer_decode(s->tokenizer, from, n_text, false, NULL, 0);
         if (bytes < 0) return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for a document's text");
@@ -32822,11 +33042,9 @@ struct tt_token_loader {
     tt_context *ctx;
     const tt_token_stream *s;
     tt_token_loader_options o;
-    int groups, most;              /* windows of a micro-batch */
+    tt__dealer deal;               /* of windows */
     int max_seqs, max_tokens;
-    int64_t windows, steps, epoch, step;
     int micro;                     /* of the step, that were given */
-    uint32_t *order;               /* (windows) */
     int32_t *ids, *positions, *targets, *seq_start, *window; /* (max_tokens), ..., (length + 1) */
     uint64_t hash;
     tt_array array;
@@ -32848,7 +33066,7 @@ tt_token_loader_options tt_token_loader_options_default(void)
 void tt_token_loader_free(tt_token_loader *l)
 {
     if (!l) return;
-    void *const owned[] = {l->order, l->ids, l->positions, l->targets, l->seq_start, l->window, l};
+    void *const owned[] = {l->deal.order, l->ids, l->positions, l->targets, l->seq_start, l->window, l};
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
@@ -32872,28 +33090,12 @@ static tt_status tt__survey_windows(void *arg, const int32_t *ids, int64_t n)
     return TT_OK;
 }
 
-static int tt__window_micros(const tt_token_loader *l, int64_t n)
-{
-    return (int)tt__min(n, l->groups * tt__ceil_div(n, (int64_t)l->groups * l->most));
-}
-
 static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
 {
     tt_token_loader *l = (tt_token_loader *)self;
-    if (epoch < 0 || step < 0 || step > l->steps)
-        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "token loader: no step %lld of epoch %lld; an epoch has "
-                        "steps 0 to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
-    if (epoch != l->epoch) {
-        const uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
-                                            TT__SHUFFLE_TEXTS);
-        const uint32_t n = (uint32_t)l->windows;
-        if (l->o.shuffle) tt__shuffle(l->order, n, key);
-        else for (uint32_t k = 0; k < n; k++) l->order[k] = k;
-    }
-    l->epoch = epoch;
-    l->step = step;
-    l->micro = 0;
-    return TT_OK;
+    tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
+    if (status == TT_OK) l->micro = 0;
+    return status;
 }
 
 /* Adds window number w behind `rows` tokens and `seqs` sequences. */
@@ -32916,13 +33118,14 @@ static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *s
 static tt_status tt__window_next(void *self, tt_batch *b, bool *more)
 {
     tt_token_loader *l = (tt_token_loader *)self;
-    const int64_t first = l->step * l->o.batch, n = tt__min(l->o.batch, l->windows - first);
+    tt__dealer *d = &l->deal;
+    const int64_t first = d->step * d->batch, n = tt__min(d->batch, d->count - first);
     int rows = 0, seqs = 0;
-    *more = l->step < l->steps;
+    *more = d->step < d->steps;
     if (!*more) return TT_OK;
-    const int micros = tt__window_micros(l, n);
+    const int micros = tt__deal_micros(d, n);
     for (int64_t k = n * l->micro / micros; k < n * (l->micro + 1) / micros; k++) {
-        tt_status status = tt__window_add(l, l->order[first + k], &rows, &seqs);
+        tt_status status = tt__window_add(l, d->order[first + k], &rows, &seqs);
         if (status != TT_OK) return status;
     }
     l->seq_start[seqs] = rows;
@@ -32937,7 +33140,7 @@ static tt_status tt__window_next(void *self, tt_batch *b, bool *more)
     b->arrays = &l->array;
     b->n_arrays = 1;
     b->last_of_step = ++l->micro == micros;
-    if (b->last_of_step) l->step++, l->micro = 0;
+    if (b->last_of_step) d->step++, l->micro = 0;
     return TT_OK;
 }
 
@@ -32945,21 +33148,11 @@ static uint64_t tt__window_hash(void *self) { return ((const tt_token_loader *)s
 
 static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, const tt_token_loader_options *o)
 {
-    const int groups = o->parallel.groups ? o->parallel.groups : (int)tt__max(1, o->parallel.data);
-    const int data = o->parallel.data;
     char text[400] = "";
     tt__text all = {text, sizeof text, 0};
     if (o->length < 1) tt__print(&all, "; length = %d", o->length);
-    if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
-        tt__print(&all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", o->batch,
-                  o->accumulate);
-    else if (groups < 1 || data < 0 || (data && groups % data))
-        tt__print(&all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
-                  "after tt_parallel_on", o->parallel.groups, data);
-    else if (groups > o->batch / o->accumulate)
-        tt__print(&all, "; batch = %d is less than accumulate = %d for each of %d groups", o->batch,
-                  o->accumulate, groups);
-    else if (o->length > 0 && tt__ceil_div(o->batch, o->accumulate * groups) > INT32_MAX / 4 / o->length)
+    if (tt__deal_check(&all, o->batch, o->accumulate, &o->parallel) && o->length > 0 &&
+        tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) > INT32_MAX / 4 / o->length)
         tt__print(&all, "; batch = %d windows of length = %d are more tokens than can be counted", o->batch,
                   o->length);
     if (o->length > 0 && s->count / o->length >= INT32_MAX)
@@ -32977,21 +33170,20 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
     l->ctx = ctx;
     l->s = s;
     l->o = o;
-    l->groups = o.parallel.groups ? o.parallel.groups : (int)tt__max(1, o.parallel.data);
-    l->windows = tt__ceil_div(s->count - 1, o.length);
-    l->steps = tt__ceil_div(l->windows, o.batch);
-    l->most = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), l->windows);
-    l->max_tokens = (int)tt__min((int64_t)l->most * o.length, s->count - 1);
-    l->epoch = -1;
+    tt__dealer *d = &l->deal;
+    d->of = "token loader";
+    d->shuffle = o.shuffle;
+    const bool begun = tt__deal_begin(ctx, d, tt__ceil_div(s->count - 1, o.length), o.batch, o.accumulate,
+                                      &o.parallel);
+    l->max_tokens = (int)tt__min((int64_t)d->max_seqs * o.length, s->count - 1);
     tt__window_survey x = {o.across ? -1 : s->end, o.length, 0, 0, 1, TT__HASH_BEGIN};
     x.hash = tt__hash_on(x.hash, &x.length, sizeof x.length);
     x.hash = tt__hash_on(x.hash, &x.end, sizeof x.end);
     const tt_status status = tt__stream_each(s, &x, tt__survey_windows);
     l->hash = x.hash;
-    l->max_seqs = (int)tt__min((int64_t)l->most * x.most, l->max_tokens);
+    l->max_seqs = (int)tt__min((int64_t)d->max_seqs * x.most, l->max_tokens);
     const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
-    if (status == TT_OK &&
-        (l->order = (uint32_t *)tt__alloc(ctx, sizeof *l->order * (size_t)l->windows)) &&
+    if (status == TT_OK && begun &&
         (l->ids = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
         (l->positions = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
         (l->targets = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
@@ -33008,16 +33200,14 @@ static void tt__window_describe(void *self, char *to, size_t capacity)
     const tt_token_loader *l = (const tt_token_loader *)self;
     tt__text text = {to, capacity, 0};
     tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\n", l->o.batch,
-              l->o.accumulate, l->groups, l->o.length, l->o.shuffle, l->o.across);
+              l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across);
 }
 
 const tt_source *tt_token_loader_source(tt_token_loader *l)
 {
     if (!l) return NULL;
-    const int data = (int)tt__max(1, l->o.parallel.data);
-    const bool accumulates = tt__window_micros(l, tt__min(l->o.batch, l->windows)) > data;
-    const tt_source s = {l, tt__window_seek, tt__window_next, l->steps, l->max_seqs, l->max_tokens,
-                         accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
+    const tt_source s = {l, tt__window_seek, tt__window_next, l->deal.steps, l->max_seqs, l->max_tokens,
+                         l->deal.accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
     l->source = s;
     return &l->source;
 }
@@ -33056,9 +33246,10 @@ typedef int64_t tt__sizes['Z' - 'A' + 1]; /* of the letters of shapes */
 
 typedef struct tt__architecture {
     const char *name;            /* in messages */
-    const char *class_name[2], *type[2]; /* of config.json, in each spelling: "architectures", "model_type" */
-    const char *activation_key[2], *more[2]; /* the activation's key; keys and values that never change */
-    const char *prefix[2];       /* of names of tensors, which files may lack */
+    int spelling;                /* of config.json, and of the names of a new model's parameters */
+    const char *class_name, *type;       /* of config.json: "architectures", "model_type" */
+    const char *activation_key, *more;   /* the activation's key; keys and values that never change */
+    const char *prefix[2];       /* of names of tensors, which files may lack; in each spelling */
     const char *layer_prefix[2]; /* of those in layers, with %d for the layer, after the prefix */
     const tt__tensor_row *model, *layer;
     const tt__config_row *config;
@@ -33106,19 +33297,28 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
+/* A checkpoint that is read: its config.json and its files of tensors, opened, each of them once. */
+typedef struct tt__checkpoint {
+    char path[TT__PATH];   /* of config.json, for messages */
+    tt__file_bytes text;   /* of config.json */
+    tt__json config;       /* empty: there is none */
+    tt_safetensors **file;
+    int files, spelling;   /* of the tensors' names */
+} tt__checkpoint;
+
 /* The parameters of a model, or of one that is yet to be made. */
 typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* the model's struct, the first layer's; NULL: not made yet */
     int layers, spelling;
-    tt_safetensors *const *files; /* that are read, in that spelling */
-    int n_files;
+    const tt__checkpoint *from; /* NULL: no file is read */
     tt__sizes size;
 } tt__layout;
 
+/* In the spelling of the checkpoint, or the architecture's. */
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config, int spelling, tt_safetensors *const *files, int n_files)
+                                const void *config, const tt__checkpoint *from)
 {
     tt__layout l;
     memset(&l, 0, sizeof l);
@@ -33127,9 +33327,8 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     l.self = (char *)(uintptr_t)self;
     l.layer_self = self ? (char *)tt__pointer_at(self, a->layers_at) : NULL;
     l.layers = tt__int_field(config, a->layers);
-    l.spelling = spelling;
-    l.files = files;
-    l.n_files = n_files;
+    l.spelling = from ? from->spelling : a->spelling;
+    l.from = from;
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         if (r->letter) l.size[r->letter - 'A'] = tt__int_field(config, r->offset);
@@ -33376,9 +33575,9 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
 /* The file that has a tensor, and its number there; NULL: none has. */
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
-    for (int k = 0; k < l->n_files; k++) {
-        *index = tt__find_tensor(l->files[k], name, l->a->prefix[l->spelling]);
-        if (*index >= 0) return l->files[k];
+    for (int k = 0; k < l->from->files; k++) {
+        *index = tt__find_tensor(l->from->file[k], name, l->a->prefix[l->spelling]);
+        if (*index >= 0) return l->from->file[k];
     }
     return NULL;
 }
@@ -33403,9 +33602,9 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
     }
     if (any)
         return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
-                        "without one the other tensors do", l->files[0]->path, name);
+                        "without one the other tensors do", l->from->file[0]->path, name);
     return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it has %d layers, config.json calls for "
-                    "%d", l->files[0]->path, name, layer, l->layers);
+                    "%d", l->from->file[0]->path, name, layer, l->layers);
 }
 
 /* Checks that the file has each tensor of the layout, of its shape, before anything of such sizes is made. */
@@ -33445,10 +33644,11 @@ static tt_status tt__layout_attach(const tt__layout *l)
     int64_t classes = 0; /* of the file */
     bool new_head = false;
     const tt__tensor_row *row;
-    const char *path = l->files[0]->path;
+    tt_safetensors *const *files = l->from->file;
+    const char *path = files[0]->path;
     char name[256];
     int unused = 0;
-    for (int k = 0; k < l->n_files; k++) unused += l->files[k]->count;
+    for (int k = 0; k < l->from->files; k++) unused += files[k]->count;
     for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4] = {0};
         int ndim = tt__row_dims(l, row, dims), part = tt__layout_part(l, row), index = -1;
@@ -33479,9 +33679,9 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' is of %lld classes, and %lld are asked for: %s "
                 "start anew, with values that must be trained", path, (long long)classes,
                 (long long)l->size['C' - 'A'], text[1]);
-    for (int f = 0; f < l->n_files; f++)
-        for (int k = 0; k < l->files[f]->count && unused > 0; k++)
-            unused -= tt__is_buffer(l, l->files[f]->infos[k].name);
+    for (int f = 0; f < l->from->files; f++)
+        for (int k = 0; k < files[f]->count && unused > 0; k++)
+            unused -= tt__is_buffer(l, files[f]->infos[k].name);
     if (unused > 0)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were "
                 "left out", path, unused);
@@ -33545,11 +33745,6 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param 
         status = tt__save_elements(w, x->p, tt__packing_row(o, r, true) * o->width, o->size * o->width, as,
                                    piece, converted);
     return status;
-}
-
-static const char *tt__safetensors_dtype(tt_dtype dtype)
-{
-    return dtype == TT_F32 ? "F32" : dtype == TT_F16 ? "F16" : "BF16";
 }
 
 /* The tensors of a model that is saved, in one file, or in several of which each has some that follow. */
@@ -33710,7 +33905,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         if (part > 1) continue; /* it follows the first part, in one tensor */
         memcpy(f.names[f.tensors], name, sizeof name);
         f.info[f.tensors].name = f.names[f.tensors];
-        f.info[f.tensors].dtype = tt__safetensors_dtype(*dtype);
+        f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
         f.info[f.tensors].ndim = tt__file_dims(l, row, f.info[f.tensors].dims);
         if (part) f.info[f.tensors].dims[0] *= 3;
         f.tensors++;
@@ -33733,17 +33928,6 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
 }
 
 /* -------------------------------------------------------------------------------------------- config.json */
-
-/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
-static const char *tt__json_float(float x, char to[32])
-{
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(to, 32, "%.*g", digits, x);
-        if (strtof(to, NULL) == x) break;
-    }
-    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
-    return to;
-}
 
 /* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
    transformers. (*last)[k]: class k is the last of its name; to be freed. names: (classes, 64);
@@ -33826,13 +34010,13 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
 /* Reads a config as its rows say, and the number of classes. Its activation's name lives as long as j. */
-static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, int spelling, void *config)
+static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, void *config)
 {
     const char *act = NULL;
     tt_status status = TT_OK;
     for (int k = 0; k < a->n_config && status == TT_OK; k++) {
         const tt__config_row *r = &a->config[k];
-        const char *key = r->key[spelling];
+        const char *key = r->key[a->spelling];
         char *to = (char *)config + r->offset;
         if (!key) continue;
         if (tt__is_int(r)) {
@@ -33846,7 +34030,7 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, i
             status = tt__json_read_float(j, 0, key, 0, r->kind == 'p' ? 1 : INFINITY, (float *)(void *)to);
         }
     }
-    if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key[spelling], false, &act);
+    if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key, false, &act);
     if (status != TT_OK) return status;
     if (act) memcpy((char *)config + a->activation, &act, sizeof act);
     const int quantized = tt__json_get(j, 0, "quantization_config");
@@ -33913,8 +34097,7 @@ static void tt__model_free(const tt__architecture *a, void *self)
 }
 
 /* Makes a model of a config that is in order. */
-static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
-                                int spelling)
+static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
     const int params = ctx->n_params, classes = a->classes ? tt__int_field(config, a->classes) : 0;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
@@ -33931,7 +34114,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
-    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
+    tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -33939,38 +34122,35 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     return status;
 }
 
-static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
-                               int spelling)
+static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
     memset(self, 0, a->bytes);
     tt_status status = tt__config_check(ctx, a, config);
-    return status == TT_OK ? tt__model_make(ctx, a, self, config, spelling) : status;
+    return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
 /* Makes a model of a file's config and tensors, which are checked first. classes, image_size: those that are
-   asked for; 0: the config's. j: config.json, empty if there is none; made: the spelling of the parameters'
-   names; spelling: of the file's. */
-static tt_status tt__model_load(const tt__architecture *a, void *self, void *config, int classes,
-                                int image_size, const tt__json *j, int made, int spelling,
-                                tt_safetensors *const *files, int n_files)
+   asked for; 0: the config's. */
+static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
+                                const tt__checkpoint *from, int classes, int image_size)
 {
-    tt_context *ctx = files[0]->ctx;
+    tt_context *ctx = from->file[0]->ctx;
     const int params = ctx->n_params, own_classes = a->classes ? tt__int_field(config, a->classes) : 0;
     if (!classes) classes = own_classes;
     if (a->classes) *(int *)(void *)((char *)config + a->classes) = classes;
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(ctx, a, NULL, config, spelling, files, n_files);
+    tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
     if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
-    if (status == TT_OK) status = tt__model_make(ctx, a, self, config, made);
+    if (status == TT_OK) status = tt__model_make(ctx, a, self, config);
     if (status != TT_OK) return status;
-    if (a->classes && j->count && classes == own_classes)
-        status = tt__read_labels(j, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
-    l = tt__layout_of(ctx, a, self, config, spelling, files, n_files);
+    if (a->classes && from->config.count && classes == own_classes)
+        status = tt__read_labels(&from->config, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
+    l = tt__layout_of(ctx, a, self, config, from);
     if (status == TT_OK) status = tt__layout_attach(&l);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -33981,7 +34161,6 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
 typedef struct tt__saved_model {
     const tt__architecture *a;
     const void *self, *config;
-    int spelling; /* of config.json */
     tt_dtype dtype;
     bool *last;   /* see tt__last_of_names */
 } tt__saved_model;
@@ -33990,21 +34169,21 @@ static void tt__print_config(tt__text *json, const void *arg)
 {
     const tt__saved_model *s = (const tt__saved_model *)arg;
     const tt__architecture *a = s->a;
-    const char *dtype = s->dtype == TT_F32 ? "float32" : s->dtype == TT_F16 ? "float16" : "bfloat16";
+    const char *dtype = tt__dtypes[s->dtype].config;
     char number[32];
-    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
-              a->class_name[s->spelling], a->type[s->spelling]);
+    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", a->class_name,
+              a->type);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
-        const char *value = number;
-        if (!r->key[s->spelling]) continue;
+        const char *value = number, *key = r->key[a->spelling];
+        if (!key) continue;
         if (tt__is_int(r)) snprintf(number, 32, "%d", tt__int_field(s->config, r->offset));
-        else if (r->kind != 'b') tt__json_float(tt__float_field(s->config, r->offset), number);
+        else if (r->kind != 'b') tt__shortest(tt__float_field(s->config, r->offset), number);
         else value = *((const bool *)s->config + r->offset) ? "true" : "false";
-        tt__print(json, "  \"%s\": %s,\n", r->key[s->spelling], value);
+        tt__print(json, "  \"%s\": %s,\n", key, value);
     }
-    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key[s->spelling],
-              (const char *)s->self + a->activation_at, a->more[s->spelling]);
+    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key, (const char *)s->self + a->activation_at,
+              a->more);
     if (a->print) a->print(json, s->self, s->config);
     tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, a->classes ? "," : "\n}");
     if (!a->classes) return;
@@ -34012,17 +34191,16 @@ static void tt__print_config(tt__text *json, const void *arg)
                      tt__int_field(s->config, a->classes), s->last);
 }
 
-/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; config_spelling:
-   of config.json; most: bytes of a file, 0: any number. `config` is the model's: where its owner has changed
-   it, it must still be in order. */
+/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; most: bytes of a
+   file, 0: any number. `config` is the model's: where its owner has changed it, it must still be in order. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config, int spelling, int config_spelling, size_t most,
-                                const char *folder)
+                                const void *config, int spelling, size_t most, const char *folder)
 {
-    tt__saved_model s = {a, self, config, config_spelling, TT_F32, NULL};
+    tt__saved_model s = {a, self, config, TT_F32, NULL};
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
+    tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
+    l.spelling = spelling;
     if (a->classes)
         status = tt__last_of_names(ctx, (const char(*)[64])tt__pointer_at(self, a->names_at),
                                    tt__int_field(config, a->classes), &s.last);
@@ -34135,93 +34313,48 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 
 /* --------------------------------------------------------------------------------------------------- BERT */
 
-tt_bert_config tt_bert_config_default(tt_bert_kind kind)
-{
-    const bool distil = kind == TT_DISTILBERT, roberta = kind == TT_ROBERTA, big_bird = kind == TT_BIG_BIRD;
-    tt_bert_config c;
-    memset(&c, 0, sizeof c);
-    c.kind = kind;
-    c.vocab_size = roberta ? 50265 : big_bird ? 50358 : 30522;
-    c.hidden_size = 768;
-    c.layers = distil ? 6 : 12;
-    c.heads = 12;
-    c.intermediate_size = 3072;
-    c.max_positions = roberta ? 514 : big_bird ? 4096 : 512;
-    c.type_vocab_size = distil ? 0 : roberta ? 1 : 2;
-    c.pad_token = roberta;
-    c.pooler = kind == TT_BERT;
-    c.classes = 2;
-    c.activation = big_bird ? "gelu_new" : "gelu";
-    c.layer_norm_eps = roberta ? 1e-5f : 1e-12f;
-    c.initializer_range = 0.02f;
-    c.dropout = 0.1f;
-    c.attention_dropout = 0.1f;
-    c.classifier_dropout = distil ? 0.2f : 0.1f;
-    c.block_sparse = big_bird;
-    c.block_size = 64;
-    c.random_blocks = 3;
-    c.qkv_bias = true;
-    return c;
-}
-
 /* H hidden, I intermediate, V vocab, P positions, T types, C classes. Hidden: Q where there is a head, B in
    BigBird, U where queries, keys and values have biases. */
-static void tt__bert_sizes(const void *config, tt__sizes size)
-{
-    const tt_bert_config *c = (const tt_bert_config *)config;
-    size['Q' - 'A'] = c->kind != TT_BERT || c->pooler ? c->hidden_size : 0;
-    size['B' - 'A'] = c->kind == TT_BIG_BIRD ? c->hidden_size : 0;
-    size['U' - 'A'] = c->kind != TT_BIG_BIRD || c->qkv_bias ? c->hidden_size : 0;
-}
+static void tt__bert_sizes(const void *config, tt__sizes size);
+static void tt__bert_check(tt__text *all, const void *config);
+static void tt__bert_print(tt__text *json, const void *self, const void *config);
 
-static const tt__tensor_row tt__bert_tensors[] = {
-#define T(field, bert, distil, shape) TT__TENSOR(tt_bert, field, bert, distil, shape, 'n', false)
+/* Spelling 1 is DistilBERT's. */
+#define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
-    T(word, ".embeddings.word_embeddings.weight", ".embeddings.word_embeddings.weight", "VH"),
-    T(position, ".embeddings.position_embeddings.weight", ".embeddings.position_embeddings.weight", "PH"),
-    T(type, ".embeddings.token_type_embeddings.weight", NULL, "TH"),
-    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false),
+#define TT__BERT_EMBEDDINGS \
+    T(word, ".embeddings.word_embeddings.weight", "VH", 'n', false), \
+    T(position, ".embeddings.position_embeddings.weight", "PH", 'n', false), \
+    T(type, ".embeddings.token_type_embeddings.weight", "TH", 'n', false), \
+    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false)
+static const tt__tensor_row tt__bert_tensors[] = {
+    TT__BERT_EMBEDDINGS,
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
-#undef T
-#undef W
 };
-#define TT__BERT_LAYER(W) \
-    W(q, "attention.self.query", "attention.q_lin", "HH", "U", 'n'), \
-    W(k, "attention.self.key", "attention.k_lin", "HH", "U", 'n'), \
-    W(v, "attention.self.value", "attention.v_lin", "HH", "U", 'n'), \
-    W(attention, "attention.output.dense", "attention.out_lin", "HH", "H", 'n'), \
-    W(attention_norm, "attention.output.LayerNorm", "sa_layer_norm", "H", "H", '1'), \
-    W(up, "intermediate.dense", "ffn.lin1", "IH", "I", 'n'), \
-    W(down, "output.dense", "ffn.lin2", "HI", "H", 'n'), \
-    W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1')
-#define TT__BERT_ROW(field, bert, distil, ...) \
-    TT__WEIGHT_BIAS(tt_bert_layer, field, bert, distil, __VA_ARGS__, false)
-static const tt__tensor_row tt__bert_layer_tensors[] = {TT__BERT_LAYER(TT__BERT_ROW)};
-#undef TT__BERT_ROW
-/* RoBERTa and BigBird */
-#define TT__BERT_ROW(field, bert, distil, ...) \
-    TT__WEIGHT_BIAS(tt_bert_layer, field, bert, bert, __VA_ARGS__, false)
-static const tt__tensor_row tt__roberta_layer_tensors[] = {TT__BERT_LAYER(TT__BERT_ROW)};
-#undef TT__BERT_ROW
-#undef TT__BERT_LAYER
-static const tt__tensor_row tt__roberta_tensors[] = {
-#define T(field, roberta, big_bird, shape, init, head) \
-    TT__TENSOR(tt_bert, field, roberta, big_bird, shape, init, head)
-#define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
-    T(word, ".embeddings.word_embeddings.weight", ".embeddings.word_embeddings.weight", "VH", 'n', false),
-    T(position, ".embeddings.position_embeddings.weight", ".embeddings.position_embeddings.weight", "PH",
-      'n', false),
-    T(type, ".embeddings.token_type_embeddings.weight", ".embeddings.token_type_embeddings.weight", "TH",
-      'n', false),
-    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false),
-    T(pooler_w, NULL, ".pooler.weight", "BB", 'n', 2),
-    T(pooler_b, NULL, ".pooler.bias", "B", '0', 2),
+static const tt__tensor_row tt__roberta_tensors[] = { /* and BigBird's */
+    TT__BERT_EMBEDDINGS,
+    T(pooler_w, ".pooler.weight", "BB", 'n', 2),
+    T(pooler_b, ".pooler.bias", "B", '0', 2),
     W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
     W(classifier, "classifier.out_proj", "classifier.out_proj", "CH", "C", 'n', true),
+};
+#undef TT__BERT_EMBEDDINGS
 #undef T
 #undef W
+static const tt__tensor_row tt__bert_layer_tensors[] = {
+#define W(...) TT__WEIGHT_BIAS(tt_bert_layer, __VA_ARGS__, false)
+    W(q, "attention.self.query", "attention.q_lin", "HH", "U", 'n'),
+    W(k, "attention.self.key", "attention.k_lin", "HH", "U", 'n'),
+    W(v, "attention.self.value", "attention.v_lin", "HH", "U", 'n'),
+    W(attention, "attention.output.dense", "attention.out_lin", "HH", "H", 'n'),
+    W(attention_norm, "attention.output.LayerNorm", "sa_layer_norm", "H", "H", '1'),
+    W(up, "intermediate.dense", "ffn.lin1", "IH", "I", 'n'),
+    W(down, "output.dense", "ffn.lin2", "HI", "H", 'n'),
+    W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
+#undef W
 };
+/* BERT and DistilBERT have the first 12, RoBERTa 13. */
 static const tt__config_row tt__bert_rows[] = {
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
     C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
@@ -34236,93 +34369,139 @@ static const tt__config_row tt__bert_rows[] = {
     C(dropout, 'p', 0, "hidden_dropout_prob", "dropout"),
     C(attention_dropout, 'p', 0, "attention_probs_dropout_prob", "attention_dropout"),
     C(classifier_dropout, 'p', 0, "classifier_dropout", "seq_classif_dropout"),
-#undef C
-};
-static const tt__config_row tt__roberta_rows[] = {
-#define C(field, kind, letter, key) TT__CONFIG(tt_bert, field, kind, letter, key, key)
-#define B(field, kind, key) TT__CONFIG(tt_bert, field, kind, 0, NULL, key) /* BigBird's */
-    C(vocab_size, 'N', 'V', "vocab_size"),
-    C(hidden_size, 'N', 'H', "hidden_size"),
-    C(layers, 'N', 0, "num_hidden_layers"),
-    C(heads, 'N', 0, "num_attention_heads"),
-    C(intermediate_size, 'N', 'I', "intermediate_size"),
-    C(max_positions, 'N', 'P', "max_position_embeddings"),
-    C(type_vocab_size, '0', 'T', "type_vocab_size"),
-    C(pad_token, '0', 0, "pad_token_id"),
-    C(layer_norm_eps, 'f', 0, "layer_norm_eps"),
-    C(initializer_range, 'f', 0, "initializer_range"),
-    C(dropout, 'p', 0, "hidden_dropout_prob"),
-    C(attention_dropout, 'p', 0, "attention_probs_dropout_prob"),
-    C(classifier_dropout, 'p', 0, "classifier_dropout"),
-    B(block_size, 'n', "block_size"),
-    B(random_blocks, '0', "num_random_blocks"),
-    B(qkv_bias, 'b', "use_bias"),
-    B(scale_embeddings, 'b', "rescale_embeddings"),
-#undef B
+    C(pad_token, '0', 0, "pad_token_id", NULL),
+    C(block_size, 'n', 0, "block_size", NULL),
+    C(random_blocks, '0', 0, "num_random_blocks", NULL),
+    C(qkv_bias, 'b', 0, "use_bias", NULL),
+    C(scale_embeddings, 'b', 0, "rescale_embeddings", NULL),
 #undef C
 };
 
-/* Spelling 1 is DistilBERT's. */
-static const tt__architecture tt__bert = {
-    "BERT", {"BertForSequenceClassification", "DistilBertForSequenceClassification"}, {"bert", "distilbert"},
-    {"hidden_act", "activation"},
-    {"  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n",
-     "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n"
-     "  \"pad_token_id\": 0,\n"},
-    {"bert.", "distilbert."}, {"encoder.layer.%d.", "transformer.layer.%d."},
-    tt__bert_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__bert_tensors),
-    TT__COUNT(tt__bert_layer_tensors), TT__COUNT(tt__bert_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
-    NULL, NULL, 0, NULL, NULL};
+/* What tells a kind from the others: its files and tables, flags, its head's activation, its base model. */
+enum {
+    TT__BERT_HEAD = 1,       /* there is a layer before the classifier; without the flag `pooler` decides */
+    TT__BERT_OFFSET = 2,     /* positions begin behind pad_token, and there is one token type */
+    TT__BERT_SPARSE = 4,     /* block_sparse, qkv_bias and scale_embeddings count */
+    TT__BERT_DROP_SUM = 8,   /* embeddings have dropout before their norm, not behind it */
+    TT__BERT_DROP_OUT = 16,  /* attention's output has dropout */
+    TT__BERT_DROP_HEAD = 32, /* what the layer before the classifier reads has dropout */
+    TT__BERT_DROP_AS = 64    /* classifier_dropout is `dropout` where config.json does not say it */
+};
+typedef struct tt__bert_kind {
+    tt__architecture a;
+    int flags;
+    tt_value (*head)(tt_tape *, tt_value); /* NULL: as the layers' */
+    int vocab, positions, types, pad, layers;
+    const char *activation;
+    float eps, classifier_dropout;
+} tt__bert_kind;
 
-static void tt__roberta_check(tt__text *all, const void *config)
+#define TT__BERT_FILES(table, rows, name, spelling, class_name, type, act, more, before, layers) { \
+    name, spelling, class_name, type, act, more, {before, before}, {layers ".%d.", layers ".%d."}, \
+    tt__##table##_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__##table##_tensors), \
+    TT__COUNT(tt__bert_layer_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
+    tt__bert_print, NULL}
+
+static const tt__bert_kind tt__bert_kinds[] = { /* by tt_bert_kind */
+    {TT__BERT_FILES(bert, 12, "BERT", 0, "BertForSequenceClassification", "bert", "hidden_act",
+                    "  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n", "bert.",
+                    "encoder.layer"),
+     TT__BERT_DROP_OUT | TT__BERT_DROP_AS, tt_tanh, 30522, 512, 2, 0, 12, "gelu", 1e-12f, 0.1f},
+    {TT__BERT_FILES(bert, 12, "DistilBERT", 1, "DistilBertForSequenceClassification", "distilbert",
+                    "activation",
+                    "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n"
+                    "  \"pad_token_id\": 0,\n", "distilbert.", "transformer.layer"),
+     TT__BERT_HEAD, tt_relu, 30522, 512, 0, 0, 6, "gelu", 1e-12f, 0.2f},
+    {TT__BERT_FILES(roberta, 13, "RoBERTa", 0, "RobertaForSequenceClassification", "roberta", "hidden_act",
+                    "  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n"
+                    "  \"eos_token_id\": 2,\n", "roberta.", "encoder.layer"),
+     TT__BERT_HEAD | TT__BERT_OFFSET | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD | TT__BERT_DROP_AS, tt_tanh,
+     50265, 514, 1, 1, 12, "gelu", 1e-5f, 0.1f},
+    {TT__BERT_FILES(roberta, TT__COUNT(tt__bert_rows), "BigBird", 0, "BigBirdForSequenceClassification",
+                    "big_bird", "hidden_act",
+                    "  \"bos_token_id\": 1,\n  \"eos_token_id\": 2,\n  \"sep_token_id\": 66,\n", "bert.",
+                    "encoder.layer"),
+     TT__BERT_HEAD | TT__BERT_SPARSE | TT__BERT_DROP_SUM | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD |
+     TT__BERT_DROP_AS, NULL, 50358, 4096, 2, 0, 12, "gelu_new", 1e-12f, 0.1f},
+};
+
+static const tt__bert_kind *tt__bert_of(const tt_bert_config *c)
+{
+    const bool known = (int)c->kind > 0 && (int)c->kind < TT__COUNT(tt__bert_kinds);
+    return &tt__bert_kinds[known ? c->kind : TT_BERT];
+}
+
+tt_bert_config tt_bert_config_default(tt_bert_kind kind)
+{
+    tt_bert_config c;
+    memset(&c, 0, sizeof c);
+    c.kind = kind;
+    const tt__bert_kind *k = tt__bert_of(&c);
+    c.vocab_size = k->vocab;
+    c.hidden_size = 768;
+    c.layers = k->layers;
+    c.heads = 12;
+    c.intermediate_size = 3072;
+    c.max_positions = k->positions;
+    c.type_vocab_size = k->types;
+    c.pad_token = k->pad;
+    c.pooler = !(k->flags & TT__BERT_HEAD);
+    c.classes = 2;
+    c.activation = k->activation;
+    c.layer_norm_eps = k->eps;
+    c.initializer_range = 0.02f;
+    c.dropout = 0.1f;
+    c.attention_dropout = 0.1f;
+    c.classifier_dropout = k->classifier_dropout;
+    c.block_sparse = (k->flags & TT__BERT_SPARSE) != 0;
+    c.block_size = 64;
+    c.random_blocks = 3;
+    c.qkv_bias = true;
+    return c;
+}
+
+static void tt__bert_sizes(const void *config, tt__sizes size)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
+    const int flags = tt__bert_of(c)->flags;
+    size['Q' - 'A'] = flags & TT__BERT_HEAD || c->pooler ? c->hidden_size : 0;
+    size['B' - 'A'] = flags & TT__BERT_SPARSE ? c->hidden_size : 0;
+    size['U' - 'A'] = !(flags & TT__BERT_SPARSE) || c->qkv_bias ? c->hidden_size : 0;
+}
+
+static void tt__bert_check(tt__text *all, const void *config)
+{
+    const tt_bert_config *c = (const tt_bert_config *)config;
+    const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
-    if (c->kind == TT_ROBERTA && c->max_positions <= c->pad_token + 1)
+    if (flags & TT__BERT_OFFSET && c->max_positions <= c->pad_token + 1)
         tt__print(all, "; pad_token %d leaves none of %d max_positions", c->pad_token, c->max_positions);
-    if (c->kind == TT_ROBERTA && c->type_vocab_size > 1)
+    if (flags & TT__BERT_OFFSET && c->type_vocab_size > 1)
         tt__print(all, "; type_vocab_size is %d, of which only 1 is supported", c->type_vocab_size);
-    if (c->kind == TT_BIG_BIRD && (c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
+    if (!(flags & TT__BERT_SPARSE)) return;
+    if ((c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
         tt__print(all, "; max_positions are more than 65536 blocks of %d", c->block_size);
-    if (c->kind == TT_BIG_BIRD && listed > 1 << 20) tt__print(all, "; random_blocks is %d", c->random_blocks);
-    if (c->kind == TT_BIG_BIRD && (2.0 * c->random_blocks + 5) * c->block_size > 1 << 30)
+    if (listed > 1 << 20) tt__print(all, "; random_blocks is %d", c->random_blocks);
+    if ((2.0 * c->random_blocks + 5) * c->block_size > 1 << 30)
         tt__print(all, "; block_size is %d", c->block_size);
 }
 
-static void tt__roberta_print(tt__text *json, const void *self, const void *config)
+static void tt__bert_print(tt__text *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     (void)self;
-    if (c->kind == TT_BIG_BIRD)
+    if (tt__bert_of(c)->flags & TT__BERT_SPARSE)
         tt__print(json, "  \"attention_type\": \"%s\",\n",
                   c->block_sparse ? "block_sparse" : "original_full");
 }
 
-/* Spelling 1 is BigBird's. */
-static const tt__architecture tt__roberta = {
-    "RoBERTa or BigBird", {"RobertaForSequenceClassification", "BigBirdForSequenceClassification"},
-    {"roberta", "big_bird"}, {"hidden_act", "hidden_act"},
-    {"  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n  \"eos_token_id\": 2,\n",
-     "  \"bos_token_id\": 1,\n  \"eos_token_id\": 2,\n  \"sep_token_id\": 66,\n"},
-    {"roberta.", "bert."}, {"encoder.layer.%d.", "encoder.layer.%d."},
-    tt__roberta_tensors, tt__roberta_layer_tensors, tt__roberta_rows, TT__COUNT(tt__roberta_tensors),
-    TT__COUNT(tt__roberta_layer_tensors), TT__COUNT(tt__roberta_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
-    tt__roberta_check, NULL, 0, tt__roberta_print, NULL};
-
-/* A kind's architecture, and which of its spellings. */
-static const tt__architecture *tt__bert_of(tt_bert_kind kind)
-{
-    return kind >= TT_ROBERTA ? &tt__roberta : &tt__bert;
-}
-static int tt__bert_spelling(tt_bert_kind kind) { return kind == TT_DISTILBERT || kind == TT_BIG_BIRD; }
-
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
-    return tt__model_new(ctx, tt__bert_of(config->kind), m, config, tt__bert_spelling(config->kind));
+    return tt__model_new(ctx, &tt__bert_of(config)->a, m, config);
 }
 
-void tt_bert_free(tt_bert *m) { tt__model_free(tt__bert_of(m->config.kind), m); }
+void tt_bert_free(tt_bert *m) { tt__model_free(&tt__bert_of(&m->config)->a, m); }
 
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 {
@@ -34401,7 +34580,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                                int32_t *x)
 {
     const int64_t rows = (int64_t)n * size; /* up to a block more than there are positions */
-    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
+    const int most = 2 * listed + 5;        /* blocks; tt__roberta_check bounds their rows */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -34423,19 +34602,24 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                 if (tt__big_bird_may(i, x[k], most)) list[found++] = x[k];
         }
 }
+/* Where the embedding of positions has that of a sequence's first token. */
+static int tt__bert_offset(const tt_bert_config *c)
+{
+    return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
+}
 
 /* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
-    const int offset = c->kind == TT_ROBERTA ? c->pad_token + 1 : 0;
+    const int flags = tt__bert_of(c)->flags, offset = tt__bert_offset(c);
     /* The order of these two decides the random numbers of the updates. */
     tt_value places = tt_embedding_offset(t, in->positions, m->position, offset);
     tt_value words = tt_embedding(t, in->ids, m->word);
-    if (c->kind == TT_BIG_BIRD && c->scale_embeddings)
+    if (flags & TT__BERT_SPARSE && c->scale_embeddings)
         words = tt_scale(t, words, sqrtf((float)c->hidden_size));
     tt_value x = tt_add(t, words, places);
-    if (m->type && c->kind == TT_ROBERTA) return tt_add(t, x, tt_param_value(t, m->type));
+    if (m->type && flags & TT__BERT_OFFSET) return tt_add(t, x, tt_param_value(t, m->type));
     return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
 }
 
@@ -34461,7 +34645,8 @@ static tt_attention_options tt__bert_attention(const tt_bert_config *c, int laye
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
-    const bool sparse = c->kind == TT_BIG_BIRD && c->block_sparse;
+    const int flags = tt__bert_of(c)->flags;
+    const bool sparse = flags & TT__BERT_SPARSE && c->block_sparse;
     const size_t blocks = (size_t)tt__ceil_div(c->max_positions, tt__max(1, c->block_size));
     const size_t random = (size_t)c->random_blocks, lists_of = blocks * (size_t)c->heads * random;
     int32_t *lists = NULL;
@@ -34472,9 +34657,9 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     }
     /* All but h is (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
-    if (c->kind == TT_BIG_BIRD) x = tt_dropout(t, x, c->dropout);
+    if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
-    if (c->kind != TT_BIG_BIRD) x = tt_dropout(t, x, c->dropout);
+    if (!(flags & TT__BERT_DROP_SUM)) x = tt_dropout(t, x, c->dropout);
     tt_name(t, x, "embeddings");
     for (int k = 0; k < c->layers; k++) {
         const tt_bert_layer *l = &m->layer[k];
@@ -34484,7 +34669,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt_value o = tt_attention(t, q, key, v, in->seq_start, &attention);
         tt_name(t, o, "layer.%d.attention", k);
         o = tt_linear(t, o, l->attention_w, l->attention_b);
-        if (c->kind != TT_DISTILBERT) o = tt_dropout(t, o, c->dropout); /* DistilBERT has none here */
+        if (flags & TT__BERT_DROP_OUT) o = tt_dropout(t, o, c->dropout);
         x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d.attention_norm", k);
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
@@ -34503,12 +34688,11 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* (seqs, hidden): [CLS] */
-    const tt_bert_kind kind = m->config.kind;
-    if (kind >= TT_ROBERTA) h = tt_dropout(t, h, m->config.classifier_dropout);
+    const tt__bert_kind *k = tt__bert_of(&m->config);
+    if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
     if (m->head_w) {
         h = tt_linear(t, h, m->head_w, m->head_b);
-        h = kind == TT_DISTILBERT ? tt_relu(t, h)
-            : kind == TT_BIG_BIRD ? tt__activation_of(m->activation)(t, h) : tt_tanh(t, h);
+        h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
     }
     h = tt_linear(t, tt_dropout(t, h, m->config.classifier_dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
@@ -34525,7 +34709,7 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
 tt_model tt_bert_classifier(const tt_bert *m)
 {
     const tt_bert_config *c = &m->config;
-    const int length = c->max_positions - (c->kind == TT_ROBERTA ? c->pad_token + 1 : 0);
+    const int length = c->max_positions - tt__bert_offset(c);
     tt_model model = {m, tt__bert_record, tt_accuracy(), c->classes, "tokens", length, false};
     return model;
 }
@@ -34537,26 +34721,29 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
     int kind = 0;
-    while (kind <= TT_BIG_BIRD &&
-           strcmp(type, tt__bert_of((tt_bert_kind)kind)->type[tt__bert_spelling((tt_bert_kind)kind)]) != 0)
-        kind++;
-    if (kind > TT_BIG_BIRD)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads 'bert' "
-                        "(BERT, MiniLM), 'distilbert', 'roberta' and 'big_bird'", j->path, type);
+    char known[256];
+    tt__text all = {known, sizeof known, 0};
+    for (; kind < TT__COUNT(tt__bert_kinds) && strcmp(type, tt__bert_kinds[kind].a.type) != 0; kind++)
+        tt__print(&all, "%s'%s'", kind == TT_BERT ? "" : ", ", tt__bert_kinds[kind].a.type);
+    if (kind == TT__COUNT(tt__bert_kinds))
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads %s "
+                        "(MiniLM is a 'bert')", j->path, type, known);
     *c = tt_bert_config_default((tt_bert_kind)kind);
-    if (kind != TT_DISTILBERT) c->classifier_dropout = -1; /* where there is none, it is as `dropout` */
-    status = tt__config_read(j, tt__bert_of(c->kind), tt__bert_spelling(c->kind), c);
+    const tt__bert_kind *k = tt__bert_of(c);
+    const bool sparse = k->flags & TT__BERT_SPARSE;
+    if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
+    status = tt__config_read(j, &k->a, c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
-    if (status == TT_OK && kind == TT_BIG_BIRD)
+    if (status == TT_OK && sparse)
         status = tt__json_read_string(j, 0, "attention_type", false, &attention);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "is_decoder", &decoder);
     if (status != TT_OK) return status;
-    c->block_sparse = kind == TT_BIG_BIRD && strcmp(attention, "block_sparse") == 0;
+    c->block_sparse = sparse && strcmp(attention, "block_sparse") == 0;
     if (strcmp(position, "absolute") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only "
                         "'absolute' is supported", j->path, position);
-    if (!c->block_sparse && kind == TT_BIG_BIRD && strcmp(attention, "original_full") != 0)
+    if (!c->block_sparse && sparse && strcmp(attention, "original_full") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': attention_type is '%s'; 'block_sparse' and "
                         "'original_full' are supported", j->path, attention);
     if (decoder)
@@ -34565,20 +34752,33 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     return TT_OK;
 }
 
-/* The files of a checkpoint, opened; each named once by an index. */
-typedef struct tt__shards {
-    tt_safetensors **file;
-    int files;
-} tt__shards;
-
-static void tt__shards_close(tt_context *ctx, tt__shards *s)
+/* Opens config.json of a folder. */
+static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__checkpoint *c)
 {
-    for (int k = 0; k < s->files; k++) tt_safetensors_close(s->file[k]);
-    tt__free(ctx, s->file);
+    memset(c, 0, sizeof *c);
+    tt_status status = tt__path_join(ctx, c->path, folder, "config.json");
+    if (status == TT_OK) status = tt__file_open(ctx, c->path, &c->text);
+    if (status == TT_OK) status = tt__json_parse(&c->config, ctx, c->path, 0, c->text.bytes, c->text.size);
+    return status;
+}
+
+static void tt__shards_close(tt_context *ctx, tt__checkpoint *c)
+{
+    for (int k = 0; k < c->files; k++) tt_safetensors_close(c->file[k]);
+    tt__free(ctx, c->file);
+    c->file = NULL;
+    c->files = 0;
+}
+
+static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
+{
+    tt__json_free(&c->config);
+    tt__file_close(ctx, &c->text);
+    tt__shards_close(ctx, c);
 }
 
 /* Opens the files that weight_map of model.safetensors.index.json names. */
-static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__shards *s)
+static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
     tt__json j;
@@ -34622,7 +34822,7 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__sh
     return status;
 }
 
-static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__shards *s)
+static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoint *s)
 {
     if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
     if (!(s->file[0] = tt_safetensors_open(ctx, path))) return ctx->status;
@@ -34630,7 +34830,7 @@ static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__shards *s
     return TT_OK;
 }
 
-static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards *s)
+static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
     bool one = false, index = false;
@@ -34655,22 +34855,18 @@ static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards
 
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
 {
-    char path[TT__PATH];
-    tt__json j;
     tt_bert_config config;
-    tt__shards s = {NULL, 0};
+    tt__checkpoint from;
     memset(m, 0, sizeof *m);
-    memset(&j, 0, sizeof j);
-    tt_status status = tt__path_join(ctx, path, folder, "config.json");
-    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    if (status == TT_OK) status = tt__bert_read_config(&j, &config);
-    if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
-    if (status == TT_OK)
-        status = tt__model_load(tt__bert_of(config.kind), m, &config, classes, 0, &j,
-                                tt__bert_spelling(config.kind), tt__bert_spelling(config.kind), s.file,
-                                s.files);
-    tt__json_free(&j);
-    tt__shards_close(ctx, &s);
+    tt_status status = tt__checkpoint_open(ctx, folder, &from);
+    if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
+    if (status == TT_OK) {
+        const tt__architecture *a = &tt__bert_of(&config)->a;
+        from.spelling = a->spelling;
+        status = tt__model_load(a, m, &config, &from, classes, 0);
+    }
+    tt__checkpoint_close(ctx, &from);
     return status;
 }
 
@@ -34678,8 +34874,8 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
     tt_bert_config config = m->config;
     config.activation = m->activation;
-    const int spelling = tt__bert_spelling(config.kind);
-    return tt__model_save(m->ctx, tt__bert_of(config.kind), m, &config, spelling, spelling, 0, folder);
+    const tt__architecture *a = &tt__bert_of(&config)->a;
+    return tt__model_save(m->ctx, a, m, &config, a->spelling, 0, folder);
 }
 
 /* ---------------------------------------------------------------------------------------------------- ViT */
@@ -34862,7 +35058,7 @@ static const tt__config_row tt__vit_rows[] = {
 
 /* Spelling 1, of tensors, is torchvision's; config.json is always transformers'. */
 static const tt__architecture tt__vit = {
-    "ViT", {"ViTForImageClassification", NULL}, {"vit", NULL}, {"hidden_act", NULL}, {"", NULL}, {"vit.", ""},
+    "ViT", 0, "ViTForImageClassification", "vit", "hidden_act", "", {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
     TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check, tt__vit_adapt,
@@ -34870,7 +35066,7 @@ static const tt__architecture tt__vit = {
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
-    return tt__model_new(ctx, &tt__vit, m, config, 0);
+    return tt__model_new(ctx, &tt__vit, m, config);
 }
 
 void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit, m); }
@@ -34970,11 +35166,11 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
                         j->path, type);
     *c = tt_vit_config_default("B/16");
     c->classes = 2; /* transformers' default */
-    return tt__config_read(j, &tt__vit, 0, c);
+    return tt__config_read(j, &tt__vit, c);
 }
 
 /* Size k of tensor `name`, 0 when there is none. */
-static int tt__tensor_size(const tt__shards *s, const char *name, int k)
+static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
 {
     const tt_tensor_info *info = NULL;
     for (int f = 0; f < s->files && !info; f++)
@@ -34983,8 +35179,9 @@ static int tt__tensor_size(const tt__shards *s, const char *name, int k)
 }
 
 /* The config of files without one, from the shapes of its tensors. */
-static tt_status tt__vit_infer_config(const tt__shards *s, int spelling, tt_vit_config *config)
+static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *config)
 {
+    const int spelling = s->spelling;
     static const char *const position[] = {"vit.embeddings.position_embeddings", "encoder.pos_embedding"};
     static const char *const patch[] = {"vit.embeddings.patch_embeddings.projection.weight",
                                         "conv_proj.weight"};
@@ -35130,38 +35327,34 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt
 
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes)
 {
-    char folder[TT__PATH], file[TT__PATH], beside[TT__PATH];
-    tt__json j, preprocessor;
+    char folder[TT__PATH], beside[TT__PATH];
+    tt__json preprocessor;
     tt_vit_config config;
     bool is_file = tt__match("*.safetensors", path);
-    int spelling = 0;
-    tt__shards s = {NULL, 0};
+    tt__checkpoint s;
     const char *slash = is_file ? strrchr(path, '/') : NULL;
     memset(m, 0, sizeof *m);
-    memset(&j, 0, sizeof j);
+    memset(&s, 0, sizeof s);
     memset(&preprocessor, 0, sizeof preprocessor);
-    tt_status status = tt__path_join(ctx, file, path, "model.safetensors"); /* the longest that follows */
+    tt_status status = tt__path_join(ctx, beside, path, "model.safetensors"); /* the longest that follows */
     if (status != TT_OK) return status;
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
     status = is_file ? tt__shards_one(ctx, path, &s) : tt__shards_open(ctx, folder, &s);
-    for (int k = 0; k < s.files && !spelling; k++)
-        spelling = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
-                   tt_safetensors_find(s.file[k], "conv_proj.weight") >= 0;
-    if (status == TT_OK) status = tt__json_open_if_there(&j, ctx, file, folder, "config.json");
+    for (int k = 0; k < s.files && !s.spelling; k++)
+        s.spelling = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
+                     tt_safetensors_find(s.file[k], "conv_proj.weight") >= 0;
+    if (status == TT_OK) status = tt__json_open_if_there(&s.config, ctx, s.path, folder, "config.json");
     if (status == TT_OK)
-        status = j.count ? tt__vit_read_config(&j, &config)
-                         : tt__vit_infer_config(&s, spelling, &config);
+        status = s.config.count ? tt__vit_read_config(&s.config, &config) : tt__vit_infer_config(&s, &config);
     if (status == TT_OK)
         status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
     if (status == TT_OK && preprocessor.count)
         status = tt__vit_read_preprocessor(&preprocessor, image_size, &config);
-    if (status == TT_OK)
-        status = tt__model_load(&tt__vit, m, &config, classes, image_size, &j, 0, spelling, s.file, s.files);
-    if (status == TT_OK) m->torchvision = spelling == 1;
+    if (status == TT_OK) status = tt__model_load(&tt__vit, m, &config, &s, classes, image_size);
+    if (status == TT_OK) m->torchvision = s.spelling == 1;
     tt__json_free(&preprocessor);
-    tt__json_free(&j);
-    tt__shards_close(ctx, &s);
+    tt__checkpoint_close(ctx, &s);
     return status;
 }
 
@@ -35183,7 +35376,7 @@ static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
     for (int side = 0; side < 2; side++) {
         tt__print(json, ",\n  \"%s\": [", side ? "image_std" : "image_mean");
         for (int k = 0; k < c->channels; k++)
-            tt__print(json, "%s%s", k ? ", " : "", tt__json_float((side ? c->std : c->mean)[k], number));
+            tt__print(json, "%s%s", k ? ", " : "", tt__shortest((side ? c->std : c->mean)[k], number));
         tt__print(json, "]");
     }
     tt__print(json, "\n}\n");
@@ -35196,7 +35389,7 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED,
                         "torchvision's ViT has biases of q, k and v: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, folder);
     if (status != TT_OK) return status;
     return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
 }
@@ -35205,61 +35398,19 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
    A table for each architecture says what its files call the tensors of tt_lm and the numbers of
    tt_lm_config. How the layers compute follows from what is there. */
 
-static bool tt__lm_is(const tt_lm_config *c, const char *kind)
-{
-    return c->kind && strcmp(c->kind, kind) == 0;
-}
-
-/* LLaMA's layers: RMSNorm, a gate in the MLP, no fused product of queries, keys and values. */
-static bool tt__lm_gated(const tt_lm_config *c)
-{
-    return tt__lm_is(c, "llama") || tt__lm_is(c, "mistral") || tt__lm_is(c, "qwen2");
-}
-
-static const tt__architecture *tt__lm_kind(const char *kind);
-
-tt_lm_config tt_lm_config_default(const char *kind)
-{
-    static const struct {
-        const char *kind;
-        int vocab, hidden, layers, heads, key_heads, intermediate, positions;
-        const char *activation;
-        float eps, dropout, turns;
-        bool tied, bias, parallel;
-    } all[] = {
-        {"gpt2", 50257, 768, 12, 12, 12, 3072, 1024, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
-        {"llama", 32000, 4096, 32, 32, 32, 11008, 2048, "silu", 1e-6f, 0, 1, false, false, false},
-        {"mistral", 32000, 4096, 32, 32, 8, 14336, 131072, "silu", 1e-6f, 0, 1, false, false, false},
-        {"qwen2", 151936, 4096, 32, 32, 32, 22016, 32768, "silu", 1e-6f, 0, 1, false, false, false},
-        {"gpt_neox", 50432, 6144, 44, 64, 64, 24576, 2048, "gelu", 1e-5f, 0, 0.25f, false, true, true},
-        {"falcon", 65024, 4544, 32, 71, 1, 18176, 2048, "gelu", 1e-5f, 0, 1, true, false, true}};
-    tt_lm_config c;
-    memset(&c, 0, sizeof c);
-    c.kind = kind;
-    c.end_token = -1;
-    for (int k = 0; k < TT__COUNT(all); k++) {
-        if (!kind || strcmp(all[k].kind, kind) != 0) continue;
-        c.kind = all[k].kind;
-        c.vocab_size = all[k].vocab;
-        c.hidden_size = all[k].hidden;
-        c.layers = all[k].layers;
-        c.heads = all[k].heads;
-        c.key_heads = all[k].key_heads == all[k].heads ? 0 : all[k].key_heads;
-        c.intermediate_size = all[k].intermediate;
-        c.max_positions = all[k].positions;
-        c.activation = all[k].activation;
-        c.norm_eps = all[k].eps;
-        c.embedding_dropout = c.dropout = c.attention_dropout = all[k].dropout;
-        c.tied = all[k].tied;
-        c.attention_bias = all[k].bias;
-        c.parallel = all[k].parallel;
-        c.initializer_range = 0.02f;
-        c.rotary = tt_rotary_options_default(c.heads);
-        c.rotary.size = (int)(all[k].turns * (float)(c.hidden_size / c.heads));
-    }
-    if (tt__lm_is(&c, "mistral")) c.window = 4096;
-    return c;
-}
+/* What tells a kind from the others, beside its tables. */
+enum {
+    TT__LM_POSITIONS = 1,     /* positions are learned, not rotary */
+    TT__LM_EQUAL_HEADS = 2,   /* there are as many key heads as heads */
+    TT__LM_LLAMA = 4,         /* heads have any size, and config.json says a sliding_window, be it null */
+    TT__LM_MLP_4 = 8,         /* an MLP has 4 * hidden_size columns where config.json does not say them */
+    TT__LM_QKV_BIAS = 16,     /* queries, keys and values always have biases, attention's output never */
+    TT__LM_ONE_BIAS = 32,     /* the MLP has biases where attention has */
+    TT__LM_WINDOW = 64,       /* sliding_window is read ... */
+    TT__LM_WINDOW_FROM = 128, /* ... and from what layer on there are windows */
+    TT__LM_FALCON = 256       /* multi_query and others tell the numbers of key heads and norms */
+};
+static int tt__lm_flags(const tt_lm_config *c);
 
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
@@ -35270,8 +35421,7 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config);
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
-    const bool qwen = tt__lm_is(c, "qwen2");
-    const bool falcon = tt__lm_is(c, "falcon");
+    const bool bias = c->attention_bias || tt__lm_flags(c) & TT__LM_QKV_BIAS;
 #define S(letter) size[letter - 'A']
     S('X') = c->tied ? 0 : c->vocab_size;
     S('D') = c->head_size;
@@ -35279,15 +35429,15 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('A') = (int64_t)c->heads * c->head_size;
     S('K') = (int64_t)c->key_heads * c->head_size;
     S('S') = S('A') + 2 * S('K');
-    S('Q') = c->attention_bias || qwen ? S('A') : 0;
-    S('L') = c->attention_bias || qwen ? S('K') : 0;
+    S('Q') = bias ? S('A') : 0;
+    S('L') = bias ? S('K') : 0;
     S('T') = c->attention_bias ? S('S') : 0;
     S('B') = c->attention_bias ? S('H') : 0;
     S('M') = c->mlp_bias ? c->intermediate_size : 0;
     S('N') = c->mlp_bias ? S('H') : 0;
-    S('E') = falcon && c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
-    S('F') = S('E') ? 0 : S('H');                                /* input_layernorm */
-    S('O') = c->parallel ? 0 : S('H');                           /* Falcon's post_attention_layernorm */
+    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                      /* input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                 /* post_attention_layernorm */
 #undef S
 }
 
@@ -35368,43 +35518,46 @@ static const tt__config_row tt__gpt2_rows[] = {
     C(dropout, 'p', 0, "resid_pdrop"), C(attention_dropout, 'p', 0, "attn_pdrop"),
     C(tied, 'b', 0, "tie_word_embeddings"),
 };
+#define TT__LM_ROWS(intermediate, eps) \
+    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"), \
+    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"), \
+    C(intermediate_size, 'n', 'I', intermediate), C(max_positions, 'n', 0, "max_position_embeddings"), \
+    C(norm_eps, 'f', 0, eps), C(initializer_range, 'f', 0, "initializer_range"), \
+    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings")
 static const tt__config_row tt__llama_rows[] = {
-    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
-    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
-    C(key_heads, 'n', 0, "num_key_value_heads"), C(head_size, 'n', 0, "head_dim"),
-    C(intermediate_size, 'n', 'I', "intermediate_size"),
-    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "rms_norm_eps"),
-    C(initializer_range, 'f', 0, "initializer_range"), C(attention_dropout, 'p', 0, "attention_dropout"),
-    C(tied, 'b', 0, "tie_word_embeddings"), C(attention_bias, 'b', 0, "attention_bias"),
+    TT__LM_ROWS("intermediate_size", "rms_norm_eps"), C(key_heads, 'n', 0, "num_key_value_heads"),
+    C(head_size, 'n', 0, "head_dim"), C(attention_bias, 'b', 0, "attention_bias"),
     C(mlp_bias, 'b', 0, "mlp_bias"),
 };
 static const tt__config_row tt__neox_rows[] = {
-    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
-    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
-    C(intermediate_size, 'n', 'I', "intermediate_size"),
-    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "layer_norm_eps"),
-    C(initializer_range, 'f', 0, "initializer_range"), C(dropout, 'p', 0, "hidden_dropout"),
-    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings"),
+    TT__LM_ROWS("intermediate_size", "layer_norm_eps"), C(dropout, 'p', 0, "hidden_dropout"),
     C(attention_bias, 'b', 0, "attention_bias"), C(parallel, 'b', 0, "use_parallel_residual"),
 };
 static const tt__config_row tt__falcon_rows[] = {
-    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
-    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
-    C(intermediate_size, 'n', 'I', "ffn_hidden_size"),
-    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "layer_norm_epsilon"),
-    C(initializer_range, 'f', 0, "initializer_range"), C(dropout, 'p', 0, "hidden_dropout"),
-    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings"),
+    TT__LM_ROWS("ffn_hidden_size", "layer_norm_epsilon"), C(dropout, 'p', 0, "hidden_dropout"),
     C(attention_bias, 'b', 0, "bias"), C(parallel, 'b', 0, "parallel_attn"),
 };
+#undef TT__LM_ROWS
 #undef C
 
 static const char *const tt__lm_buffers[] = {
     "*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias",
     "*rotary_emb.inv_freq", NULL};
 
-#define TT__LM_KIND(what, type_name, model_class, act, before, in_layer) { \
-    type_name, {model_class, NULL}, {type_name, NULL}, {act, NULL}, {"", NULL}, {before, NULL}, \
-    {in_layer "%d.", NULL}, \
+/* A kind: its files and tables, flags, keys of config.json for the base and share of rotary positions, the
+   modules that get adapters, and transformers' defaults. */
+typedef struct tt__lm_kind {
+    tt__architecture a;
+    int flags;
+    const char *base_key, *share_key, *adapted;
+    int vocab, hidden, layers, heads, key_heads, intermediate, positions, window;
+    const char *activation;
+    float eps, dropout, turns;
+    bool tied, bias, parallel;
+} tt__lm_kind;
+
+#define TT__LM_FILES(what, type, class_name, act, before, in_layer) { \
+    type, 0, class_name, type, act, "", {before, NULL}, {in_layer "%d.", NULL}, \
     tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
     sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
@@ -35412,72 +35565,104 @@ static const char *const tt__lm_buffers[] = {
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
     tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers}
 
-static const tt__architecture tt__lm_kinds[] = {
-    TT__LM_KIND(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
-    TT__LM_KIND(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
-    TT__LM_KIND(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
-    TT__LM_KIND(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
-    TT__LM_KIND(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
-    TT__LM_KIND(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
+static const tt__lm_kind tt__lm_kinds[] = {
+    {TT__LM_FILES(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
+     TT__LM_POSITIONS | TT__LM_EQUAL_HEADS | TT__LM_MLP_4, NULL, NULL, "c_attn",
+     50257, 768, 12, 12, 12, 3072, 1024, 0, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
+    {TT__LM_FILES(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA, "rope_theta", NULL, "q_proj,v_proj",
+     32000, 4096, 32, 32, 32, 11008, 2048, 0, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA | TT__LM_WINDOW, "rope_theta", NULL, "q_proj,v_proj",
+     32000, 4096, 32, 32, 8, 14336, 131072, 4096, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA | TT__LM_QKV_BIAS | TT__LM_WINDOW | TT__LM_WINDOW_FROM, "rope_theta", NULL, "q_proj,v_proj",
+     151936, 4096, 32, 32, 32, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
+     TT__LM_EQUAL_HEADS, "rotary_emb_base", "rotary_pct", "query_key_value",
+     50432, 6144, 44, 64, 64, 24576, 2048, 0, "gelu", 1e-5f, 0, 0.25f, false, true, true},
+    {TT__LM_FILES(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
+     TT__LM_MLP_4 | TT__LM_ONE_BIAS | TT__LM_FALCON, "rope_theta", NULL, "query_key_value",
+     65024, 4544, 32, 71, 1, 18176, 2048, 0, "gelu", 1e-5f, 0, 1, true, false, true},
 };
 
-static const tt__architecture *tt__lm_kind(const char *kind)
+static const tt__lm_kind *tt__lm_kind_of(const char *kind)
 {
     for (int k = 0; k < TT__COUNT(tt__lm_kinds); k++)
-        if (kind && strcmp(tt__lm_kinds[k].name, kind) == 0) return &tt__lm_kinds[k];
+        if (kind && strcmp(tt__lm_kinds[k].a.name, kind) == 0) return &tt__lm_kinds[k];
     return NULL;
+}
+
+static int tt__lm_flags(const tt_lm_config *c) { return tt__lm_kind_of(c->kind)->flags; }
+
+tt_lm_config tt_lm_config_default(const char *kind)
+{
+    const tt__lm_kind *k = tt__lm_kind_of(kind);
+    tt_lm_config c;
+    memset(&c, 0, sizeof c);
+    c.kind = kind;
+    c.end_token = -1;
+    if (!k) return c;
+    c.kind = k->a.name;
+    c.vocab_size = k->vocab;
+    c.hidden_size = k->hidden;
+    c.layers = k->layers;
+    c.heads = k->heads;
+    c.key_heads = k->key_heads == k->heads ? 0 : k->key_heads;
+    c.intermediate_size = k->intermediate;
+    c.max_positions = k->positions;
+    c.window = k->window;
+    c.activation = k->activation;
+    c.norm_eps = k->eps;
+    c.embedding_dropout = c.dropout = c.attention_dropout = k->dropout;
+    c.tied = k->tied;
+    c.attention_bias = k->bias;
+    c.parallel = k->parallel;
+    c.initializer_range = 0.02f;
+    c.rotary = tt_rotary_options_default(c.heads);
+    c.rotary.size = (int)(k->turns * (float)(c.hidden_size / c.heads));
+    return c;
+}
+
+/* Lists the kinds that there are. */
+static const char *tt__lm_names(char to[256])
+{
+    tt__text all = {to, 256, 0};
+    for (int k = 0; k < TT__COUNT(tt__lm_kinds); k++)
+        tt__print(&all, "%s%s", k ? ", " : "", tt__lm_kinds[k].a.name);
+    return to;
 }
 
 /* Fills in what the caller may leave at 0. NULL: the kind is unknown, an error. */
 static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 {
-    const tt__architecture *a = tt__lm_kind(c->kind);
-    if (!a) {
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown; there are gpt2, llama, "
-                 "mistral, qwen2, gpt_neox, falcon", c->kind ? c->kind : "(null)");
+    const tt__lm_kind *k = tt__lm_kind_of(c->kind);
+    char names[256];
+    if (!k) {
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown; there are %s",
+                 c->kind ? c->kind : "(null)", tt__lm_names(names));
         return NULL;
     }
-    c->kind = a->name;
+    c->kind = k->a.name;
     if (!c->key_heads) c->key_heads = c->heads;
     if (!c->head_size && c->heads > 0 && c->hidden_size % c->heads == 0)
         c->head_size = c->hidden_size / c->heads;
-    if (tt__lm_is(c, "falcon")) c->mlp_bias = c->attention_bias;
-    return a;
+    if (k->flags & TT__LM_ONE_BIAS) c->mlp_bias = c->attention_bias;
+    return &k->a;
 }
 
 /* ------------------------------------------------------------------------ config.json of a language model */
 
-/* x as Python writes floats: of the fewest digits that read back as it, and with a point. */
-static void tt__print_double(tt__text *to, double x)
+/* Writes the value of a member of an object, which begins at `from` in JSON that was parsed, on one line. */
+static void tt__print_member(tt__text *to, const char *from)
 {
-    char text[40];
-    const int least = fabs(x) >= 1 && fabs(x) < 1e15 ? (int)log10(fabs(x)) + 1 : 1; /* no exponent */
-    for (int digits = least; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, x);
-        if (strtod(text, NULL) == x) break;
-    }
-    for (char *c = text; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
-    tt__print(to, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
-}
-
-/* Writes the value of a node of parsed JSON. */
-static void tt__print_node(tt__text *to, const tt__json *j, int node)
-{
-    const tt__json_node *n = &j->nodes[node];
-    const bool object = n->kind == TT__JSON_OBJECT;
-    static const char *const words[] = {"null", "false", "true"};
-    if (n->kind <= TT__JSON_TRUE) tt__print(to, "%s", words[n->kind]);
-    else if (n->kind == TT__JSON_NUMBER_KIND && n->exact) tt__print(to, "%lld", (long long)n->integer);
-    else if (n->kind == TT__JSON_NUMBER_KIND) tt__print_double(to, n->number);
-    else if (n->kind == TT__JSON_STRING) tt__json_quote(to, j->pool + n->integer);
-    else {
-        tt__print(to, object ? "{" : "[");
-        for (int k = 0, at = node + 1; k < n->count; k++, at = j->nodes[at].after) {
-            if (k) tt__print(to, ", ");
-            if (object) tt__json_quote(to, j->pool + j->nodes[at].key), tt__print(to, ": ");
-            tt__print_node(to, j, at);
-        }
-        tt__print(to, object ? "}" : "]");
+    bool quoted = false;
+    for (int depth = 0; quoted || depth || (*from != ',' && *from != '}'); from++) {
+        if (!quoted && strchr(" \t\r\n", *from)) continue;
+        tt__print(to, !quoted && (*from == ',' || *from == ':') ? "%c " : "%c", *from);
+        if (*from == '"') quoted = !quoted;
+        else if (!quoted) depth += (*from == '[' || *from == '{') - (*from == ']' || *from == '}');
+        else if (*from == '\\') tt__print(to, "%c", *++from);
     }
 }
 
@@ -35500,31 +35685,7 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     for (int k = 0; k < TT__COUNT(own); k++) if (strcmp(key, own[k]) == 0) return TT__LM_OWN;
     for (int k = 0; k < a->n_config; k++) if (strcmp(key, a->config[k].key[0]) == 0) return TT__LM_OWN;
     for (int k = 0; k < TT__COUNT(shape); k++) if (strcmp(key, shape[k]) == 0) return TT__LM_SHAPE;
-    return strcmp(key, a->activation_key[0]) == 0 ? TT__LM_OWN : TT__LM_KEPT;
-}
-
-/* The members of config.json with that writer, as lines of their own; to be freed. */
-static tt_status tt__lm_keep(const tt__json *j, const tt__architecture *a, tt__lm_writer writer, char **kept)
-{
-    tt__text text = {NULL, 0, 0};
-    for (int round = 0; round < 2; round++) {
-        for (int k = 0, at = 1; k < j->nodes[0].count; k++, at = j->nodes[at].after) {
-            const char *key = j->pool + j->nodes[at].key;
-            if (tt__lm_writer_of(a, key) != writer) continue;
-            tt__print(&text, "  ");
-            tt__json_quote(&text, key);
-            tt__print(&text, ": ");
-            tt__print_node(&text, j, at);
-            tt__print(&text, ",\n");
-        }
-        if (round) break;
-        text.capacity = text.length + 1; /* now its length is known */
-        text.length = 0;
-        text.to = *kept = (char *)tt__alloc(j->ctx, text.capacity);
-        if (!text.to) return TT_ERR_MEMORY;
-        *text.to = 0;
-    }
-    return TT_OK;
+    return strcmp(key, a->activation_key) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
 /* What a file may not ask for: the key must be absent, null or have this value. */
@@ -35537,16 +35698,17 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
                     value ? "true" : "false", only ? "true" : "false");
 }
 
-/* The columns of each head that turn. Of GPT-NeoX's a share may: of the object `at`, or else rotary_pct. The
-   others turn all: what they say of a share transformers ignores where positions are not scaled, and computes
-   nothing with where they are. */
+/* The columns of each head that turn. Of kinds with a share_key (GPT-NeoX) a share may: of the object `at`,
+   or else of that key. The others turn all: what they say of a share transformers ignores where positions
+   are not scaled, and computes nothing with where they are. */
 static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
 {
-    const bool neox = tt__lm_is(c, "gpt_neox");
-    const char *const keys[] = {neox ? "rotary_pct" : "partial_rotary_factor", "partial_rotary_factor"};
-    double share = neox ? 0.25 : 1; /* as a double, which transformers multiplies too */
+    const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
+    const bool shared = kind->share_key != NULL;
+    const char *const keys[] = {shared ? kind->share_key : "partial_rotary_factor", "partial_rotary_factor"};
+    double share = kind->turns; /* as a double, which transformers multiplies too */
     c->rotary.size = c->head_size;
-    if (!neox && (!scaled || c->alibi)) return TT_OK;
+    if (!shared && (!scaled || c->alibi)) return TT_OK;
     for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
         const int node = tt__json_get(j, k ? at : 0, keys[k]);
         float in_range;
@@ -35556,20 +35718,19 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
         share = j->nodes[node].number;
     }
     c->rotary.size = (int)(c->head_size * share);
-    if (c->rotary.size == 0 || (!neox && c->rotary.size != c->head_size))
+    if (c->rotary.size == 0 || (!shared && c->rotary.size != c->head_size))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': a share of %g of the columns of a head of %d "
                         "would turn; %s", j->path, share, c->head_size,
-                        neox ? "at least one must" : "only gpt_neox may have another than 1");
+                        shared ? "at least one must" : "only gpt_neox may have another than 1");
     return TT_OK;
 }
 
 /* The frequencies of rotary positions: rope_parameters of transformers 5, or what older versions have, which
    has the last word where both are there. */
-static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a, tt_lm_config *c)
+static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
 {
     tt_rotary_options *r = &c->rotary;
     const char *type = "default", *name = "rope_scaling";
-    float original = 0;
     int at = tt__json_get(j, 0, name);
     const bool empty = at < 0 || j->nodes[at].kind == TT__JSON_NULL ||
                        (j->nodes[at].kind == TT__JSON_OBJECT && !j->nodes[at].count);
@@ -35578,42 +35739,37 @@ static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a
     if (at >= 0 && j->nodes[at].kind != TT__JSON_OBJECT)
         return tt__json_wrong(j, name, at, NULL, "an object");
     *r = tt_rotary_options_default(c->heads);
-    tt_status status = tt__json_read_float(j, 0, tt__lm_is(c, "gpt_neox") ? "rotary_emb_base" : "rope_theta",
-                                           1, INFINITY, &r->base);
+    tt_status status = tt__json_read_float(j, 0, tt__lm_kind_of(c->kind)->base_key, 1, INFINITY, &r->base);
     if (status == TT_OK && at >= 0) status = tt__json_read_float(j, at, "rope_theta", 1, INFINITY, &r->base);
     if (status == TT_OK && at >= 0) status = tt__json_read_string(j, at, "type", false, &type);
     if (status == TT_OK && at >= 0) status = tt__json_read_string(j, at, "rope_type", false, &type);
     const bool scaled = status == TT_OK && strcmp(type, "default") != 0;
     if (status == TT_OK) status = tt__lm_read_columns(j, at, scaled, c);
     if (status != TT_OK || !scaled) return status;
-    static const struct { const char *type; tt_rotary_scaling scaling; const char *low, *high; } all[] = {
-        {"linear", TT_ROTARY_LINEAR, NULL, NULL},
-        {"llama3", TT_ROTARY_LLAMA3, "low_freq_factor", "high_freq_factor"},
-        {"yarn", TT_ROTARY_YARN, "beta_slow", "beta_fast"}};
-    for (int k = 0; k < TT__COUNT(all); k++) {
-        if (strcmp(type, all[k].type) != 0) continue;
-        original = (float)c->max_positions;
-        r->scaling = all[k].scaling;
-        status = tt__json_read_float(j, at, "factor", 1, INFINITY, &r->factor);
-        /* transformers 5 lets that of the file itself have the last word */
-        for (int own = 0; own < 2 && status == TT_OK && all[k].low; own++)
-            status = tt__json_read_float(j, own ? 0 : at, "original_max_position_embeddings", 1, 1e9f,
-                                         &original);
-        r->original = (int)original;
-        if (status == TT_OK && all[k].low)
-            status = tt__json_read_float(j, at, all[k].low, 0, INFINITY, &r->low);
-        if (status == TT_OK && all[k].low)
-            status = tt__json_read_float(j, at, all[k].high, 0, INFINITY, &r->high);
-        if (status == TT_OK && r->scaling == TT_ROTARY_YARN)
-            status = tt__json_read_float(j, at, "attention_factor", 0, INFINITY, &r->magnitude);
-        break;
-    }
+    static const struct { const char *type, *low, *high; } all[] = { /* by tt_rotary_scaling */
+        {"", NULL, NULL}, {"linear", NULL, NULL}, {"llama3", "low_freq_factor", "high_freq_factor"},
+        {"yarn", "beta_slow", "beta_fast"}};
+    int kind = TT__COUNT(all) - 1;
+    while (kind > TT_ROTARY_PLAIN && strcmp(type, all[kind].type) != 0) kind--;
+    r->scaling = (tt_rotary_scaling)kind;
+    float original = (float)c->max_positions;
+    const struct { const char *key; int at; float least, below, *to; } numbers[] = {
+        {"factor", at, 1, INFINITY, &r->factor},
+        {"original_max_position_embeddings", at, 1, 1e9f, &original},
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* has the last word in transformers 5 */
+        {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
+        {"attention_factor", at, 0, INFINITY, &r->magnitude}};
+    const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
+    for (int k = 0; k < n && status == TT_OK; k++)
+        status = tt__json_read_float(j, numbers[k].at, numbers[k].key, numbers[k].least, numbers[k].below,
+                                     numbers[k].to);
+    if (n) r->original = (int)original;
     static const char *const unknown[] = {"mscale", "mscale_all_dim", "truncate"};
     for (int k = 0; k < TT__COUNT(unknown) && status == TT_OK; k++) {
         const int node = tt__json_get(j, at, unknown[k]);
         if (node >= 0 && j->nodes[node].kind != TT__JSON_NULL && j->nodes[node].kind != TT__JSON_TRUE)
             return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s of %s is not supported", j->path,
-                            unknown[k], a->name);
+                            unknown[k], c->kind);
     }
     if (status == TT_OK && r->scaling == TT_ROTARY_PLAIN)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type is '%s'; there are default, linear, "
@@ -35621,12 +35777,21 @@ static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a
     return status;
 }
 
-/* What the rows of Falcon's config do not say. */
+/* What the rows of Falcon's config do not say: names of older versions, which the rows' replace, key heads
+   and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
     bool wide = false, one = true; /* new_decoder_architecture; multi_query */
-    int64_t key_heads = c->heads, norms = 0;
-    tt_status status = tt__json_read_bool(j, 0, "new_decoder_architecture", &wide);
+    static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
+                                            {"n_head", "num_attention_heads"}};
+    int64_t n[] = {c->layers, c->heads}, norms = 0;
+    tt_status status = TT_OK;
+    for (int k = 0; k < 4 && status == TT_OK; k++)
+        status = tt__json_read_int(j, 0, names[k / 2][k % 2], false, 1, INT32_MAX / 4, &n[k / 2]);
+    c->layers = (int)n[0];
+    c->heads = (int)n[1];
+    int64_t key_heads = c->heads;
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "new_decoder_architecture", &wide);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "multi_query", &one);
     if (status == TT_OK)
         status = tt__json_read_int(j, 0, "num_kv_heads", false, 1, INT32_MAX / 4, &key_heads);
@@ -35641,15 +35806,15 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 /* Mistral's and Qwen2's sliding window: of all layers, or from one on. */
 static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
 {
-    const bool qwen = tt__lm_is(c, "qwen2");
-    bool used = !qwen;
-    int64_t window = tt__json_get(j, 0, "sliding_window") < 0 ? 4096 : 0, from = qwen ? 28 : 0;
+    const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM;
+    bool used = !layers;
+    int64_t window = tt__json_get(j, 0, "sliding_window") < 0 ? 4096 : 0, from = layers ? 28 : 0;
     tt_status status = tt__json_read_int(j, 0, "sliding_window", false, 1, INT32_MAX / 4, &window);
-    if (status == TT_OK && qwen) status = tt__json_read_bool(j, 0, "use_sliding_window", &used);
-    if (status == TT_OK && qwen)
+    if (status == TT_OK && layers) status = tt__json_read_bool(j, 0, "use_sliding_window", &used);
+    if (status == TT_OK && layers)
         status = tt__json_read_int(j, 0, "max_window_layers", false, 0, INT32_MAX / 4, &from);
     if (status != TT_OK) return status;
-    const int types = qwen && used && window ? tt__json_get(j, 0, "layer_types") : -1;
+    const int types = layers && used && window ? tt__json_get(j, 0, "layer_types") : -1;
     if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* it has the last word */
         from = 0;
         for (int k = 0, at = types + 1; k < j->nodes[types].count; k++, at = j->nodes[at].after) {
@@ -35673,67 +35838,59 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
     const char *kind = NULL;
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &kind);
     if (status != TT_OK) return status;
-    *a = tt__lm_kind(kind);
-    if (!*a)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads gpt2, "
-                        "llama, mistral, qwen2, gpt_neox and falcon", j->path, kind);
+    const tt__lm_kind *k = tt__lm_kind_of(kind);
+    char names[256];
+    if (!k)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads %s", j->path,
+                        kind, tt__lm_names(names));
+    *a = &k->a;
     *c = tt_lm_config_default(kind);
-    if (tt__lm_is(c, "falcon")) c->key_heads = 0;
-    c->intermediate_size = tt__lm_gated(c) || tt__lm_is(c, "gpt_neox") ? c->intermediate_size : 0;
-    c->attention_bias = tt__lm_is(c, "gpt_neox") || tt__lm_is(c, "gpt2");
-    /* names of older versions, which the rows' replace */
-    if (tt__lm_is(c, "falcon")) {
-        int64_t layers = c->layers, heads = c->heads;
-        status = tt__json_read_int(j, 0, "n_layer", false, 1, INT32_MAX / 4, &layers);
-        if (status == TT_OK) status = tt__json_read_int(j, 0, "n_head", false, 1, INT32_MAX / 4, &heads);
-        c->layers = (int)layers;
-        c->heads = (int)heads;
-    }
-    if (status == TT_OK) status = tt__config_read(j, *a, 0, c);
+    if (k->flags & TT__LM_MLP_4) c->intermediate_size = 0;
+    status = tt__config_read(j, *a, c);
+    if (status == TT_OK && k->flags & TT__LM_FALCON) status = tt__lm_read_falcon(j, c);
     if (status != TT_OK) return status;
     if (!c->intermediate_size) c->intermediate_size = 4 * c->hidden_size;
-    if (!tt__lm_complete(j->ctx, c)) return j->ctx->status;
-    if (tt__lm_is(c, "falcon")) status = tt__lm_read_falcon(j, c);
-    if (tt__lm_is(c, "qwen2")) c->attention_bias = false; /* always of q, k and v, never of the output */
-    if (status == TT_OK && (tt__lm_is(c, "mistral") || tt__lm_is(c, "qwen2")))
-        status = tt__lm_read_window(j, c);
+    tt__lm_complete(j->ctx, c);
+    if (k->flags & TT__LM_QKV_BIAS) c->attention_bias = false;
+    if (k->flags & TT__LM_WINDOW) status = tt__lm_read_window(j, c);
     static const struct { const char *key; bool only; } refused[] = {
         {"scale_attn_weights", true}, {"scale_attn_by_inverse_layer_idx", false},
         {"add_cross_attention", false}, {"is_encoder_decoder", false}};
-    for (int k = 0; k < TT__COUNT(refused) && status == TT_OK; k++)
-        status = tt__lm_refuse(j, refused[k].key, refused[k].only);
-    if (status == TT_OK && !tt__lm_is(c, "gpt2")) status = tt__lm_read_rotary(j, *a, c);
+    for (int i = 0; i < TT__COUNT(refused) && status == TT_OK; i++)
+        status = tt__lm_refuse(j, refused[i].key, refused[i].only);
+    if (status == TT_OK && !(k->flags & TT__LM_POSITIONS)) status = tt__lm_read_rotary(j, c);
     return status;
 }
 
 static void tt__lm_check(tt__text *all, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
-    const bool fused = tt__lm_is(c, "gpt2") || tt__lm_is(c, "gpt_neox");
+    const tt__lm_kind *k = tt__lm_kind_of(c->kind);
     if (c->key_heads < 1) tt__print(all, "; key_heads is %d", c->key_heads);
     else if (c->heads % c->key_heads)
         tt__print(all, "; %d heads are not a multiple of %d key heads", c->heads, c->key_heads);
-    if (fused && c->key_heads != c->heads) tt__print(all, "; %s has as many key heads as heads", c->kind);
+    if (k->flags & TT__LM_EQUAL_HEADS && c->key_heads != c->heads)
+        tt__print(all, "; %s has as many key heads as heads", c->kind);
     if (c->head_size < 1)
         tt__print(all, "; hidden_size %d is not a multiple of %d heads", c->hidden_size, c->heads);
-    else if (!tt__lm_gated(c) && (int64_t)c->head_size * c->heads != c->hidden_size)
+    else if (!(k->flags & TT__LM_LLAMA) && (int64_t)c->head_size * c->heads != c->hidden_size)
         tt__print(all, "; %d heads of %d are not hidden_size %d", c->heads, c->head_size, c->hidden_size);
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
-    const bool turns = !tt__lm_is(c, "gpt2") && !c->alibi, odd = c->rotary.size % 2 != 0;
+    const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
     if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers computes nothing there either */
         tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
-    else if (turns && !tt__lm_is(c, "gpt_neox") && c->rotary.size && c->rotary.size != c->head_size)
+    else if (turns && !k->share_key && c->rotary.size && c->rotary.size != c->head_size)
         tt__print(all, "; rotary.size is %d, and all %d columns of a head of %s turn", c->rotary.size,
                   c->head_size, c->kind);
     if (c->window < 0) tt__print(all, "; window is %d", c->window);
-    if (c->window_from < 0 || (c->window_from && !tt__lm_is(c, "qwen2")))
+    if (c->window_from < 0 || (c->window_from && !(k->flags & TT__LM_WINDOW_FROM)))
         tt__print(all, "; window_from is %d", c->window_from);
     if (c->two_norms && !c->parallel) tt__print(all, "; two_norms without parallel");
-    if (tt__lm_is(c, "falcon") && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
-        tt__print(all, "; falcon with %d key heads is parallel", c->key_heads);
+    if (k->flags & TT__LM_FALCON && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
+        tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
 }
 
 /* The share of a head's columns that turn, so that its product with head_size, as a double, is not below
@@ -35759,47 +35916,40 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
            memcmp(&c->rotary, &read->rotary, sizeof c->rotary) == 0;
 }
 
-/* Is there a member of that name among lines of config.json? */
-static bool tt__lm_said(const char *lines, const char *key)
-{
-    char begins[64];
-    const int n = snprintf(begins, sizeof begins, "  \"%s\":", key);
-    for (const char *line = lines; line && *line; line = strchr(line, '\n'), line += line != NULL)
-        if (strncmp(line, begins, (size_t)n) == 0) return true;
-    return false;
-}
+static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* The members that tell rotary positions, but those that `said` has. transformers 5 reads rope_parameters,
-   older versions the others, for which a base is 10,000 where they find none. */
-static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const char *said)
+/* The members that tell rotary positions, but those that `said` has (NULL: none). transformers 5 reads
+   rope_parameters, older versions the others, for which a base is 10,000 where they find none. */
+static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
     const tt_rotary_options *r = &c->rotary;
     char a[32], b[32], share[32];
-    if (tt__lm_is(c, "gpt2") || c->alibi) return;
+    const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
+    if (kind->flags & TT__LM_POSITIONS || c->alibi) return;
     tt__lm_share(c, share);
-    if (tt__lm_is(c, "gpt_neox") && !tt__lm_said(said, "rotary_emb_base"))
-        tt__print(json, "  \"rotary_emb_base\": %s,\n", tt__json_float(r->base, a));
-    if (tt__lm_is(c, "gpt_neox") && !tt__lm_said(said, "rotary_pct"))
-        tt__print(json, "  \"rotary_pct\": %s,\n", share);
-    if (!tt__lm_said(said, "rope_theta"))
-        tt__print(json, "  \"rope_theta\": %s,\n", tt__json_float(r->base, a));
+    if (kind->share_key && !tt__lm_said(said, kind->share_key))
+        tt__print(json, "  \"%s\": %s,\n", kind->share_key, share);
+    const char *const bases[] = {kind->base_key, "rope_theta"}; /* at times the same */
+    for (int k = strcmp(bases[0], bases[1]) == 0; k < 2; k++)
+        if (!tt__lm_said(said, bases[k]))
+            tt__print(json, "  \"%s\": %s,\n", bases[k], tt__shortest(r->base, a));
     for (int k = 0; k < 2; k++) {
         const char *key = k ? "rope_parameters" : "rope_scaling";
         if ((k == 0 && r->scaling == TT_ROTARY_PLAIN) || tt__lm_said(said, key)) continue;
         tt__print(json, "  \"%s\": {\"rope_type\": \"%s\", \"rope_theta\": %s, \"partial_rotary_factor\": %s",
-                  key, types[r->scaling], tt__json_float(r->base, a), share);
+                  key, types[r->scaling], tt__shortest(r->base, a), share);
         if (r->scaling != TT_ROTARY_PLAIN)
-            tt__print(json, ", \"factor\": %s", tt__json_float(r->factor, a));
+            tt__print(json, ", \"factor\": %s", tt__shortest(r->factor, a));
         if (r->scaling == TT_ROTARY_LLAMA3 || r->scaling == TT_ROTARY_YARN) {
             const bool llama = r->scaling == TT_ROTARY_LLAMA3, usual = r->low == 0 && r->high == 0;
             tt__print(json, ", \"original_max_position_embeddings\": %d, \"%s\": %s, \"%s\": %s", r->original,
-                      llama ? "low_freq_factor" : "beta_slow", tt__json_float(usual ? 1 : r->low, a),
+                      llama ? "low_freq_factor" : "beta_slow", tt__shortest(usual ? 1 : r->low, a),
                       llama ? "high_freq_factor" : "beta_fast",
-                      tt__json_float(usual ? (llama ? 4 : 32) : r->high, b));
+                      tt__shortest(usual ? (llama ? 4 : 32) : r->high, b));
         }
         if (r->scaling == TT_ROTARY_YARN && r->magnitude > 0)
-            tt__print(json, ", \"attention_factor\": %s", tt__json_float(r->magnitude, a));
+            tt__print(json, ", \"attention_factor\": %s", tt__shortest(r->magnitude, a));
         tt__print(json, "},\n");
     }
 }
@@ -35809,20 +35959,28 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
     const tt_lm *m = (const tt_lm *)self;
-    if (m->kept) {
-        tt__print(json, "%s", m->kept);
-    } else { /* a new model's, as transformers has defaults of its own for each kind */
+    const tt__json *j = m->kept ? &m->kept->config : NULL;
+    const bool as_read = j && tt__lm_has_shape(c, &m->read);
+    for (int k = 0, at = 1; j && k < j->nodes[0].count; k++, at = j->nodes[at].after) {
+        const char *key = j->pool + j->nodes[at].key;
+        const tt__lm_writer writer = tt__lm_writer_of(&tt__lm_kind_of(m->read.kind)->a, key);
+        if (writer == TT__LM_OWN || (writer == TT__LM_SHAPE && !as_read)) continue;
+        tt__print(json, "  ");
+        tt__json_quote(json, key);
+        tt__print(json, ": ");
+        tt__print_member(json, m->kept->text.bytes + j->nodes[at].offset);
+        tt__print(json, ",\n");
+    }
+    if (!j) { /* a new model's, as transformers has defaults of its own for each kind */
         char end[16] = "null";
         if (c->end_token >= 0) snprintf(end, sizeof end, "%d", c->end_token);
         tt__print(json, "  \"bos_token_id\": null,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",
                   end);
     }
-    if (m->read_shape && tt__lm_has_shape(c, &m->read)) {
-        tt__print(json, "%s", m->read_shape);
-        tt__lm_print_rotary(json, c, m->read_shape);
-        return;
-    }
-    if (tt__lm_is(c, "falcon")) {
+    tt__lm_print_rotary(json, c, as_read ? j : NULL);
+    if (as_read) return;
+    const int flags = tt__lm_flags(c);
+    if (flags & TT__LM_FALCON) {
         const bool wide = c->two_norms || (c->key_heads != 1 && c->key_heads != c->heads);
         tt__print(json, "  \"alibi\": %s,\n  \"new_decoder_architecture\": %s,\n"
                   "  \"multi_query\": %s,\n  \"num_kv_heads\": %d,\n  \"num_ln_in_parallel_attn\": %s,\n",
@@ -35830,12 +35988,11 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
                   c->key_heads == 1 ? "true" : "false", c->key_heads,
                   !wide ? "null" : c->two_norms ? "2" : "1");
     }
-    if (tt__lm_is(c, "qwen2"))
+    if (flags & TT__LM_WINDOW_FROM)
         tt__print(json, "  \"use_sliding_window\": %s,\n  \"max_window_layers\": %d,\n",
                   c->window ? "true" : "false", c->window ? c->window_from : c->layers);
     if (c->window) tt__print(json, "  \"sliding_window\": %d,\n", c->window);
-    else if (tt__lm_gated(c)) tt__print(json, "  \"sliding_window\": null,\n");
-    tt__lm_print_rotary(json, c, "");
+    else if (flags & TT__LM_LLAMA) tt__print(json, "  \"sliding_window\": null,\n");
 }
 
 /* --------------------------------------------------------------- making, loading, saving a language model */
@@ -35848,7 +36005,7 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
     if (a && (c.end_token < -1 || c.end_token >= c.vocab_size))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "language model: end_token is %d; expected one of %d tokens, "
                         "or -1 for none", c.end_token, c.vocab_size);
-    tt_status status = a ? tt__model_new(ctx, a, m, &c, 0) : ctx->status;
+    tt_status status = a ? tt__model_new(ctx, a, m, &c) : ctx->status;
     if (status == TT_OK) m->shard_bytes = (size_t)5000000000u;
     return status;
 }
@@ -35856,13 +36013,14 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
 void tt_lm_free(tt_lm *m)
 {
     if (!m->ctx) return;
-    void *const owned[] = {m->stop, m->generation, m->kept, m->read_shape, m->base, m->lora};
+    if (m->kept) tt__checkpoint_close(m->ctx, m->kept);
+    void *const owned[] = {m->stop, m->generation, m->kept, m->base, m->lora};
     tt__free_all(m->ctx, owned, TT__COUNT(owned));
-    tt__model_free(&tt__lm_kinds[0], m); /* the structs of all kinds are the same */
+    tt__model_free(&tt__lm_kinds[0].a, m); /* the structs of all kinds are the same */
 }
 
 /* Refuses a last product's weight of its own that config.json ties to the embedding: transformers uses it. */
-static tt_status tt__lm_check_tied(const tt_lm *m, const tt__shards *s)
+static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
 {
     static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
     enum { AT_ONCE = 4096 };
@@ -35936,40 +36094,30 @@ static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const 
 
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
 {
-    char path[TT__PATH], *kept = NULL, *shape = NULL, *base = NULL;
-    tt__json j;
     tt_lm_config config;
-    tt__shards s = {NULL, 0};
     const tt__architecture *a = NULL;
     const int params = ctx->n_params;
     memset(m, 0, sizeof *m);
-    memset(&j, 0, sizeof j);
-    tt_status status = tt__path_join(ctx, path, folder, "config.json");
-    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    if (status == TT_OK) status = tt__lm_read_config(&j, &config, &a);
-    if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
-    if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_KEPT, &kept);
-    if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_SHAPE, &shape);
-    if (status == TT_OK && !(base = tt__strdup(ctx, folder))) status = TT_ERR_MEMORY;
-    if (status == TT_OK) status = tt__model_load(a, m, &config, 0, 0, &j, 0, 0, s.file, s.files);
-    if (status == TT_OK && ((status = tt__lm_check_tied(m, &s)) != TT_OK ||
-                            (status = tt__lm_read_generation(m, &j, folder)) != TT_OK)) {
-        tt__params_undo(ctx, params);
-        tt_lm_free(m);
+    tt__checkpoint *s = (tt__checkpoint *)tt__alloc(ctx, sizeof *s);
+    if (!s) return TT_ERR_MEMORY;
+    tt_status status = tt__checkpoint_open(ctx, folder, s);
+    if (status == TT_OK) status = tt__lm_read_config(&s->config, &config, &a);
+    if (status == TT_OK) status = tt__shards_open(ctx, folder, s);
+    if (status == TT_OK) status = tt__model_load(a, m, &config, s, 0, 0);
+    if (status != TT_OK) {
+        tt__checkpoint_close(ctx, s);
+        tt__free(ctx, s);
+        return status;
     }
-    if (status == TT_OK) {
-        m->shard_bytes = (size_t)5000000000u;
-        m->kept = kept;
-        m->read_shape = shape;
-        m->read = m->config;
-        m->base = base;
-    } else {
-        tt__free(ctx, base);
-        tt__free(ctx, kept);
-        tt__free(ctx, shape);
-    }
-    tt__json_free(&j);
-    tt__shards_close(ctx, &s);
+    m->shard_bytes = (size_t)5000000000u;
+    m->kept = s;
+    m->read = m->config;
+    status = (m->base = tt__strdup(ctx, folder)) ? tt__lm_check_tied(m, s) : TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__lm_read_generation(m, &s->config, folder);
+    tt__shards_close(ctx, s);
+    if (status == TT_OK) return TT_OK;
+    tt__params_undo(ctx, params);
+    tt_lm_free(m);
     return status;
 }
 
@@ -35979,7 +36127,7 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
     config.activation = m->activation;
     char path[TT__PATH];
     const tt__architecture *a = tt__lm_complete(m->ctx, &config);
-    tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, 0, m->shard_bytes, folder)
+    tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, m->shard_bytes, folder)
                          : m->ctx->status;
     if (status != TT_OK || !m->generation) return status;
     status = tt__path_join(m->ctx, path, folder, "generation_config.json");
@@ -36017,8 +36165,8 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
    NULL: there are no more. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
-    const tt__architecture *a = tt__lm_kind(m->config.kind);
-    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, 0, NULL, 0);
+    const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
+    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, NULL);
     const tt__tensor_row *row;
     for (int n = a->n_model; (row = tt__layout_row(&l, n, name)) != NULL; n++) {
         int64_t dims[4];
@@ -36124,8 +36272,8 @@ static tt_status tt__lora_drop(tt_lm *m, tt_status status)
 /* Only adapters are trained. */
 static void tt__lora_freeze(tt_lm *m)
 {
-    const tt__architecture *a = tt__lm_kind(m->config.kind);
-    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, 0, NULL, 0);
+    const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
+    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, NULL);
     const tt__tensor_row *row;
     char name[256];
     for (int k = 0; (row = tt__layout_row(&l, k, name)) != NULL; k++) {
@@ -36137,8 +36285,7 @@ static void tt__lora_freeze(tt_lm *m)
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
 {
     const tt_lora_options o = options ? *options : tt_lora_options_default();
-    const bool separate = tt__lm_gated(&m->config), gpt2 = tt__lm_is(&m->config, "gpt2");
-    const char *usual = separate ? "q_proj,v_proj" : gpt2 ? "c_attn" : "query_key_value";
+    const char *targets = o.targets ? o.targets : tt__lm_kind_of(m->config.kind)->adapted;
     char name[256];
     tt__packing order;
     tt_param *weight;
@@ -36146,7 +36293,7 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     if (status == TT_OK) status = tt__lora_begin(m, &o);
     if (status != TT_OK) return status;
     for (int k = 0; status == TT_OK && (weight = tt__lm_module(m, k, name, &order)) != NULL; k++)
-        if (tt__lora_targets(o.targets ? o.targets : usual, name))
+        if (tt__lora_targets(targets, name))
             status = tt__lora_add(m, weight, name, o.rank);
     if (status == TT_OK) tt__lora_freeze(m);
     return tt__lora_drop(m, status);
@@ -36166,18 +36313,20 @@ static void tt__lora_print(tt__text *json, const void *arg)
 {
     const tt_lm *m = (const tt_lm *)arg;
     const tt_lora_options *o = &m->lora_options;
-    char a[32], b[32];
+    char a[32], b[32], name[256];
+    tt__packing order = {0, 0, 0, 0, 0};
+    tt__lm_module(m, 0, name, &order);
     tt__print(json, "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": \"CAUSAL_LM\",\n"
               "  \"base_model_name_or_path\": ");
     if (m->base && tt__is_utf8(m->base)) tt__json_quote(json, m->base);
     else tt__print(json, "null");
     tt__print(json, ",\n  \"inference_mode\": true,\n  \"bias\": \"none\",\n  \"r\": %d,\n"
               "  \"lora_alpha\": %s,\n  \"lora_dropout\": %s,\n  \"fan_in_fan_out\": %s,\n"
-              "  \"target_modules\": [\n", o->rank, tt__json_float(o->alpha, a),
-              tt__json_float(o->dropout, b), tt__lm_is(&m->config, "gpt2") ? "true" : "false");
+              "  \"target_modules\": [\n", o->rank, tt__shortest(o->alpha, a),
+              tt__shortest(o->dropout, b), order.kind == 't' ? "true" : "false");
     for (int k = 0; k < m->n_lora; k++) {
-        const char *name = tt_param_name(m->lora[k].weight);
-        tt__print(json, "    \"%.*s\"%s\n", (int)(strlen(name) - strlen(".weight")), name,
+        const char *weight = tt_param_name(m->lora[k].weight);
+        tt__print(json, "    \"%.*s\"%s\n", (int)(strlen(weight) - strlen(".weight")), weight,
                   k + 1 < m->n_lora ? "," : "");
     }
     tt__print(json, "  ]\n}\n");
@@ -36830,8 +36979,8 @@ static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, cons
 {
     for (int v = 0; v < g->vocab; v++) {
         if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
-            for (int k = 0; k < tt__stages(g->program); k++) /* keys and values may not be finite either */
-                tt__stage_of(g->program, k)->zeroed = false;
+            for (int k = 0; k < g->program->stages; k++) /* keys and values may not be finite either */
+                g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
                             "token %d is not finite", slot->seq, slot->length, v);
         }
@@ -37037,21 +37186,18 @@ typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]
 /* Fails if a state cannot hold a parameter of this name. */
 static tt_status tt__check_kept(const tt_param *param)
 {
-    static const char *const taken[] = {"__metadata__", "tinytrain.*", "exp_avg.*", "exp_avg_sq.*",
-                                        "momentum_buffer.*"};
-    const char *name = param->name;
-    bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
-    for (int i = 0; i < TT__COUNT(taken); i++) usable = usable && !tt__match(taken[i], name);
-    if (usable) return TT_OK;
+    const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
+    for (int k = 0; k < TT__COUNT(tt__optimizers) * TT__STATES; k++) {
+        const char *word = tt__optimizers[k / TT__STATES].state[k % TT__STATES].word;
+        const size_t n = word ? strlen(word) : 0;
+        if (n && strncmp(name, word, n) == 0 && name[n] == '.') taken = word;
+    }
+    if (!taken && strcmp(name, "__metadata__") != 0 && strlen(name) <= TT__STATE_NAME &&
+        tt__utf8_invalid(name, strlen(name)) == strlen(name)) return TT_OK;
     return tt__fail(param->ctx, TT_ERR_ARGUMENT, "the state of a run cannot be saved with the parameter "
                     "'%.200s' of %zu bytes: a name must be UTF-8 of at most %d bytes, not '__metadata__', "
-                    "and not begin with 'tinytrain.', 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'", name,
-                    strlen(name), TT__STATE_NAME);
-}
-
-static const tt_tape *tt__stage_tape(const tt_program *p, int stage)
-{
-    return stage ? p->stage[stage]->built.t : p->built.t;
+                    "and not begin with '%s.'", name, strlen(name), TT__STATE_NAME,
+                    taken ? taken : "tinytrain");
 }
 
 /* Is v a persistent storage of its kind? */
@@ -37064,7 +37210,7 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 /* What a stage has of what a state keeps; 0: nothing. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
-    const tt_tape *t = tt__stage_tape(p, stage);
+    const tt_tape *t = p->stage[stage]->built.t;
     int state = 0;
     if (!x->state) return tt__has_kept(t, x->value, TT__PARAMETER) ? x->value : 0;
     for (int32_t v = 1; v < t->n_values; v++)
@@ -37075,13 +37221,12 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 /* Adds the parameters that a program trains, or those that are frozen in it. */
 static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
-    const int values = p->stage ? p->n_recorded : p->built.t->n_values;
     tt_status status = TT_OK;
-    for (int32_t v = 1; v < values && status == TT_OK; v++) {
+    for (int32_t v = 1; v < p->n_recorded && status == TT_OK; v++) {
         tt__kept x = {v, p->built.t->values[v].param, 0, 0, ""};
         if (p->built.t->values[v].needs_grad == frozen) continue;
-        while (x.stage < tt__stages(p) && !tt__kept_in(p, x.stage, &x)) x.stage++;
-        if (x.stage == tt__stages(p)) continue;
+        while (x.stage < p->stages && !tt__kept_in(p, x.stage, &x)) x.stage++;
+        if (x.stage == p->stages) continue;
         status = tt__check_kept(p->ctx->params[x.param]);
         snprintf(x.name, sizeof x.name, "%.170s", p->ctx->params[x.param]->name);
         kept[(*n)++] = x;
@@ -37093,18 +37238,18 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
    PyTorch's words in front, and behind these `count` the `frozen` parameters. NULL after an error. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
-    const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
-    const size_t most = (size_t)(3 * p->ctx->n_params + 1);
+    const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
+    const size_t most = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
     tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * most);
     int n = 0;
     tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
-        for (int state = 1; state <= 2; state++) {
+        for (int state = 1; state <= TT__STATES; state++) {
             tt__kept x = kept[k];
-            const char *what = sgd ? "momentum_buffer." : state > 1 ? "exp_avg_sq." : "exp_avg.";
             x.state = state;
             if (!(x.value = tt__kept_in(p, x.stage, &x))) break;
-            snprintf(x.name, sizeof x.name, "%s%.170s", what, p->ctx->params[x.param]->name);
+            snprintf(x.name, sizeof x.name, "%s.%.170s", how->state[state - 1].word,
+                     p->ctx->params[x.param]->name);
             kept[n++] = x;
         }
     *count = n;
@@ -37760,11 +37905,11 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->tensors = 1 + s->count + (t->fp8_history != 0) + (s->frozen > 0) + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
-        const tt__value *x = &tt__stage_tape(p, s->kept[k].stage)->values[s->kept[k].value];
+        const tt__value *x = &p->stage[s->kept[k].stage]->built.t->values[s->kept[k].value];
         const tt_param *param = ctx->params[x->param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
-        info->dtype = tt__safetensors_dtype(x->shape.dtype);
+        info->dtype = tt__dtypes[x->shape.dtype].safetensors;
         info->ndim = param->ndim;
         memcpy(info->dims, param->dims, sizeof param->dims);
         info->bytes = (size_t)param->size * tt_dtype_bytes(x->shape.dtype);
@@ -37772,7 +37917,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     if (t->fp8_history) {
         tt_tensor_info *info = &s->info[s->count + 1];
         info->name = "tinytrain.fp8";
-        info->dtype = tt__safetensors_dtype(TT_F32);
+        info->dtype = tt__dtypes[TT_F32].safetensors;
         info->ndim = 2;
         info->dims[0] = t->values[t->fp8_history].shape.rows;
         info->dims[1] = t->values[t->fp8_history].shape.cols;
@@ -37789,8 +37934,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
    all have theirs, in `history`, or (write) from there to each rank. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
-    tt_program room;
-    const tt_program *p = tt__stage_view(s->p, stage, &room);
+    const tt_program *p = s->p->stage[stage];
     const tt_tape *t = p->built.t;
     const tt__arena *a = p->arena;
     const int first = tt__first_rank(a);
@@ -37803,11 +37947,11 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
         const size_t bytes = row * sizeof(float);
         for (int r = tt__near_rank(a); r < tt__near_end(a) && status == TT_OK; r++) {
             float *at = (float *)tt__resolve(p, r, i->in[1]).data + (to - history);
-            if (write) status = tt__write_memory(p->ctx, a, r, TT__DEVICE, at, TT_U8, to, TT_U8, bytes);
-            else if (r == first)
-                status = tt__read_memory(p->ctx, a, r, TT__DEVICE, to, TT_U8, at, TT_U8, bytes);
+            const tt__memory x = {a, r, TT__DEVICE, TT_U8, at};
+            if (write) status = tt__write_memory(&x, to, TT_U8, bytes);
+            else if (r == first) status = tt__read_memory(&x, to, TT_U8, bytes);
         }
-        if (!write && status == TT_OK) status = tt__net_to_first(p->ctx, a->crew, first, to, bytes);
+        if (!write && status == TT_OK) status = tt__net_to_first(a->crew, first, to, bytes);
     }
     return status;
 }
@@ -37821,7 +37965,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
     const int tensor = w ? -1 : tt_safetensors_find(s->file, info->name);
     tt_status status = history ? TT_OK : TT_ERR_MEMORY;
     if (tensor >= 0 && history) status = tt_safetensors_read(s->file, tensor, 0, info->bytes, history);
-    for (int k = 0; k < tt__stages(s->p) && status == TT_OK; k++) status = tt__stage_fp8(s, k, !w, history);
+    for (int k = 0; k < s->p->stages && status == TT_OK; k++) status = tt__stage_fp8(s, k, !w, history);
     if (w && status == TT_OK) status = tt_safetensors_write(w, history, info->bytes);
     tt__free(s->p->ctx, history);
     return status;
@@ -37831,8 +37975,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
    process 0 has the hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
-    tt_program room;
-    const tt_program *p = tt__stage_view(s->p, s->kept[k].stage, &room);
+    const tt_program *p = s->p->stage[s->kept[k].stage];
     const tt__value *x = &p->built.t->values[s->kept[k].value];
     const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
     const int64_t size = stored.rows * stored.cols, item = (int64_t)tt_dtype_bytes(x->shape.dtype);
@@ -37840,13 +37983,12 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
     for (int64_t e = 0, n; e < size && status == TT_OK; e += n) {
         int rank;
         const int64_t at = tt__stored_at(&stored, e, &rank, &n);
-        const char *from = (const char *)tt__resolve(p, rank, s->kept[k].value).data;
+        char *from = (char *)tt__resolve(p, rank, s->kept[k].value).data;
         n = tt__min(n, (int64_t)s->room / item);
         const size_t bytes = (size_t)(n * item);
-        if (from)
-            status = tt__read_memory(p->ctx, p->arena, rank, x->space, s->piece, TT_U8, from + at * item,
-                                     TT_U8, bytes);
-        if (status == TT_OK) status = tt__net_to_first(p->ctx, p->arena->crew, rank, s->piece, bytes);
+        const tt__memory memory = {p->arena, rank, x->space, TT_U8, from ? from + at * item : NULL};
+        if (from) status = tt__read_memory(&memory, s->piece, TT_U8, bytes);
+        if (status == TT_OK) status = tt__net_to_first(p->arena->crew, rank, s->piece, bytes);
         if (status == TT_OK && w) status = tt_safetensors_write(w, s->piece, bytes);
         if (status == TT_OK && !w) *hash = tt__hash_elements(*hash, s->piece, bytes, item);
     }
@@ -37894,9 +38036,8 @@ static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, 
         n = tt__min(n, (int64_t)s->room / item);
         const size_t bytes = (size_t)(n * item);
         status = tt_safetensors_read(s->file, tensor, (size_t)(e * item), bytes, s->piece);
-        if (status == TT_OK)
-            status = tt__write_memory(p->ctx, p->arena, rank, x->space, to + at * item, TT_U8, s->piece,
-                                      TT_U8, bytes);
+        const tt__memory memory = {p->arena, rank, x->space, TT_U8, to + at * item};
+        if (status == TT_OK) status = tt__write_memory(&memory, s->piece, TT_U8, bytes);
     }
     return status;
 }
@@ -37907,9 +38048,8 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
     tt_status status = TT_OK;
     for (int k = 0; k < s->count && status == TT_OK; k++) {
         if (w) status = tt__state_write(s, k, w, NULL);
-        for (int stage = 0; stage < tt__stages(s->p) && !w; stage++) {
-            tt_program room;
-            const tt_program *p = tt__stage_view(s->p, stage, &room);
+        for (int stage = 0; stage < s->p->stages && !w; stage++) {
+            const tt_program *p = s->p->stage[stage];
             const int32_t v = tt__kept_in(s->p, stage, &s->kept[k]);
             for (int r = tt__near_rank(p->arena); v && r < tt__near_end(p->arena) && status == TT_OK; r++)
                 status = tt__state_read(s, k, p, v, r);
@@ -38310,7 +38450,7 @@ static size_t tt__fit_heading(const tt__fit *f, char to[160])
 
 static const char *tt__fit_number(double x, char to[32])
 {
-    if (fabs(x) <= FLT_MAX) return tt__json_float((float)x, to);
+    if (fabs(x) <= FLT_MAX) return tt__shortest((float)x, to);
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
@@ -38531,7 +38671,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         const int up = (int)(height * (tick - a.from) / (a.to - a.from) + 0.5);
         if (fabs(at) > FLT_MAX) continue;
         tt__print(svg, "<text x='%d' y='%d'>%s</text>", TT__FIT_LEFT - 8, top + 4 + height - up,
-                  tt__json_float((float)at, label));
+                  tt__shortest((float)at, label));
     }
     /* From here on in tenths of a pixel from the panel's lower left corner, upwards. */
     tt__print(svg,
@@ -39015,7 +39155,7 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     size_t state = 0, model = 0;
     tt__kept *kept = r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
     for (int k = 0; kept && k < count; k++) {
-        const tt__value *x = &tt__stage_tape(r->train, kept[k].stage)->values[kept[k].value];
+        const tt__value *x = &r->train->stage[kept[k].stage]->built.t->values[kept[k].value];
         const size_t bytes = (size_t)r->ctx->params[x->param]->size * tt_dtype_bytes(x->shape.dtype);
         state += bytes;
         if (!kept[k].state) model += bytes;
@@ -39171,681 +39311,6 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     tt__free(ctx, f);
     return status;
 }
-
-/* ===========================================================================================================
-   UNICODE                                                                                           >>unicode
-   What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
-   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base, and the
-   classes of code points from >>formats.
-   ======================================================================================================== */
-
-/* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
-enum {
-    TT__CLASS_RANGES = 516, TT__FOLD_RUNS = 457, TT__FOLD_MANY = 42,
-    TT__FOLD_CJK = 1056,
-    TT__FOLD_LOOK_BACK = 3 /* rows at most from the run that holds c to the last run with first <= c */
-};
-static const char tt__class_text[] =
-    "#b-#4#5#$#dF#$#cS-aK=a:=W#hF#$#&(&&&$%+6&&&&iHtX#(#h71&+&d.a+cBa:M6)kT#&#'#&#7#&#7#&#'O6.a9&6$6%bP#&#%$"
-    "6Oe;-W%'aK&$aL#%$a;%7$X5cC$%$'Bg#aCbQ_b/&G@X$b/$H$a+%cS=H%&a^cK$gD#I[($''a^''&X#I-8#6-&3(_''Y+'78A8^''8"
-    "'8%8#'&(B8&(.8^''a,$8''78/&3(_'%($Y+'+(.8B(a$(/'V(a$I(I$I#'*7.8A(_'%()(((#'78A(a&Y+'78aN'*I$(A&a#(%Y#H/"
-    "(#X#I#&-6a<(%Y#7$8.X#8ZcS$&&7>'$'$'#WWa+#Y#X#($a+#&#7(bQ$i<,',a*'6a9Y$a,#'$7%8.a:+8'I3Y0(%8)'2(aE&j,H#b"
-    ".bC&j764$=6a5GH8#'A8#'#6>8B8a'8$aM+(%b0#'#(#G$G%'FbO#I#%bF'a_I'8,()H+6cA7%(%6Z($aM$'$(%a^)8#a]%'DaK$a:%"
-    "cDa)YT'$a,$((($*8aK-b//8DY%8#*#'#8]'$8&($I#:+WPa^%(#'&a*a%6a'a[+H#&#c3$aL'')'&7c5n/(.#XhDbM#a)#f.#4#a)#"
-    "$#e*$c2$b`#$#a)$b=0616a(c3''&c#h[WA6r(cCa66Cb>fOeKa&WD6lEH*W$6aX&1'aHh7#l6$dWg<$#G'b>%b`-X#<#&/&aC7(&aB"
-    "&pn_6dAGaG'&&#b@#&C7a77#a:d=(&''(<8a4Wa3',63dH)G$&Ma,#H#6:bQ$*.&DIT'%Y%(&*#c236((a*a<%8%8/(+(2W@(W'$H%7"
-    "(7$'@6/8%6''c_(%(%&$'kgX'i&6c/d(#b>)d'#i*$cC$&'&$6b>%$G$a:$W-6&6=G$&>&$&$aKb>F$%d5Gd-'cR'bAa+H&T&fZ&l:&"
-    "c6&C&c0I$8((#'#(#'LH''3b.J&aM7,aKa)aKaAWrP(ZcE#'#aKU'#8UY%7#6#%#Wa%HHa,$a<#7.WS'#6-8Xb0$*'a*#'#8#&0&$Ga"
-    "6I%(#*#'#(#a:aS&Y(&a<#788_'&(/*;aL&a+c<*&)aTa<$('8$7%&c[Y)8$7#e['8a<a^%($'#(#GaO($(%a<#*#'aMI%Y$Y#'3Gu7"
-    "*ad]a*i|E6b+a+#&_aL#a*+&r5Yj|N(#'#&#Vb|E;#H&-#a/#aZ#a]%aLBXb@Hab`nA'm,+(1(%a*2a,$cUvLaS$d>%aS$>$a2afYaL"
-    "aUaC#)ntd)%By9b+ac^#}M";
-static const char tt__fold_runs_text[] =
-    "a(c8a'b*Ld0)#d1$-d:%3#&;%'#d9$,d8%;$(#d;$;d:'##$#d;%Le4*-,%3#&;%(,#%;$);#'6#&LY)]*++0%#eN%a/eS-]2++0%#f"
-    "5%a'f:-#f;%+fQ%+$&L&)8fX'Lg**#g+%Lg:)#g;%LgE)],+;0'#g_%a@h*/+6%3#&L&+#oB$8f^'#fV$#fU%,fT%#fS&#bH$-d)%#f"
-    "M%#fT$#'%#+$#&$#f['#g#$#'%#%$+q4%8j/'#g1$#g0%#g1&#g0%#g1$+qO%,qN%8g.'#g3$#g2'##++%&+#&+#&+l.%+/%++%a/+."
-    ";a$'+d5%#h=%+lS%+'%;''+r)%#r>$+m'&+m4%#j#$#a9$+k2%+A%+d9%+D%;e(';#';#';'';$';$'+.%+$%#n)%+nI%#j3%8d9'+o"
-    "*%+'%]3++'+#lnD$#k}S%#e>$#le-&#k}M%#fC$#hT$#'$a,b6d_8#'#f2%#f3+#{W$#aaN)#|4$#yX$#y<$5yB'#/%#+$#)$#E$b,4"
-    "5U#*#E$#9$#M$5)&#==#a2$69$#0%#3$#='+4(c$'@#b$&#b%%#2$#3&4d8&+f)%a,Z$#a&%7a''8#&#a*$#($#7$#Z$d(aG$Y#+#$%"
-    "bQ%B#a(:+W&#,'#a%(#a($#($#7%bQ]9+&%a,'5g$#Z#@$+e*%a<dL0;e8'#e9%+e:%6e;&#($+e>%+$%#eH%;eM'+'%6eJ&#($+e0%"
-    "L:)+&%#eT%+eS%g$eT[d^aFd$+a<%8a%$#a*bG#J%#O4##i_##+##&##H4b.&#+$,+%#3$#)b(,8&#9a;#aF&#)G,b4%#+&#;cZ#aL7"
-    ",a[e]#bL*,0&#OdD#1f$##-##(##(##(##0#a6c,#a7b%d^hb-K##)##l&jEaec7a7Mame.aa*6>+#2e=#B*eIcj4Q4#e:+ebA%L$)+"
-    ",%a/$-a/4-H4$H$(](+;0'L&)],+L0)],+]0+;0']&+a/0-]4+a/0-;4'a/(-;4'+(%L$)#S$#9$-'&#hN&#e<%c'd2;b#K3;:'c'';"
-    "aPG1]6+Iht')b#gw&3L:+L2+b#.3b#>3L6+L2+]&,W4*b#(3+a6%I'$I$(+-%++%+''b#[3b#63b#'3aKa6$6$)G.*#%&#z2$3z''+*"
-    "%+*%3#&3g})&;g}0)L.*3ha#&;g~['+2%L')#6$+z>%#b>&3}#'+*%+:%33&#z:d^#p;'#|W$#8*#ijPRb$:G#A:-87#CC8_$#)Z#0("
-    "##&##;8#A#*&#+&#$%#%:#iu2%#iu3.#a$$-itO%,iu;',7',#+,*',+',#H#2$,-%#%U,c.%,J+<Va&,cuNfIc8cr^z1#UdXf4aFaH"
-    "#aE%#k|*$#gt_$#gt<&Ik{H)#k}8$#a%$-a*&#k}@&##,,k~C%m,k~DaS8#*##n5c$&<I#.+#&+#&+#&+#&+#;#bE-#bF1c$#<I#.+#"
-    "&+#&+#&+#&+#;#bE&<b7*#1pt5e^'a'cE#bNaM#3h(#a.8#'#aigQ$a,aigR0##%#ap}8&8ap}9)bA#7#ap~4$#8$#+$#7$#(%#aL$#"
-    "S$#N$#aq}J$a^~Y3#aI$#ap|I$#gtR$8aiiB'#aqa>$a^aqa@3#aqhO<#aqhPkxT#biv^%#R.;K'3^&M&*E#)8#&8#&Y#&8#'#O$#,$"
-    "#5$#3p6c8biy3tSe03b]dM#c/dY$$a,#/aM#3I#+##}CfMVc@bUa&n%8a(4#,q7#+pId,a+le7d,#aHc0,ql+d<1";
-static const char tt__fold_cjk_text[] =
-    "ai{'jrCki]q*hoMih8arJup)#s}Upb+qd>ab%bn'exBbqPa{;lJjHbdRj|^z=aa]yRdsNcv=blRumMal1fu%a~Beu3fx5rl`ehRffP~"
-    "Jj}<hy%awFkvMbjVaw_aqDhn@rq&rNiVebPauNbaRak5bqLau9bXbdJbs%af-uNjs:h)ae1avFdi_cg_eqQnf8av=hjDae+c~:axLet"
-    ";b{)qt(~/czVab1j5c~DhTfy@seQl~-mh8Ckn#aa#avZeh#ccAkq0ba=ik@qhEczPaeFep%p5iw(jw7kuWdoTd~2hv9bbCfu]kw$ai5"
-    "hu=cw7ax=hw`jfXi}`bu:ib1hzUeaJj~8w5c/fmXex'aq/bkFa}Jqz6k)an5apNa|=b{1br3hc5aj=aeJaVut0ev)aj%jfBm{CzDcPv"
-    "/b}Zr7{PanVaeDu-deFb{.ceJzZrp8dLq]g}5fxHp3ln<j#~'bi_du7bn^jl$bh_al'oFt7eq+f)ceBePec#ajHbPf]ts(k}Ffy#alT"
-    "oi<efIsXcdDbNbsTagJbfDah#deLch+dhFpfEmpHsg0e|Pd#ao3kFap5k/z/aiJgw#te8dv_nz/s}Yct7dwBimPmp8nNa|1cgHi|Jsm"
-    "8p/bk+bvHjBkDaf-a~VoXbuVbsLHbp)am;sg,gxBgq(hm=wPd|7dv-arLs@osGav]euJa~MbVl7bwSr8gr1qg&n{Lm{`aMcqNaeJgk_"
-    "in4d~-axOkoVa},c}BcrWldCcyUah;apv'%ao}Yao}_ak}Iak}N%aqy:in+~]tXa+1a;hn)gp[yFadx7ab~4ab~9aarEaarJ%~cWfF}"
-    "{;%%{sK=a@ahTcsCasZtf,j=c;lLZcJsHcBc3oPc@aaX7ae;g'a3c7|NdZeVpLal/e=hTsHf5pRagVeR9$3/1aH%e]b-jJrTNaXj-dZ"
-    "p3dL#o]aj5d@l)aXmLaRvXd7azZi@b#oy[dqg)dgt&adfX%ar~,~9bEp2o)a_jZaNvBb:b3b=u'b_dVDi#fHaa31dTb3i_c]b6d@aCd"
-    "Xb/m7b]aThLiDe=+a_ae5b-m%mLCbZh;k/aw)ap>d'd)jZd_aRgD'eNFVbX6m/p-i%f1g@e)k#fJ|-e1~/o/b5DiZaZaAaT(EbDbNlP"
-    "rLj@iVg9ad7c=cVd=a/;aHx1ahPcutX.chNdwlKah1a)d~w/b}Vit1dpl2bBy}'%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%asd"
-    ".,5dct_dck:bH=b9d#a%bHSg~Edlm/ddh<1DJdc{BdlbQhdPa3dc|7dc{`=x2xD5emzHemx>@hhKhjD9a@-hjOhm;'ZP9%FaL35V7'#"
-    "#ddw9czp:hd>Ndd~Ddd~*/Ne'c:Da'a]bTXb1Da)#NH3Bk7i&i)fGa-agQa|ZiGa3Vd6eF$d)dfjLdfh6-BL3b+dfsLb/dfq2aF;bId"
-    "PjbK@jgHaT#df~@dfz$NB;dgeJdge01|-{0jlEjnJ@bPaMdgx9dgr4dgr9dgp[(Fc9%juMjvHa=Na@jxAdscZdsc$jz#))Leof#eod2"
-    "dhrR#c|s`i{E#j{4dw{9ml/dzj*5j|Sj~9aN7a+dDke,`kfTdif3didEd5+'&aDLa/>9aFL+X9b/bTa-d+dir]disEb,cHZc1diuJdi"
-    "sEc([kw^k~9Na%a2k|Qle__djmDdjiEi1eUlhClj]lkAa.fmD)fbRc6gl=qi&i~P+/b%8dj}'dwnWlu9cYfVaNdjxDdjx0cMh-l{^l}"
-    "Bc1b9f7djy-djw>mi$mk9dkh7dkfImk2ml3aBZ%dks;hkSho=dkr*dlc+dk}8@c:eVa7aZaSa7B=dkz%dk|Oh9b)m~(nc/*dk}TdlfK"
-    "l=dk|]aHdk{GcVY(nk(nlLaN.aTcya@cxz:dli#dlf(dlq%dll8=Zdma/dl}GNdmh]g=dmhOFoa,ob%oaI#og%NNLb5oh(ok)dm}Tdm"
-    "|[dnb#dm~6dawVdarAdnu)RdLd~g`;orLdnxR$a5XdnyA%#a=osYov'ouIbLeaeNdoj0b'b+o{(eatBdorSdovLa=dov.c'pd*pf_7-"
-    "dph_i_#dpmIpeOeb|%dpo()pkSeccZdpm2ppGpq7,_dqgDdqd0pr.puDa_b1px$edm/a%edl`edqXdqnQdqr+dqq0c99dq{1b=dqzId"
-    "ra'dq~Cdcu=dt|Gqi9bNqj2ql1j|Ud}iD@nxW5dcj()cz'ukMqt7.HmrWmsD'7a9dr{+dr{,aXb7b@dGe+a;cPhKc_'Ddr{3j5d`ef{"
-    "Crd/'a-dtu@dtrWdsi@egoU+egt+iJeg}<rmR;9'b+a(d@a>e%bMb1ZrtArwDa'rw>rzJ)dtoHdtkO1r|Ur}Rw|Yen|Zf+eja65sh_b"
-    "Fe1fRdue5dub<Pc#c'duq/aczYcqqAAaPcqwDcqo[c7dv|XZdvr,c)a'dvxNdvx8iBe5%c&lN]dwiZdv{<ur.usLdwhLenyIuyZpf^p"
-    "j-dw}#g)eo~K3u~Hdxp7epn[epsHdxsE#a#dx|-dxu`vbYve3d/Zb#vg.erf@dyt&j'f5vx0a%vzPdzr)esn>esp5hVd9dzuSwdEwfJ"
-    "-171a1d{pVw{T%";
-static const char tt__fold_many_text[] =
-    "akS*4#$,D#f:*4#$,D#a/&b5#Z*2#$*4#$.F#d24J#b**2#$*4#$.F#b;(6#$*6#$,/#az+$aH#%$aD#%$a@#%$a;#%$a7#'$a/#R&4"
-    "#$&6#aeh5*4#$,D#f+(4#%,+#d/&4#$&6#ztG0@#$0=#$2=5$4=7$6=9$8=;$:==a>&bS#$&bU#$*bS5$*bU5$.bS7$.bU7";
-
-enum { TT__LETTER_ROWS = 1544, TT__MARK_ROWS = 334, TT__PAIRS = 1058, TT__COMPOSED_PAIRS = 940 };
-static const char *const tt__letter_text[] = {
-    ",q+5'#a}X#ai1#yP#cp^#l]#;#+#cp^#l])'='#+(+%4#+)dV$4#d;$F#4#+#i)#+#cd,$dh4$bd~,'aq01q8*4$44kf3#b;#doP#m("
-    "#a8$dE%m(#a/#4)4#a/#hU$4$bu8$kt,$ss($tD#fL#wn4$eh,%4#u@#et^#d;)fk/#+#c@#+#gP#+#gP#+#c@+cu0'm(#d;7d;$d;%"
-    "ap+#+%d;#e}A#b|T#ai1#l]#dE#c@#m|<#+#4#}'%xT#dE#gP$p3#dE#ai1#hU%4#ayH%4#c@#dd$#cx;%loQ#ao'#41ai1#dpU#agH"
-    "#dE$hL#4%3%b}Y#p3#4#agH#4#l##4#tD%a}X$clM#l#%+$al^(ch<$uI+ad;#ey0#ahL#a|]$db]#o/#gp<#fL#c@#4#bb+#c@#fL#"
-    "4#p3#j]#aa0#dE#fL#d;#ai1#+#bd4#j]$~,%dE%b}Y$yY$4&m(%c@#4#c@#wP%fL%fL#c@#4+c@'eI$a8#dE#fL%ai1#dE%uZ%4$3%"
-    "j]$uI'dE%b}Y$yY$4#a8$4#a8$dE%c@$s@'fL%fL#c@&b;*iY#4$a8*ai1#fL#hU#b;.j]$ad<$hU$b}Y$yY$dE$q8%c@#4#ab3$j]$"
-    "fL#c@%42dE#fL%ai1#++4#uH$j]$~,%dE%b}Y$yY$dE$q8%c@#4#c@#wP%fL%fL#c@*3#gP'eI$hU#fL%ai1$4#uZ-b;#4$uI&hU$m("
-    "&dE$4$dE&dE&hU&aq0'c@#o/&j]$j]#c@%4)c@1ai1#i)0o/#3#~,$hU$cd,$bd4%3#4#|#$j]$j]#c@*gP$hU%4%dE#fL%ai1+z-$4"
-    "#j]$~,$hU$cd,$ahM$q8%c@#4#o/#c@#fL$j]$j]#c@*gP)dE$dE#fL%ai1$dE#3/3#j]#ad<$hU$et^#dD#4#c@#wP$j]$j]#c@#4("
-    "hU#c@#z-#hU#fL%ai1#adN$uI$3#fL$blU&ch<$ad<$4%yY&c@'c@#s@$b;$|##c@)ai1%fL#+/ftU#b;#dE#o/#l#(yY#b;#p3#j]#"
-    "+#ai1#d;IdE$4$q8$ch<$4$ahM#b;#dE#o/#gP#3#fL#4%q8$4$p3#fL#3$ai1%m(D4&a}X$+&gP)ai1#ah_$c@$c@$c@#l]#fL#hU#"
-    "a8#m($m(#a8#m(#a8#m(#a8#m(#a8#aq0#a8#hU'xT#b;#c@#b;#p3#fL#tD#+#gP#q8#wP#c@#o/$o/#c@#o/#c@#o/#c@#o/#c@#a"
-    "s7#c@#j],c@,q/'d;Ie}A#j]#c@#ab3#c@#b;#gP#o/#4#ai1#u@#uI#o/#m(#j]#4#j]#dE#|##hU#o/#auA#ao'#c@#4#b;#ai1#o"
-    "/%eh,$4(4%e}A#+#nf^#bzM#f}8#cv4#r{Q$m(%yY$4$m(%et^$m(%dpU$m(%yY$4$m(%a~$$g}0$m(%ikY%l##ad3#buJ&bd43lb^%"
-    "uI%+#b|a8#d;#bhE#'#cp^#d;&jp$#hL#i9#~,*blU#fL#c@#3,bq(#fL#c@#d;,blU#fL/auA$hU$fL/ggY#df+#c@#b;#hL#4#hL$"
-    "4#c@%ai1)ah_)alT#j]$3#ai1)loQ*q8#fL#du(#c@#4(ixM-dh4$as7'afD#l#+d;#ai1#dd$%q8.fcQ'cp^)ai1#FIcd,#gP#j]%d"
-    ";#gl,#ajT$c@#bw@#ac7%c@#ai1)ai1)yP#4#u@%a|]#b;#bd3Us@#fpE#gP#a{X#c@#~,&ai1#yP-agH/j]#dd$#afD#gP#fL#dE#a"
-    "i1#fcQ#c@#ao'#gP+l]#d}I#bs/#c@&q/#ai1&hU#ai1#d}I#d;#al^(e}A%hU#~#+l##+#axL#b;#}'#m(#c@#m(#fM#c@#dE#3#gP"
-    "#4({e0#gsH#q7#tD#ail,%uI%eh,%uI%~,$4$4$4$blU#a8#4#a8#4#a8#4#a8#4#a8#4#a8#4#a8%gl,$q8#a8#4$a8&hU$hU#a8#4"
-    "#a8#4&hU#a8%q8#a8'hU#a8#yY#a8#4$e7%hU$hU#a8#4#a8#4#a'%e;#ad/$dD%ch3#d7('#a}X#dL#hL$au7$+#;#ahD#'3F#4%uZ"
-    "&d;#4#ah_&d;$auAWaxL#o/#c@#j]#at;44'4%ahM$4&q8)4$a8$4$eI#dE$al^%m((q8'4$bdF#dyZ#dE#mJ#Ff9l]Ae@e,hl5=ggX"
-    "#b~-j3ayH#dd5Ud;CahDfOb}Pa&l]Dd;cNa'dWabm()m(#l##dE(l]#F#d;#eh,$4(4%gx^*4#+1c@#cd,,yY$yY$yY$yY$yY$yY$yY"
-    "$yY$doP#fp;#4#bp]g<'#hL$dE#V#ahD%aq'$ad_#xT#+#q8%i9#dE#+&lb^%gP%hU#+#lt$#+#m((e}A$mg(&m9-dlETbd4Dah_B~="
-    "$a~5Dah_Ka~5e7aagkYa'coabEa*fl4#d;#ahcQ#hL#bd4#ai1#dE7fpE#c@#j]#+#akX#+#dh4#gP#ixM#ai1#gP#u@Cad<%noA%ik"
-    "Y%dE$4$~,8bd4#b;#hU#c@#m(#b;#cd,#s@'3&uZ-ggY#l]+fL#f}8#bf;#c@#b;+d;#ai1)bp##uI#hL#4#+#dE#3#ai1#cyA#s@#l"
-    "##d;#cd,#as7#c@.+#c}Q&o/#fpE#c@#as7#c@#au7$4#ai1'd;#q8#b;#ahM#ai1#q8$et^#a{X,hU#b;#~,#fL%ai1%l]#cd,&4#j"
-    "]#f}8#c@#4#l##dE#gP#q8#gP#4#c@#4;hU#d;#al^#s@#d;#hU#b;#c@-uI%uI%uI,yY$yY$e}A$ayQ)pfM#ab3#+#b;#c@%ai1)av"
-    "|w0/cd,'fy(dtXahi(#dE#a8#4#a8#dE#aiQ#4#a8#4#a8#dE#eI#hU#iq0%n}8JyY/q8(a8#c@#a8#ad<$avE$r<$a8$eI$eI$aeA#"
-    "m|<EaunU#d;3h}(%gp<Laq0'bf;#ahD)bg@#hL#dL#ch3#h]#hL$ayH$+'+$d;'q8$sb$'hL$u@$l]#ai1#d;&d;#cp^#hL$;$cp^#+"
-    "$+$yP#loQ&uI%uI%uI%hUGaq0$cp^$bq($dE$a~$%ayQFqjU(hL'fh5/glN#m94dVaYc@b-c}Q&fy(2c@#cuB'dlE#m9,bu8#V#~,#V"
-    "(eh,#tD(dd$$+#d}I'~,#+#qZNvj,%ai1)d}I'd}I'epM+ggY.+#al^$a~$$yY$dE$al^$a~$$yY$dE&ggY/anb^,b}Y-~,;uI$ey0$"
-    "ad<a,uI%4$fcQ$dE&4%cd,$+#~=#cd,%z-#dh4+adNTbq($dE(qJ#b}Y#uZ&+#cp^(+a'gx^'dV#dE#bdF%flF#4#j]$fL(b;#c@#b;"
-    "#c@#m($hU$c}Q%l#'c@#adN*ad3*c}Q#dV#+#c}Q#i)D~,$cyA#gP'qJ#yP,gp<&yP#b}Y%~=#bq((~=#blU*l]/z-a7jgA[gcI0gcI"
-    "*uZ#d}I#m'+ai1)ai1#cyA&q7$cd,cJdhF$ey0$dD&dE3hU[m'#c}Q#ah_#4+b}Y#al]#m9>blU#m'NbyI#z-7cd,,j]#gl,#a{X#c@"
-    "#yP'buJ#ai1#3#dE#dD#4,c@#j]#fh$#afD#gP#d;$l]#30clM*ai1)l##d}I#c@#ao'#gP$ai1#l]#4#dD#4+dy8#c@#d;#4,j]#ft"
-    "U#awH#c@#m(#l]#;#c@#fL#+#dD#ai1#4#+#4#hL$buJ.blU$clM#afD#gP#b;#u@#b;#dE#3a%yY$4$m($a~$$ahM#+)fpE#ajT#gP"
-    "(ai1)o/$~,%dE%b}Y$yY$dE$q8$3#c@#4#c@#wP%fL%fL#c@%4)c@(q8#fL%}'&tD.ahM$4%4$eh,$4#ad;$3%3$m'$q7#4#3#40dDA"
-    "gl,#awH#c@#j]#c@#m((ai1'3#hUBftU#c@#afD#c@#fL#c@#o/#gP#dE#+#4+ai1bRfpE#c@#wP%|##gP#cd##m(#fLFftU#bb+#c@"
-    "#b;#hL#4.ai1Je}A#ao'#gP#4*ai1)buZ@cu0%a{X#c@'ai1#dV#hL$yYc(fcQ#a~#aMh}(#ai1#adN/~,%4%~,$dE$ch<#uH$dD%m'"
-    "#4#3#4#dD/ai1a-~,%el<#yX%yX#4$4#3>4#ahL#epM#yX#4#m'+3+4#al]#fl4#bd3&45jgAc6dpU",
-    "2ai1)ad<$ecY#ab3$|##c@#42ai1#bq9(dd$%cb#$a{Xa0yY$dE$eh,#uH&3$dD$yX#4#3+ai1)uI$dE$dlE#q7$dD$q7#4*ai1Zah]"
-    "d)bq(#m',dD#4#3#auA$du(#yX&q70ai1#3a<42byZOdj}YaNot-$q/.{v4am]msY2ebiY33#uI#a~#-r|a8(bvwAcx$dd$#blT#ai1"
-    "|ZbtwQ*dh4$ai1'd;#kc($ai1)dd$%tD#+-ftU#}'#q/'m(#+.ai1$z-$byI(bq(g/fh$&ai1c5h}(#cd=aQjp$'3#4#fn;#ad;*o/#"
-    "auAa'dE$4#3.dD%i',}bp4+ey|,MahMd|[m($yY$dE$akgI24AhU%41m(+azeIah@obE(auA&ad<*ahM&b;#c@#+biHai1hJfl3%cd+"
-    "h[zL#tD&xT+ac7%}'Bp30v;b,l#b&buJ/buJaTcl_b2k|M$i|^$dE%4%dE%m($aq0$4$yY$ic8$m(%~,$yY$cyA$m($q8$4&yY$arfM"
-    "%clM$clM$dh4$clM$dh4$clM$dh4$clM$dh4$clM$~,%f}ZhDgvT'ga@+b;1b;%q/2s@$bb+r;dh4)uIcE}'$bkP%}'$gP$tD(htEE3"
-    "aXfh$&yX#yY%ai1'4e8dd$#34fcQ#m'#ai1gVcyA#m'#ai1cFdd$#dD#4#ai1h(yY$m($dE$a~$${zE%adN#}'Mip,#}'#4'ai1m.hh"
-    "%$i)$m9a3fh5$a~5c1m($cu0$dE$4%4$ahM$m($4$4)4'4$4$4$hU$dE$4%4$4$4$4$4$dE$4%m($yY$m($m($4$ahM$bhE(hU$q8$b"
-    "hEiLauRGcp])cp])cp]an9ai1q-fvor$DstsQ)aam0%{ijE1aeltU2b|iYak)bp}Iy)wli((szaYmep]adb+"};
-static const char tt__mark_text[] =
-    "lTv-#W#c^#W#O#e$#aQ#c^#aQ#k<#d4#c^#b_%V%Z#V#bY#b_#aU$b_#c^#V#W#aU#V#X#a^#X#a^#X#mJdGe)d<Q#d%#Q#b_#R#Q#f"
-    "-#f(#aZ#Q#aZ#R#U#V#(#)#*#+#,#-#.#/#0#a5#2#3#4$5$6#7$V#Q$0a/h5#<#=#>T9#:#;#<#=#>#@#A#aZ#aU#e)#Q#aZ#Q3BaM"
-    "g1%d%#Q#V%aZ$Q#aZ#QGCBV#Q#aZ#Q#aZ#bY#V#aU#V#Q#b_#Q#V#Q#V#Q#V#Q#aZbLg1#Q#VFd%$i9$b_$e)ObYb#nN$Q#aZ#Q#aZ#"
-    "Q#b_#bY#9#:#;#b_#Q#aZ#aU#e)a#%3'&V#Q#aZaO%3'aV%3'aV%3'aV%3'b*'b*'*D#EaM%3'b*'b''aUaJ#'0cSaTaL1cUa3aU>Q$"
-    "Q$O[J#K$L(cW%K$aZ#'$aZa%QaX%$a+a9Qk`b_oT'C'bI'-Vc:Ub:R#V#QcKV#Qa.'7h5%QTe)#f(#aZ#Qa_%2'JV#Q#g1Za+_%.a+a"
-    "*%bDb_$$#e$#aZ#c^#V$f<'Q)V&aZc5aZ#Q#g1#Q#aZ#Y#N#Q#M#ai1(V#X#Q#V#Ql#aZ#a(#d%#b,#aZ'V&a(#V#Q#V#a(#c^#Vau-"
-    "b_b8'aHacZi1P#U#W#R#aWaQa*pvPV'j=DaZa7aZdH'c,'>r_^bYI'aG%/'c`V$aZ#Q%aZ(aZ$VX'd)'kgX8lUg1#g,#aZp0QcRQbAe"
-    ")|%Q$VLV#$#Q''bQV#Qv[']'^'#%a,b_Ta+a%%a3',%aR'#%b_%#'a8%3';g1&e)c<'&%b&'#%d.'#%b)'a_'#%a['uK'kePd4`g1kq"
-    "6$b|JaS#b,&T#d`+h0%e)#aUBd%b@b_a|Gg1$qZ%g1$aZ$e)afYg,aUf-#%";
-static const char tt__pair_text[] =
-    "f<b-yH&#%&#%&#%&#-&#'('_&'a4&#%&#%&#/&+2&#%&#%&#/(-,&%(&#%&#%&#%&#-*/2&#%&#%&#/&+0*3$&#%&#%&#%&#-&#'('_"
-    "&'a4&#%&#%&#/&+2&#%&#%&#/(-,&%(&#%&#%&#%&#-*/2&#%&#%&#/&+0(#1&aW*&a'#&a&'&a'#&a&a+&a'#&`a4&a'#&a&%&a'#&"
-    "a&-&a'#&a&-&a'#&a$#&a'#*a$2&a'#&a&'&a'#&a&%&a'#&a&a)&a'#&a&[&a'#&`6&a'#&a&+&a'#&a&%&a'#&a&a'&a'#&a$a0&a"
-    "'#*a$%&a'#&a&%&a'#&a&'&a'#&a&a+&a'#&a&a(,%,&a'#&a$a1&a'#(a$a2&a'#&a&a3&a'#&a&Y&a'#.`8&a'#&a&a3&a'#&a&Y&"
-    "a'#,a$2&a'#&a&'&a'#&a&-&a'#*^6&a'#&a&a3&a'#&a&Y&a'#&a$8&a'#&a&%&a'#&a&a1&a'#&a&Y&a'#&a$Z&a'#&a&Y&a'#*a$"
-    "4&a'#&a&%&a'#&a&'&a'#&a&+&a'#&a&%&a'#&a&_&a'#&`a2&a'#&`#&a'#&a&/&%0&a'#&a&/&a'#&a&-&a'#a,a<B&a'#AW#&a'#"
-    "`aOA&a'#&S#&a'#&W#&a'#&W#&a'#&c=2&a'#&a&(&a'#&a&9&a'#&a&:&a'#(aW+&a'#&jP#&%#&kQ#&a'#*e43&a'#&[#&a'#&[]&"
-    "a'#&lJa.&%#&aO3&g5#&r:#,a,8&a'#*U$&a'#&bZ%&a'#&a$#&a'#&>#&a'#&f(@&a'#&a&'&a'#&[&&a'#&a&'&a'#&[&&a'#&a&'"
-    "&a'#&W&&a'#&a&'&a'#&^&&a'#&a&'&a'#&^&&a'#&a&'&a'#&a*N&a'#&a$#&a'#*a>W&a'#2a4,&a'#&[a'&a'#&cRa,&a'#&a(#&"
-    "a'#&eC)&a'#&nZ(&%#&oK#&a'#h_uFyO%%#'H#%8yJaHbIyI7u2#2cJyJ&xV#%x6yI&x@yJ&'#&'#(/#(/#&+#&a)#YaI1&;#&;0&+#"
-    "&'#&'#&H#YG1&;#&.0&/#&+#.5#&#1aAb12&#3(&0,<1.L0&&$&9/:8#a(a'#S(.&#3(&0,a-1.[0&&$&9/UaJ5&%#bAc,4&a'#Aa2#"
-    "&a'#&a&'&a'#*Y&&a'#*e='&%#&fA#&a'#&a$#&a'#*a$*&a'#&a&+&a'#&W#&a'#*eL#&%#&f2#&a'#&a:*&a'#&a&+&a'#&a&)&a'"
-    "#&[(&a'#*[#&a'#i[oX|)&#%&a)#&a(%&a-$e,dJ#(K#GF#s^s]xT43#*)#a/`#%%#%%#%-#%-#%%#%5#%+#cIe'd7&#VDa2Y%%#'=#"
-    "bTd9d3)/#a-a*#%%#%-#)B#gUi@i;*#S&#VDa2Y%%#aWcPe-aUaPU&%#&$Vd,d3d1d$d%d121#&#%(#K&+Jd2d+cB&%#&$VdQdZcV(#"
-    "-&),&(NkZl%oP77#--#--#--#=Y&7aJb0'#'%b-;'%#5b.#Ha)aV77#--#--#--#=Y&cKd_d%cbUcbTcd)('#('#('#('#,+#a:a9#("
-    "'#*'#&%#()#w:gt<fy6&a'#&a$`&a'#&a&]&a'#&a&@&a'#&c9aG&a'#&e</&a'#&a&]&a'#&a&@&a'#&a&6&a'#&a&/&a'#&eTaA&%"
-    "#&$%&%#&fWa@&a'#&a&)&a'#&o%a:&%#&p(%&a'#&a$(&a'#&a$)&a'#&a&]&a'#&a&Y&a'#&a&a%&a'#&a&1&a'#&a$'&a'#&c;aE&"
-    "a'#&e>#&a'#&a&a+&a'#&a&@&a'#&a$>&a'#&hn/a$&%#&ho4aB&a'#&a&*&a'#&a$a>&a'#&a&/&a'#&a&]&a'#&a$[&a'#&a&]&a'"
-    "#&a&@&a'#&a&*&a'#&c=a>&a'#&a&1&a'#&bZ2&%#&$%&%#&h<#&a'#&a&/&a'#&`#&a'#&a&]&a'#&ho/a$&%#&hp4aB&a'#&a$a:&"
-    "a'#&a&]&a'#&gN[&%#&-#&%#&hgB#&%#&hpA#&a'#&a&]&a'#&a&@&a'#&a&*&a'#&a$4&a'#&a&;&a'#&a&(&a'#&h)a>&%#&%1&%#"
-    "&i0,&a'#&a&a'&a'#&a$a,&a'#&a&%&a'#&a&1&a'#&a&$&a'#&a&]&a'#&a$[&a'#&a&%&a'#&a$$&a'#&a$,&a'#&a&a)&a'#&a&@"
-    "&a'#&G#&;a8&)'&'#(hP(.jG]&a'#&a&W&a'#&c12&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hmT$&%#&hlQ$&%#&$$&%#&$5&%#&$.&%#"
-    "&hlN)&%#&hs&_&a'#&a&W&a'#&a&.&a'#&c9&&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hn7$&%#&hsO1&a'#&a&X&a'#&W#&a'#&a&W&a"
-    "'#&c92&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hnL$&%#&hh^$&%#&$$&%#&$5&%#&$.&%#&$a'&%#&k&#&a'#&a&W&a'#&j@2&%#&$$&%"
-    "#&$5&%#&$.&%#&$a'&%#&k<a,&a'#&a&a-&a'#&a&W&a'#&a&.&a'#2{@D&#%&gw%K&%#&$%&%#&$b-&%#&gx*aE&#%&gx9K&%#&$%&"
-    "%#&$b-&%#&gw.aE&#%&gw=K&%#&$%&%#*gxCH&#%&gxRK&%#&$%&%#*gwKH&#%&gwZK&%#&$%&%#&$b-&%#&gx`aE&#%&gy1K&%#&$%"
-    "&%#&$b-&%#&gx*aE&#%&gx9K&%#&$%&%#&$b-&%#&gy>aE&#%&gyNK&%#&$%&%#&$b-&%#&gx>aE&#%&gxNK&%#&$%&%#*gySH&#%&g"
-    "z%K&%#&$%&%#*gxSH&#%&gy%K&%#&$%&%#&$b-&%#(gz*aC(gz;K(#%(#b-&gy.aE&#%&gy=K&%#&$%&%#&$b-&%#&gzCaE&#%&gzRK"
-    "&%#&$%&%#&$b-&%#&gzCb.%#%&+$%#%&'$%#%&'$%#%&/$%#%&/$%#%&+$%#%*gv1b3&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#"
-    "&%#&%#&%#&F#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&aJ#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#"
-    "&%#&gzOb(&#&&gzRb-&gzQ#&,#(-(&g}))&g~,b(&#&&#*%#%&#b3'a7{Y*z,{T&hvT)&gzM#&4#(5(&g}=)&g~Eb4%#%&'$%#%&#b3"
-    "&g~3b4&#%&#b-&g}*a`&#&&F*%#%*Eb-&F#&aIa`&#&&#*%#%(hb5$&#%&#b-&g~Ua`&#&&/*%#%&6H&#%&+aD&/#&a2a`&#&&#*%#%"
-    "&*J&y8K%#%%b:yI*hy@{Z&gz8#&-#(,(&g~=)&haUb4%#%&7$%#%&#b3%y0{Y)h{+#%%#iRha[#+|O#%6y]cOin1aD&'#K'#a&b##&+"
-    "#&&#aSaJ#.-#*)#UT#('#[R#*1#*'#()#SitA#(iu7#:K#&itM#&'#&iu;#&%#*=#&%#*)#&%#2)#&%#*1#&%#*)#&%#a.Z#&/#&%#&"
-    "'#aKaE#&%#&L#&%#2a'#&%#&%#&%#b#cwN{>%%#beLan*{@ap<ap7l{1('#('#('#('#('#('#('#('#('#('#('#*)#('#('#21#&#"
-    "%()$&#%()$&#%()$&#%()$&#%SaQ$8bZ#A@#('#('#('#('#('#('#('#('#('#('#('#*)#('#('#21#&#%()$&#%()$&#%()$&#%("
-    ")$&#%SaQ$*b=#&%#&%#&%#,9#a{nRlh*lf$'V)947%#%%biwX$%#%%bixM8%#%%#+%%#%%#%%#%%#%%#%%#''#%%#%%#%%#%%#''#''"
-    "#%%#''#%%#''#%%#%%#%%#%%#%M(%*/%7#%5#faQboyZbo|1('#C7#d:dLcJ&%#r$qRqV&#Vl2l7kV&#6(#=h<hBh'&%#awk-awk#aw"
-    "kT%%#%15%#%%#%%#%%#%bZc#<%%#%%5%%#%$%%%#";
-enum { TT__GRAPHEME_ROWS = 820 };
-static const char tt__grapheme_text[] =
-    "#h4aGhE,+&$#+iY}JdGaJd:kR$%$5$5$%]a>-bN$$Re93%aMaJ#*$a9%5$VE*$%Bf_aCbN_b-,%;V$b-$F$a)OFX:(b-Nf-#*#h5#)4"
-    "iQ#%#)#%$J#aZ#Z#'#9$aJ#b$%57b$$%#94e0$aQ$,&^%%$%#9#V%9%9#',%'<$,%5/</%%5#)]%$J#5'5%F&%B5&%.5#)4e0$aQ$<$"
-    "a0%%$J#a)$5#)$9#'758,#a9$%#94e0$aQ$<$a0%%$5#)#V%9%9#'*F'<$,%50,3%`%#)#%#9&J$J#%,%L%#J#%3e0$d,%%$F#Z$F$F"
-    "#'*5$M*5A%#9]%$)#5#)#%#9$F$V*5.52)/5#94j$#5$%#9#V$J$J#'#*+%-5A%#9a-%'%#9#F$%$aN#%59a$%$)#aJ/aZaJ%$)#b-."
-    "aJa05>%$%$%'9UcB#)#a)$5(bN$i9,%^k8%V#)#a9$'#%#9#5#,3aA#9#5#^#F#,&<*M#V#c8#%$)#5)%#,1%kOFoRV@FA5B5/mQ#5#"
-    ")#aJ#a_#%#9#b-#'#%,%QF#$#%a^5F%a_F#Z#5#J'9#%#a=#FcK5#9#%'n$#)#%#)#aJ$'$%%aZ#a=#b=%%Tl%%b_7V#))<)hM#b=#Z"
-    "#5#'#b$Bb-/5#)#gY#)#V#9#F#'#5#<.ML%#)#5#J#%#)#a)Ta_#aZ#9#5bDF$c1#)#aJ'%)%%)#5c5pVhO$#&#(#4;aI0+/+9d$aHh"
-    "FU+9+aBa@2;f*;/+bR+<bT'Lc6+cW;-+,+_]$a/,+%+%;%+'+%+$;%+&+&;+L(+$+(c'.;%+$;$+5+%;5a@$+$;&;(+%;';.;(;%+(;"
-    "$+$;7;(a@$]%+'+%+%a@$+%+$+$+)+&+)+-;2+%+'+$+'L$+.;TL,+1+1+f/;gOL6;W+'+fUFb8%aHh5i1a9#+/+aC5h@+$+pn0V$b="
-    "D5a75dD%&%'%:9#5#)'%a:9Vd)#5=dF0%JaZ<bN#)#%PF#)(M&iA#%#9#V#9#5#9#'Ca0#%$b4-a0Na9#9#5#9#5/%+%#)5d,$M),$%"
-    "$<T%$F%5(5$%BbU#)#5#9()#'c8g(+9#%#9#%#9$)#%kgX%l4d%3d%c>$bJ5a7b^hE%cR%bAa){U,#F$5(V#^$M$gI%F''bQ5iEVa(a"
-    ")e45a4a9a-bNUVb%)#%#)YcRM%%5-F#)QJ#V#9#5%*'%-*VF#iA#a)#)#a9#'#%2,#9#,O%/5#)TJ#b-#)#%$:(V$)#%aDJ#F#9#V)%"
-    "%%bI%#J#aZ85#9[5$%#)#%#Z%9%9#%,%-9%aJ&a).bE$,%,$j$%%#9#a9$%%%$F#)$9#5#'#*#%15a9J#aZ#9#F#)#%:%a8%#9#a9#)"
-    "#%#9#%#)#5#)#5c[%#9#V%Z#5#)#5>5a9J#aZ#9#%#)#5aR%#)#%#9#aZaM%#)#%%V#)#a)d3J#b-#)#5c4aQ%,%b$$<$f4#%#a-$9%"
-    "F#'#*#)#*#)#%b8J#V%5#Z#%&)>,#b=#jE#a9#)$V+'+,#a9#9#F#jE#a>#c1#)#%#'c5%#)#F#)#%#)c6)#aJ$a9#)#%a9eJ$)#aJ#"
-    ")#5#)#5b%a9&%$5$aJ#*#%a)a-$5$9#%#)#%eS5#9,5#*#)#c8$h^#9#a)&9#5#':%b|Yd$#%)cRfk'b_#J#FakHa)`aJq@%$nB*Va8"
-    "%.5j{*5$Ubr7l%%eZi%a)&a9#aY#aZ%aJBVb@Fab`n='m)+%1%9a)$cRvLaJ$d5%aJ$5$a)aL%bLaJf2%a$Vh@Vd15d&%%%*5(%gZaJ"
-    "aUaJ|M+K]aLc'2;2+1;IbDaX;/;1+%bD6nT>cX-+7+%b3$],f#)at#%}P%;$L%v#%L$]#a)#bgH$pL.a@$f3*;%b#/+%]%+';0;%++;"
-    ",+(L/L+L%+$+'+)+&+)vTTrD(b#%d;&+$a@%c7cJj#/]]b#-a@Lb#B;/]%cH,j3/l;$bD$as/a@b#1ahTd3ib;np{1h4#y9#acY#bcR"
-    "#aa}Q";
-enum {
-    TT__LOWER_RUNS = 182, TT__LOWER_LOOK_BACK = 3, TT__COMPAT_ROWS = 3678,
-    TT__COMPAT_POINTS = 5599
-};
-static const char tt__lower_runs_text[] =
-    "a(c8a'b*b^#;U#Lf0a$VI#*a^#4e^#R#d&$Id'+#f_$8f^'#fV$#fU%,fT%#fS&#bH$-d)%#fM%#fT$#'%#+$#&$#f['#g#$#'%#%$I"
-    "g()#g1$#g0%#g1&#g0%#g1$#g0%,g/%8g.'#g3$#g2'##++%&+#&+#&a^$4b0#6+%&#$%#c2$#a9$e,aZL#d8%b0d9;#k}T$#k}S%#e"
-    ">$#le-&#k}M%#fC$#hT$#'$a,b6d_8#)##,#cV*7bG&,$&7Z&#$%b,a$5a(#P#S,c$0@#b$&#b%%#2$#3&4d8&b$g#3d,aGa7d8a$Ng"
-    "$#Z#@$aM>2lI#aId^aFarSd^g~DK##)##l&jEaec7a7Mame.afM#0*eIcj4Q4#e:sUcj5bJ#hmW%lIhmXaP^43M#3^#3^#3M#4Y#2^#"
-    "D^#3^#3^#3,#%,b.%#b-/<bE'#bF/,%%,c&1,c'%,c>%#cB/,d$%,'%#cZd_#hj2'#|W$#d%*#if7Rb$:G#AmKc8Vaa)f4PaH#aE%#k"
-    "|*$#gt_$#gt<&Ik{H)#k}8$#a%$-a*&#k}@&##,,k~C%m,k~DaS8#*##qgFe^#a'cE#bNaM#3h(#a.8#'#aigQ$a,aigR0##%#ap}8&"
-    "8ap}9)bA#7#ap~4$#8$#+$#7$#(%#aL$#S$#N$#aq}J$a^~Y3#aI$#ap|I$#gtR$8aiiB'#aqa>$a^aqa@3#aqhO<#aqhPlk]c8a%tS"
-    "e03b]dM#c/dY$$a,#/aM#3I#+##}CfMVc@bUa&ar3d,#le7d,#aHc0,ql+d<1";
-static const char *const tt__compat_text[] = {
-    "aqNd2b*2xT5b)a0b6xLHB##$KxF#~RI~YyV#D#b%7b*icNicG%$icNicK%%icJicGadCc*%$a%%c6a8cF$a%bBb<s=sKoZu4t=cWPw#"
-    "%$aTu]%a%Pu]$U&$$a#$a%&$a$*$$]$a%*jUbIP$$aT$a%Paz;f,#p_#p^#1#q3#%#-#q<#%i6d$xP$$xR$$xX$$yX$$xJ$$xZHs/#p"
-    "S#/#+#r#anOy^zVbO6xF%$xT0v/{_#-#K$$e>$$e0#a'#0gBa&#/##5a>#]ZOc}*aP_bk*a>bF$a'a@$d/bQ$d.a;sw<b;Yah*#Yl$b"
-    "AG$$6mTaJaaVb#b,B7$b.BcyTb`aaeNheM#d;#d<5####j]#j[##############5$#oD#oE#%#%###%#5#p@###gqP#hd4#%###pJ#"
-    "%###pO5'#%#g9#g8#p+#gr5###hdC#)###hdB#gqM#pW#hdP#gg.#####F###|Q#3#'###{F###=#+##cZc@j/qC#pC#pF#k[#l)#pQ"
-    "#pT#%#)#'#####gt]#gs4#aI#gu-#gsE#aE#&#%#######'#5###g0#g9###gpN#gpO###qM#qR#####iRbe<aeSt-$Fv#bzOl<y-6&"
-    "y-$$zP%$xTa]c7:y-I%$y-G%$y-aFc]>y/K%$y/I%$y/aDc]>xT2%$xT0d0AxF$$y/5&#$#$#$#$#$#$#$#$#$#$aTib5aCibOz1cH%"
-    "$$#%$##b;Q[icD#%$##6%#%$##a0icY#6(xNb<P#$$`$a$a#c^ic-###b)ic[dT$#aXHaW###########A#is3#irO#O###b3#b(###"
-    "################A#is3#irO#O##5aT#)#5#3#p##pG#'#######%#'##c6aCa)z+b<aKaP%$aKb3#a$$cHcI7bIaOb+%$aOb7#j#6"
-    "gCcC#b>#a&#$#$#a%#f7#g<#$#'#a%5a&$$a)H$#####$#$I&.%#A1$$05+Z*Z[##5a'#a(##5-#a)#aoX#######ap07a0,R#}J#>#"
-    "a(#;#hsPa/irG#a%###)##aVb*icNicA%$icNic<&$icNicM$%$icNicI%#icLicI%&icNicE%#icLicE%#icJicE%#icHicE%*icNi"
-    "cC%)icFicC%,icNic>%%icJic>%%icFic>%%icBic>$0icN#R$$#%$##$$=#;$$<%$<#&$<##$>B#@$$A%$A##<#6###3#Z$$#%$##$"
-    "$=#;$$<%$<#&$<##$>B#@$$A%$A##<#6###3bPb8icPicIarIinD#%$##6%#%$##eqNjhM################$4$$$#$$%$$'$$)$$"
-    "+$$-$$/$$1$$3$#&%852%$74%$96%$;8%$=:%$@<%$B>%$DA%$FC&$5$0&$5#2&$5%4&$5'6&$5)8&$5+:&$5-<&$5/>&$51A&$53C&"
-    "$7&0$3($#*$#,$#.$#0$#2$#4$#6$#8%4$&%$#(%$%*%$',%$).%$+0%$-2%$/4%$16%$38%#&&%8aZaW%$a]aY%$a_a[%$b#a^%$b%"
-    "a`%$b'b$%$b)b&%$b+b(%$b-b*%$b/b,%$b1b.%$b3b0%$b5b2%$b7b4%$b9b6%$b;b8%$b=b:%$b@b<%$bBb>%$bDbA%$bFbC%$bHb"
-    "E%$bJbG%$bLbI%$bNbK%$bPbM#T###################################################/########################"
-    "###########################bAmc^hf-###~]iw(#)$'#%$##ee)oQ#Mbl5lp5b~ZqlDxZns;cHwf[#a5#=#3#V#a=#/#J#V#u@#"
-    "a1#-#P#J#L#aP#L#7#e+#c)#Z#+#_#3#X#;#T#aN#F#X#y-#b9#o5#P#1#7#F#bB#oX#aF#c_#P#H#N#aR#'#l%#5#9#;#cV#1#+#cX"
-    "#5#;#1#b##D#F#bJ#s7#aB#L#xJ#+#bP#B#;#L#a3#+#hX#R#a%#acV#b-#P#aZ#R#3#/#aN#+#a%#ae]#nX#9#+#)#1#F#%#bL#g-#"
-    "+#k3#5#aJ#/#3#1#c##/#gF#/#aH#D#aD#gX#/#D#jX#d-#-#f%#bX#aB#lF#d;#s)#X#aX#aL#b1#7#-#a'#bB#5#kB#/#3#3#B#@#"
-    ")#bH#)#-#abL#_#oH#9#P#i;#;#b7#aB#rX#@#@#a+#a/#fH#9#b/#h1#a##f]#L#+#g5#f)#d+#-#+#aa)#3#e-#e)#'#aD#c@#;#)"
-    "#/#c1#a)#-#=#eD#aL#)#f'#'#H#h9#aF#/#b5#5#'#5#_#m+#m5#5#a1#N#1#5#)#a5#)#D#+#;#X#@#1#a]#@#)lHaolAoZmq75i~"
-    "-#'##|UwvOmwJ$$mwLImv_'|CaQNnNib,###eH#eI#eJ###eM#####eL###########e.#M#####T#U###################bH###"
-    "######################################O#bE###eZ###)#%#+#)#%#f6#f;#%#fA###%#%###)#%#%#########'#)#5#/#+#"
-    "e@###e.#####a;###'#3###%#5#'Zqe%#dJ#d:#bo1#bo2#a+#a,#kd'#kaC#b,#U#ce-#pW#bl0|VvmMdwPdwM%$dwTdwQ%$dwVdwS"
-    "%$dwZdwW%$dw]dwY%$dw_dw[%$dx%dw`%$dx)dx&%$dx+dx(%$dx/dx,%$dx1dx.%$dx3dx0%$dx5dx2%$dx7dx4&$dwPc1dz[&$dwT"
-    "c-dz[&$dwVc+dz[&$dwZc'dz[&$dw]c%dz[&$dw_c#dz[&$dx%b]dz[&$dx)bXdz[&$dx+bVdz[&$dx/bRdz[&$dx1bPdz[&$dx3bNd"
-    "z[&$dx5bLdz[&$dx7bJdz[&$dx+c3d{8)$dx)c+c(b_b7d}:($dx)c+bYc'd{87&vd3vd0%$vh]vhY%$vdFvdC%$xsVxsS%$vi/vi,%"
-    "$wcBwc>%$vd9vd6%$wc=wc:%$vg9vg6%$ws)ws&%$}gX}gU%$aa{_aa{[%$~v#~u^%$}h]}hY%$akl_akl[%$xv)xv&%$||-||*%$}q"
-    "D}qA%$}gZ}gW%$adm3adm0%$wyZwyW%$aboBabo>%$ai|Nai|K%$adn5adn2%$wn;wn8%$vkVvkS%$w}Hw}E%$y|Hy|E%$acw-acw*%"
-    "$vlVvlS%$ai}_ai}[%$wsPwsM%$adnVadnS%$vm9vm6%$af{3af{0%$af{Faf{C#xfH#br3#a~'#fg_b=aea`+A$a$$$$#$$%$$'$$)"
-    "$$+$$-$$/$$1$#($$&$$$$$#$$%$$'#dw7#%###%#####%#%###%########$Ic1$%c-$#c+$%c'$#c%$#c#$%b]$%bX$#bV$%bR$#b"
-    "P$#bN$#bL$#bJ',bRbXf(cB&(c3c4cB$&c55qj)#dJ#d:#bo1#bjK#x3#},#}%#z(#akN#erP#bt'#ae`#am(#ld##ptY#df%#s7#iK"
-    "#ee7#jq:#hsF#gm-#en<#j}[#kc_#aiC#gz^#or_#q}O#s9#gg5#lgX#tvE#uF#gj%#hj>#a+#a,#do3#bx[#f,#bk5#aK#gxD#kj8#"
-    "qq)#pj2#as5$yhO)$$+$$-$$/$#*$$($$&$$$$$#$$%$$'$$)$$+$$-$#,$,}gF$#}gD$#}gB$#}g@$#}g=$#}g;$#}g9$#}g7$#}g5"
-    "%4$}gH%$#}gF%$%}gD$Pa%%]=8$$A%W3C#mv=#%#%#%#%###%#%#%#%#%#%#%#%#%#%#%#'#%#%#%###########'#'#'#'#'######"
-    "###%#%#%###########%######9bOaBaQc3aO&$b=OaO'$bNYb&3%$c#E'%a5a7b2O%$bJaK%%)b@(%F6bFaOaE&$bTbMbN%%b=a[%$"
-    "bP[%#0b7&$b'a2-&$b/(H&$GbT/&$Gc#M&%KHG&$KaLaJ&$aX-H($KbPa>a2c5$$b+($b+b&ObL4($b+:ZaOa-'$b+'a>-&%ObL4($O"
-    "bL4Sa=($b#aGa*9b=&$b'BaE%%bBb0%%aXa(&$b=a(b,&%E9b#'$b'aKa_['%aN5b2O%)aXaK%$aX",
-    "a<&)a2c5b0%/aAa#%%aEbP$$a=$%+%)8-%#a<a'($aQc3b,aXa<&$aQc3aW'$aSc5C$('aW3RBa-&$aWNb#%$aWV%$aYbP('aOb;a2-"
-    "aE&$aKb_aO($a`a;:Cb3%$L7''a8Db%E%$b&a-&$b&aJ1%$Ja4&$b&b_a['$b&c3b4`&$b(c5b$''b,7bJa<&$b.bPa,$$T'$b,b_a<"
-    "aE%$a)E%$a)4&'a[9b'%$a[b9%$Y;%$=a`'$Na`aH;&#aGb'/$$9($9YaSc5E%%aSG'$aSGaFa=&$ZaOa-&'TaOaE%$TE%%b2bN&)a4"
-    "-a-$$$&#UaWc3'$Fa4a`bP$#:($1a<QSc#%'a>-$my`aa~5$#aa~3$#aa~1$#aa~/$#aa~-$#aa~+$#aa~)$#aa~'$#aa~%$#aa~#%4"
-    "$aa~5%$#aa~3%$%aa~1%$'aa~/%$)aa~-%$+aa~+%$-aa~)%$/aa~'%$1aa~%%$3aa~#%#&aa~5%$$aa~3%$#aa~1%$%aa~/%$'aa~-"
-    "%aRSF$,($a.L%a'$F$;U$#<$<5%$5a^%$5a[$[;$zwB~V$beZd~<$cu,eeH$ct'az_&q_bqMdp,k}H$}o,aE$(aA$|-}M$|2a>$(a:$"
-    "a(4$%8$0,%Z&9&12&9$+a:$(a6$|-}C$$|<$|2.$(*$a.aL%a+a,aL%a$,aL%0%aL%;:aL$}%|2$|2$$63$/%$.1$1$$|-|0$|2#$87"
-    "$1'%%#a^%87a^$5a^%('a^%%#a[%87a[$5a[%('a[%%iq/ip`&$iq/ip`b,$`F%XYF%a$)F%05F%a;E)'$E)iqBip`($E)iqBip`b,$"
-    "()$(-$|-|$$|2/$'W$(S$|-|`$|2Q$(M$a$5$a+U$(Q$|-|^$|2O$(K$a$7$_{L$a$|L&JaMb)b($a&aF$a'#$$%&a(irHiq2*%$a@b"
-    ",$a'a*$`aL$a'0$a(3$a'-$a$#$$'$a%5$#%$$'%$)2$$;$#8%$*)%$'($`2&a%b.b)b(%a(#($$'$a+$$a(a-$)9%&iq_iq.%OirLi"
-    "q.$E|{X$#|{V$#|{T$#|{R$#|{P$#|{N$#|{L$#|{J$#|{H%4$|{Z%$#|{X%$%|{V%$'|{T%$)|{R%$+|{P%$-|{N%$/|{L%$1|{J%$"
-    "3|{H%#&|{Z%$$|{X%$#|{V%$%|{T%$'|{R%$)|{P%$+|{N%$-|{L%$/|{J%$1|{H%#(|{Z%$&|{X%aN.9iwl#aanW#%bc#ape'ajBaq"
-    "mA#a@hsTapf-#adJ#aq~<#ara3fwy0bkh$#$$)$$/%$#)%$#/$;%$$%cIal3'$$A$$4$52$80b;c9#I#'###/#####7#%#as&k*apZ;"
-    "#e7#$#5#$#$#$#'#$#$#$#%#$#$#$#0#$#$#$#+#$#$#$#0#$#$#$#a;#$#$#$#%#$#$#$#a,#$#$#$#&#$#$#$#'#$#$#$###$#$#$"
-    "#-#$#&#$#%#$#0#$#B#$#2#$#R#$#$#$#-#$#$#$#)#$#$#$#(#$#$#$#3#$###$#$#$$Vd4$$d4#M#$#$#$#*#$#$#$#J#$$$d.$$d"
-    ".iZb8#$#$#$#V#$#&#$#%#$$&bQ#)#$#0#$#)#$#/#$#$#$#dC#$%#7aA%$7aA%$7d5%$7d5%$7:%$7:%$7cV%$7cV%$7cT%$7cT%$7"
-    "cX%$7cX%$7d+%$7d+%$7d+%$78%$78%$78#d5#$#$#$%d87a6%$7a4%$7A%$78%$76$a,+$$-$$/$$_$$a)$$a+$%'$$)$$+$$Z$$a%"
-    "$$a'$#%$$X$$a#$$a%$#%$$V$#$$$T$#&$$$$$R$+0$$.$$,$$H$%2$$D$#6$$4$$2$$B$#6$$@$#=$#<$$;$#>$$9$/M$$K$$I$$+$"
-    "$3$$5$#M$$)$$1$$3$#[$$Q$$O$$M$$%$$'$$/$$1$#S$$Q$$O$$%$$-$$/$#U$$S$$Q$$#$$+$$-$#W$$U$$S$$$$$)$$+$#Y$$&$$"
-    "'$$)$'`$$^$$[$$,$$$$$#$Yb+$#b)$Ra5%avGavL-%$avN+%$avP)%$avR'%$avT%%$avVa%%avF7a,%$7a*%$7A%$7>%$78%$76$a"
-    ",5$$7$$_$$a#$$a)$$a+$%1$$3$$Z$$]$$a%$$a'$#/$$1$$X$$Z$$a#$$a%$N3$$5$#1$$3$#[$$%$$'$$/$$1$#%$$-$$/$#`$$#$"
-    "#M$$K$$$$$#$$)$$+$'a5$#U$$S$$,$$*$$$$$#%$7a6%$7a4%$7a2%$7A%$7<$a,+$$-$$/$$_$$a%$%'$$)$$+$$Z$$_$#X$#%$$V"
-    "$#$$$T$#&$$R$+0$$.$$,$$H$%2$$0$$D$#6$$4$$2$$B$#6$#=$#<$$;$#>$$9$/M$$K$$I$$+$#M$$)$#Q$$O$$M$$%$$'$#S$$Q$"
-    "$O$$%$$)$#U$$S$$Q$$#$#W$$U$$S$$$$$%$#Y$$&$$a9$'`$$^$$[$$,$$(%$7A%$7<$a,_$$a%$%Z$$_$#X$$]$1H$$L$#F$$J$@%"
-    "$$'$#%$%$$$%$),$$(%8@)%$B'%$D%$6H$$J$%D$$F$#B$$D$2P$$R$#N$$P$2]$$_$&_$$a#$%Z$$]$/L$$N$#J$$L$(2$$0$$.$$F"
-    "$$($&&$%*$#,$#H$$J$%D$$F$#B$$D$2P$$R$#N$$P$2]$$_$&_$$a#$%Z$$]$/L$$N$#J$$L$(2$$0$$.$$F$$($&&$%*$#,$(2$$0"
-    "$$.$$F$&L$#J$'@$,0$$.$$,$#2$$0$$.$'@$#=$Ga/$$a/e=C'V%$)$%$)$%$)T%$+R%$ZU%$ZS%$ZQ%%VS%$VS%#T-%$T+%-.$%$0"
-    "%%$0_%$HS%$HS%$HU%$H#%$H#%%2#%$2#%$D#%&0T%$0T%$2a#%$FQ%$FQ%$F#%$F#%%4]%$2R%$2R%#@S%$@S%$@#%$@-%%<V%$;#%"
-    "$;#%$;+%#9#%$9-%$9+%/IR%$IR%#)S%$)#%%QT%$Q_%$Q]%$S#%$S#%$OR%$OR%$%S%$%S%#S$%$ST%$S_%$U%%$UV%$Q&%$QRJ(U'"
-    "%%&U%$&#%&UT%$U]%$WV%$WV%$W_%$$-%$$+%),#%$,#%a,/]%%'a#%$'_%$+]%$+Z%$Z-%$Z+%%V-%$%]%$V+%/,Z%%2_%&0_%%4_%"
-    "=Sa#%$%-%-^_%$`a#%$,-%.#-%*)-%)U_%,)S%%QT%:;-%5'-%'W%%&Q]%&SV%&'#%#SV%%W%%Y%_%#$a#%RUa#%,+-%W-_%X'#%8<V"
-    "%,D#%(,]%HWa#l%a[BdP%;'dP&[_#)&$]Y5&_STO&EB8;&,'N*&19/(&@MF%%KB-4$B-avEau=_#)avAav%9/(avAavDMF%*6Tav:au"
-    "HT^_)&+e-eA_eNav$#mr+###mqQ###Y#_#mr/##%mrW##fIQ##ib-#&#h~E#$#aW###bN#%#mp'###.###2###*###'######Hmq,#%"
-    "$b&xN$$xN$$xN$$xN#b'#$#$#aO#mr+#mr*59#&#+#a$#ibH#ib<###bN#%#mp'###ms,#'#)###%#@#%#&5_#aY###Xa0a0avJ$av1"
-    "9$av4avL6&avN6&avP$av1@$av4avR$av1B$av4avT$av1D$av4avV$av1F$av4avX$av1H#a&$-a@$$a@$$aB$$aB$a';$$;$a*aD$"
-    "$aD$a+7$$7$$7$$7#a.#$###$#$#$###$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$###$###$###$###$#$#$###$#$"
-    "#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$#/#$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#"
-    "$#$###$###$###$#$#$%0^a@%$^a@%$^aB%$^aB%$^aD%$^aD$$^$$^a/avC###########################################"
-    "#######################################################################################################"
-    "#########################################kt'###ay5#5###<#h5#6#bO#%#%#%#%#aZ#%#",
-    "%#a0#aX#c$#%#%#%#%###%#%#%#%#%#%#%#%#%#%#%#'#%#%#%###########'#'#'#'#'#########%#%#%###########%#)#c$##"
-    "#hzA#c0###eH#eI#eJ###eM#####eL###########e.#M#####T#U##################ZbB##########H&##########H&#####"
-    "#####H&####ZdwM###3$dMxL#d=#&#ic-5ag%#}<#######adD#a;rbzNbj}`##########################################"
-    "#########/###################################################a[########################################"
-    "###########/############5####################################a[########################################"
-    "###########/###################################################a[5###H#H###H#######5################/##"
-    "####5#5#############5######################a[###################################################/######"
-    "#############################################a[##5#######H###############5#############5/##############"
-    "#####################################a[##5#######5#########5#Z#############5/##########################"
-    "#########################a[###################################################/########################"
-    "###########################a[###################################################/######################"
-    "#############################a[###################################################/####################"
-    "###############################a[###################################################/##################"
-    "#################################a[###################################################/################"
-    "###################################a[###################################################/##############"
-    "#####################################f'#hNHk=#################################6#7#############hs)#hrY##"
-    "###############################################hqX#hrG#'#%#9#.#&#aG#################################6#7"
-    "#############hs)#hrY#################################################hqX#hrG#'#%#9#.#&#aG##############"
-    "###################6#7#############hs)#hrY#################################################hqX#hrG#'#%#"
-    "9#.#&#aG#################################6#7#############hs)#hrY#######################################"
-    "##########hqX#hrG#'#%#9#.#&#aG#################################6#7#############hs)#hrY#################"
-    "################################hqX#hrG#'#%#9#.#&#Z##Haa>###################6###################6######"
-    "#############6###################6##################aziHdq,###)#'5R#Q#.#5#H#2#######K#-#1#<#;#G#'#8###'"
-    "#%#-#%#%#aN#bB#W#aM5b<#)5VH^5Z#2#######K#-#1#<#;5C#8###'5/5'aTMa/*5Z525##K#-5.#;5CH45/5'5d/5bE5b<#)5VH^"
-    "#5#H#25####K#-#1#<#;5C#8###'5/#%#%#aN5aJ5d*###)#'#R###Q#.#5#H52#####K#-#1#<#;#G#'#8###'#%#-#%#%aBS#)#'5"
-    "R#Q#.#5#H52#####K#-#1#<#;#G#'#8###'#%#-#%#%ex$bjY&$$*$#,$#.$#0$#2$#4$#6$#8$#:$#<aDQVS%$XU%$ZW%$]Y%$_[%$"
-    "a#^%$a%`%$a'a$%$a)a&%$a+a(%$a-a*%$a/a,%$a1a.%$a3a0%$a5a2%$a7a4%$a9a6%$a;a8%$a=a:%$a@a<%$aBa>%$aDaA%$aFa"
-    "C%$aHaE%$aJaG%$aLaI%mrZmqAmqD#mr&#@$C%$J)5S##################################################$I@$+5$-A$"
-    "$#%*#/$/KgUa06$$4jUaC/ac6mqNaG$aV##%cZnbL#a}8#bd:$i|YaA#hn%#b~%#mz3#myU#b}S#ft9#ccX#ch<#enM#cw##c}>#euT"
-    "#eq&#lh+#bi>#ftV#nu:#aj2#gs+#cpK#f9#fb&#3#ry7#nj$#dn.#as1#dhJ#laX#lg[#fqR#h3#j|(#goV#bcO#&#c~X#izG#{V#p"
-    "|@a1{sSot+ot(%$hoJhoG%$ht#hs^%$ljVljS%$rkJrkG%$nhRnhO%$tcVtcS%$izVizS%$odBod>b)mo-#ciA"};
-
-struct tt__unicode {
-    uint32_t classes[TT__CLASS_RANGES]; /* first << 11 | last - first (7 bits) << 4 | class */
-    uint32_t runs[TT__FOLD_RUNS][2]; /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 + step; to
-                                        what */
-    uint32_t many[TT__FOLD_MANY][4]; /* c << 11; the two or three code points that it becomes */
-    uint32_t cjk[TT__FOLD_CJK];      /* what U+F900..U+FAFF and U+2F800..U+2FA1F become */
-};
-
-/* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
-static uint32_t tt__unicode_number(const char **at)
-{
-    for (uint32_t n = 0;;) {
-        char c = *(*at)++;
-        uint32_t digit = (uint32_t)(c - '#' - (c > '?') - (c > '\\'));
-        if (digit < 60) return n * 60 + digit;
-        n = n * 30 + digit - 60 + 1;
-    }
-}
-
-/* Adds a number that may be negative to `before`. */
-static uint32_t tt__unicode_from(uint32_t before, const char **at)
-{
-    uint32_t n = tt__unicode_number(at);
-    return before + ((n >> 1) ^ (0u - (n & 1)));
-}
-
-static void tt__unicode_cjk(uint32_t cjk[TT__FOLD_CJK])
-{
-    const char *at = tt__fold_cjk_text;
-    uint32_t to = 0;
-    for (int k = 0; k < TT__FOLD_CJK; k++) cjk[k] = to = tt__unicode_from(to, &at);
-}
-
-static void tt__unicode_runs(uint32_t (*runs)[2], int rows, const char **at)
-{
-    uint32_t c = 0, to = 0;
-    for (int k = 0; k < rows; k++) {
-        const uint32_t distance = tt__unicode_number(at);
-        c += distance;
-        runs[k][0] = c << 11 | tt__unicode_number(at);
-        runs[k][1] = to = tt__unicode_from(to + distance, at);
-    }
-}
-
-static tt__unicode *tt__unicode_new(tt_context *ctx)
-{
-    tt__unicode *u = (tt__unicode *)tt__alloc(ctx, sizeof *u);
-    if (!u) return NULL;
-    const char *at = tt__class_text;
-    uint32_t c = 0, to = 0;
-    for (int k = 0; k < TT__CLASS_RANGES; k++) {
-        c += tt__unicode_number(&at);
-        uint32_t more = tt__unicode_number(&at);
-        u->classes[k] = c << 11 | more;
-        c += (more >> 4) + 1;
-    }
-    at = tt__fold_runs_text;
-    tt__unicode_runs(u->runs, TT__FOLD_RUNS, &at);
-    c = 0;
-    at = tt__fold_many_text;
-    for (int k = 0; k < TT__FOLD_MANY; k++) {
-        c += tt__unicode_number(&at);
-        u->many[k][0] = c << 11;
-        to = c;
-        for (int i = 1; i <= 3; i++) {
-            uint32_t next = tt__unicode_from(to, &at);
-            u->many[k][i] = next == to ? 0 : next;
-            to = next;
-        }
-    }
-    tt__unicode_cjk(u->cjk);
-    return u;
-}
-
-/* How many rows of a sorted table, of `columns` numbers each, have a first code point of at most c. */
-static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
-{
-    int low = 0, high = rows;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (table[middle * columns] >> 11 <= c) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
-static int tt__class(const tt__unicode *u, uint32_t c)
-{
-    bool private_use = (c >= 0xE000 && c <= 0xF8FF) || (c >= 0xF0000 && (c & 0xFFFE) != 0xFFFE);
-    if (private_use) return TT__CLASS_DROP;
-    int rows = tt__rows_to(u->classes, TT__CLASS_RANGES, 1, c); /* at least one: the first begins with 0 */
-    uint32_t range = u->classes[rows - 1];
-    return c - (range >> 11) <= (range >> 4 & 127) ? (int)(range & 15) : (int)TT__CLASS_LETTER;
-}
-
-/* The blocks that BERT's tokenizer splits into single characters. U+2B820..U+2B91F is missing in the Rust
-   package `tokenizers`, which is the reference, by a typing error; so it is here. */
-static bool tt__is_cjk(uint32_t c)
-{
-    return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
-           (c >= 0x20000 && c <= 0x2A6DF) || (c >= 0x2A700 && c <= 0x2B81F) ||
-           (c >= 0x2B920 && c <= 0x2CEAF) || (c >= 0x2F800 && c <= 0x2FA1F);
-}
-
-/* What c becomes by a table of runs, of which that with c is one of the last `back` that begin before it. */
-static uint32_t tt__run_to(const uint32_t (*runs)[2], int rows, int back, uint32_t c)
-{
-    const int row = tt__rows_to(&runs[0][0], rows, 2, c) - 1;
-    for (int k = row; k >= 0 && k >= row - back; k--) {
-        const uint32_t run = runs[k][0], offset = c - (run >> 11);
-        const uint32_t stride = (run & 7) / 3 + 1, step = (run & 7) % 3;
-        if (offset <= (run >> 3 & 255) && offset % stride == 0) return runs[k][1] + offset / stride * step;
-    }
-    return c;
-}
-
-/* Hangul by arithmetic: the Unicode Standard, section 3.12. */
-static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3])
-{
-    out[0] = c;
-    if (c >= 0xAC00 && c <= 0xD7A3) {
-        uint32_t s = c - 0xAC00;
-        out[0] = 0x1100 + s / 588;
-        out[1] = 0x1161 + s % 588 / 28;
-        out[2] = 0x11A7 + s % 28;
-        return s % 28 ? 3 : 2;
-    }
-    if (c >= 0xF900 && c <= 0xFAFF) return out[0] = u->cjk[c - 0xF900], 1;
-    if (c >= 0x2F800 && c <= 0x2FA1F) return out[0] = u->cjk[c - 0x2F800 + 512], 1;
-    int row = tt__rows_to(&u->many[0][0], TT__FOLD_MANY, 4, c) - 1;
-    if (row >= 0 && u->many[row][0] >> 11 == c) {
-        memcpy(out, u->many[row] + 1, 3 * sizeof *out);
-        return out[2] ? 3 : 2;
-    }
-    out[0] = tt__run_to(u->runs, TT__FOLD_RUNS, TT__FOLD_LOOK_BACK, c);
-    return 1;
-}
-
-struct tt__letters {
-    uint8_t bits[0x110000];
-    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank among combining classes */
-    uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
-    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
-    uint32_t cjk[TT__FOLD_CJK];           /* as tt__unicode's */
-    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
-    uint32_t lower[TT__LOWER_RUNS][2];        /* as tt__unicode's runs */
-    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | how many */
-    uint32_t compat_points[TT__COMPAT_POINTS];
-};
-
-static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
-{
-    const tt__letters *l = (const tt__letters *)arg;
-    const uint32_t *a = l->pairs[x], *b = l->pairs[y];
-    return a[1] != b[1] ? a[1] < b[1] : a[2] < b[2];
-}
-
-static tt__letters *tt__letters_new(tt_context *ctx)
-{
-    tt__letters *l = (tt__letters *)tt__calloc(ctx, sizeof *l);
-    if (!l) return NULL;
-    const char *at = tt__letter_text[0];
-    uint32_t c = 0, a = 0, b = 0;
-    for (int k = 0, text = 0; k < TT__LETTER_ROWS; k++) {
-        if (!*at) at = tt__letter_text[++text];
-        c += tt__unicode_number(&at);
-        if (!*at) at = tt__letter_text[++text];
-        uint32_t more = tt__unicode_number(&at);
-        memset(l->bits + c, (int)(more & 255), (more >> 8) + 1);
-        c += (more >> 8) + 1;
-    }
-    at = tt__mark_text;
-    c = 0;
-    for (int k = 0; k < TT__MARK_ROWS; k++) {
-        c += tt__unicode_number(&at);
-        uint32_t more = tt__unicode_number(&at);
-        l->marks[k][0] = c << 11 | more >> 6;
-        l->marks[k][1] = more & 63;
-        c += (more >> 6) + 1;
-    }
-    at = tt__pair_text;
-    c = 0;
-    for (uint32_t k = 0, composed = 0; k < TT__PAIRS; k++) {
-        uint32_t distance = tt__unicode_number(&at);
-        c += distance >> 1;
-        l->pairs[k][0] = c << 11 | (distance & 1);
-        l->pairs[k][1] = a = tt__unicode_from(a, &at);
-        l->pairs[k][2] = b = tt__unicode_from(b, &at);
-        if (distance & 1) l->by_pair[composed++] = k;
-    }
-    tt__sort_indices(l->by_pair, TT__COMPOSED_PAIRS, tt__pair_less, l);
-    tt__unicode_cjk(l->cjk);
-    at = tt__grapheme_text;
-    c = 0;
-    for (int k = 0; k < TT__GRAPHEME_ROWS; k++) {
-        c += tt__unicode_number(&at);
-        uint32_t more = tt__unicode_number(&at);
-        l->graphemes[k][0] = c << 11;
-        c += more >> 4;
-        l->graphemes[k][1] = c++ << 4 | (more & 15);
-    }
-    at = tt__lower_runs_text;
-    tt__unicode_runs(l->lower, TT__LOWER_RUNS, &at);
-    at = tt__compat_text[0];
-    c = a = 0;
-    for (uint32_t k = 0, text = 0, count = 0; k < TT__COMPAT_ROWS; k++) {
-        if (!*at) at = tt__compat_text[++text];
-        const uint32_t more = tt__unicode_number(&at), n = more % 18 + 1, distance = more / 18 + 1;
-        c += distance;
-        l->compat[k][0] = c << 11;
-        l->compat[k][1] = count << 5 | n;
-        b = a + distance;
-        for (uint32_t i = 0; i < n; i++) {
-            if (!*at) at = tt__compat_text[++text];
-            l->compat_points[count++] = b = tt__unicode_from(b, &at);
-            if (!i) a = b;
-        }
-    }
-    return l;
-}
-
-static const uint8_t *tt__letters_bits(const tt__letters *l) { return l->bits; }
-
-static int tt__grapheme_class(const tt__letters *l, uint32_t c)
-{
-    if ((c >= 0x1100 && c < 0x1160) || (c >= 0xA960 && c < 0xA97D)) return TT__GRAPHEME_L;
-    if ((c >= 0x1160 && c < 0x11A8) || (c >= 0xD7B0 && c < 0xD7C7)) return TT__GRAPHEME_V;
-    if ((c >= 0x11A8 && c < 0x1200) || (c >= 0xD7CB && c < 0xD7FC)) return TT__GRAPHEME_T;
-    if (c >= 0xAC00 && c < 0xD7A4) return (c - 0xAC00) % 28 ? TT__GRAPHEME_LVT : TT__GRAPHEME_LV;
-    const int row = tt__rows_to(&l->graphemes[0][0], TT__GRAPHEME_ROWS, 2, c) - 1;
-    if (row < 0 || c > l->graphemes[row][1] >> 4) return TT__GRAPHEME_OTHER;
-    return (int)(l->graphemes[row][1] & 15);
-}
-
-/* 0 of a starter; marks of a higher combining class have a higher rank. */
-static uint32_t tt__mark_rank(const tt__letters *l, uint32_t c)
-{
-    int row = c < 0x300 ? -1 : tt__rows_to(&l->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
-    return row >= 0 && c - (l->marks[row][0] >> 11) <= (l->marks[row][0] & 0x7FF) ? l->marks[row][1] : 0;
-}
-
-static size_t tt__lower_case(const tt__letters *l, uint32_t c, uint32_t out[2])
-{
-    out[0] = tt__run_to(l->lower, TT__LOWER_RUNS, TT__LOWER_LOOK_BACK, c);
-    if (c != 0x130) return 1;
-    out[0] = 'i';
-    out[1] = 0x307;
-    return 2;
-}
-
-/* Hangul by arithmetic: the Unicode Standard, section 3.12. Without `compat`: 1 to 4 code points. */
-static size_t tt__decompose(const tt__letters *l, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
-{
-    size_t n = 0;
-    uint32_t last[4]; /* what is taken off the end, from the last on */
-    int taken = 0;
-    const int at = compat && c >= 0xA0 ? tt__rows_to(&l->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
-    if (at >= 0 && l->compat[at][0] >> 11 == c) {
-        n = l->compat[at][1] & 31;
-        memcpy(out, l->compat_points + (l->compat[at][1] >> 5), n * sizeof *out);
-        return n;
-    }
-    while (c >= 0xC0) {
-        uint32_t cjk = c >= 0xF900 && c <= 0xFAFF ? l->cjk[c - 0xF900]
-                     : c >= 0x2F800 && c <= 0x2FA1F ? l->cjk[c - 0x2F800 + 512] : c;
-        if (cjk != c) { c = cjk; break; }
-        if (c >= 0xAC00 && c <= 0xD7A3) {
-            uint32_t s = c - 0xAC00;
-            if (s % 28) last[taken++] = 0x11A7 + s % 28;
-            last[taken++] = 0x1161 + s % 588 / 28;
-            c = 0x1100 + s / 588;
-            break;
-        }
-        int row = tt__rows_to(&l->pairs[0][0], TT__PAIRS, 3, c) - 1;
-        if (row < 0 || l->pairs[row][0] >> 11 != c) break;
-        if (l->pairs[row][2]) last[taken++] = l->pairs[row][2];
-        c = l->pairs[row][1];
-    }
-    out[n++] = c;
-    while (taken) out[n++] = last[--taken];
-    return n;
-}
-
-/* What two code points compose to; 0: nothing. */
-static uint32_t tt__compose(const tt__letters *l, uint32_t a, uint32_t b)
-{
-    if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
-    if (a - 0xAC00 < 11172 && (a - 0xAC00) % 28 == 0 && b - 0x11A8 < 27) return a + b - 0x11A7;
-    size_t low = 0, high = TT__COMPOSED_PAIRS;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        const uint32_t *pair = l->pairs[l->by_pair[middle]];
-        if (pair[1] == a && pair[2] == b) return pair[0] >> 11;
-        if (pair[1] < a || (pair[1] == a && pair[2] < b)) low = middle + 1;
-        else high = middle;
-    }
-    return 0;
-}
-
-static void tt__sort_marks(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare)
-{
-    for (size_t i = 0; i < n;) {
-        size_t end = i, to = i;
-        uint32_t lowest = UINT32_MAX, rank, before = 0;
-        bool sorted = true;
-        for (; end < n && (rank = tt__mark_rank(l, points[end])) > 0; end++) {
-            sorted &= rank >= before;
-            lowest = rank < lowest ? rank : lowest;
-            before = rank;
-        }
-        while (!sorted && to < end) { /* a pass for each class that there is, of at most 63 */
-            uint32_t next = UINT32_MAX;
-            for (size_t k = i; k < end; k++) {
-                rank = tt__mark_rank(l, points[k]);
-                if (rank == lowest) spare[to++] = points[k];
-                else if (rank > lowest && rank < next) next = rank;
-            }
-            lowest = next;
-        }
-        if (!sorted) memcpy(points + i, spare + i, (end - i) * sizeof *points);
-        i = end + 1;
-    }
-}
-
-/* Decomposes, sorts runs of marks by combining class, composes: the Unicode Standard, section 3.11. */
-static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare)
-{
-    size_t count = 0, kept = 0, starter = SIZE_MAX;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t out[TT__DECOMPOSED];
-        size_t more = tt__decompose(l, points[i], false, out);
-        memcpy(spare + count, out, more * sizeof *out);
-        count += more;
-    }
-    memcpy(points, spare, count * sizeof *points);
-    tt__sort_marks(l, points, count, spare);
-    uint32_t before = 0; /* the rank of what was kept behind the starter; 0: nothing was */
-    for (size_t i = 0; i < count; i++) {
-        uint32_t rank = tt__mark_rank(l, points[i]), composed = 0;
-        bool free_way = starter != SIZE_MAX && (kept == starter + 1 || before < rank);
-        if (free_way) composed = tt__compose(l, points[starter], points[i]);
-        if (composed) { points[starter] = composed; continue; }
-        if (!rank) starter = kept;
-        before = rank;
-        points[kept++] = points[i];
-    }
-    return kept;
-}
-
 #pragma GCC diagnostic pop
 #undef TT__IMPLEMENT
 #endif /* TT__IMPLEMENT */

@@ -328,7 +328,7 @@ __device__ __forceinline__ void tt__phases_arrive(uint64_t *barrier)
     TT__WGMMA("{.reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0];}" :: "r"(tt__shared_address(barrier))
               : "memory");
 }
-// The thread arrives when all copies by tt__cp_async that it has begun are done.
+// The thread arrives when all copies by tt__cp_async_... that it has begun are done.
 __device__ __forceinline__ void tt__phases_arrive_with_copies(uint64_t *barrier)
 {
     TT__WGMMA("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(tt__shared_address(barrier))
@@ -906,25 +906,32 @@ template <class T> __device__ __forceinline__ T round_to(float x); // to nearest
 template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
-// Runs CODE with T the C++ type of a dtype of floats.
-#define TT__WITH_TYPE(dtype, T, ...)                                         \
+// The floats that this file tells apart: f32, bf16, and whatever is neither, which is f16.
+static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, store8, round8, round_16, lt_type, "
+              "and whatever else has TT_BF16");
+
+// Runs CODE with T the C++ type of a dtype of floats of 16 bits, or of any.
+#define TT__WITH_HALF(dtype, T, ...)                                         \
     do {                                                                    \
         if ((dtype) == TT_BF16) { typedef bf16 T; __VA_ARGS__; }            \
-        else if ((dtype) == TT_F16) { typedef f16 T; __VA_ARGS__; }         \
-        else { typedef float T; __VA_ARGS__; }                              \
+        else { typedef f16 T; __VA_ARGS__; }                                \
+    } while (0)
+#define TT__WITH_TYPE(dtype, T, ...)                                         \
+    do {                                                                    \
+        if ((dtype) == TT_F32) { typedef float T; __VA_ARGS__; }            \
+        else TT__WITH_HALF(dtype, T, __VA_ARGS__);                          \
     } while (0)
 
 // Element i of an array of any dtype of floats, for arrays that are small or read rarely.
 __device__ __forceinline__ float load_any(const void *p, tt_dtype dtype, int64_t i)
 {
     if (dtype == TT_F32) return ((const float *)p)[i];
-    return dtype == TT_BF16 ? to_float(((const bf16 *)p)[i]) : to_float(((const f16 *)p)[i]);
+    TT__WITH_HALF(dtype, T, return to_float(((const T *)p)[i]));
 }
 __device__ __forceinline__ void store_any(void *p, tt_dtype dtype, int64_t i, float x)
 {
     if (dtype == TT_F32) ((float *)p)[i] = x;
-    else if (dtype == TT_BF16) ((bf16 *)p)[i] = round_to<bf16>(x);
-    else ((f16 *)p)[i] = round_to<f16>(x);
+    else TT__WITH_HALF(dtype, T, ((T *)p)[i] = round_to<T>(x));
 }
 
 // Eight 16-bit floats in 16 bytes, the first in the lowest bits.
@@ -974,8 +981,7 @@ __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dty
         x[0] = a.x; x[1] = a.y; x[2] = a.z; x[3] = a.w; x[4] = b.x; x[5] = b.y; x[6] = b.z; x[7] = b.w;
     } else {
         const uint4 q = ((const uint4 *)p)[i / 8];
-        if (dtype == TT_BF16) widen8<bf16>(x, q);
-        else widen8<f16>(x, q);
+        TT__WITH_HALF(dtype, T, widen8<T>(x, q));
     }
 }
 
@@ -1358,8 +1364,7 @@ __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
     uint32_t h[4];
     TT__UNROLL for (int k = 0; k < 4; k++)
         h[k] = b ? pack<bf16>(v[2 * k], v[2 * k + 1]) : pack<f16>(v[2 * k], v[2 * k + 1]);
-    if (b) widen8<bf16>(v, make_uint4(h[0], h[1], h[2], h[3]));
-    else widen8<f16>(v, make_uint4(h[0], h[1], h[2], h[3]));
+    TT__WITH_HALF(dtype, T, widen8<T>(v, make_uint4(h[0], h[1], h[2], h[3])));
 }
 
 // Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of chunks of rows, then over the chunks.
@@ -4442,7 +4447,7 @@ __device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, fl
 {
     if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b; // NaN stays
     if (dtype == TT_F32) return a + b;
-    return dtype == TT_BF16 ? to_float(round_to<bf16>(a + b)) : to_float(round_to<f16>(a + b));
+    TT__WITH_HALF(dtype, T, return to_float(round_to<T>(a + b)));
 }
 __device__ __forceinline__ double reduce_two(int how, tt_dtype, double a, double b)
 {
@@ -4601,7 +4606,6 @@ move_plan plan_of(const tt__launch *l)
     //                                       spread  sums     results packed to_piece owner  only
     case TT__OP_ALL_REDUCE: return          {spread, !spread, spread, false, false,   -1,    -1};
     case TT__OP_REDUCE_SCATTER: return      {false,  true,    false,  false, true,    owner, -1};
-    case TT__OP_REDUCE: return              {false,  true,    false,  false, false,   0,     -1};
     case TT__OP_SUM_SLOTS: return           {false,  true,    false,  false, false,   l->me, -1};
     case TT__OP_ALL_GATHER: return          {true,   false,   false,  true,  false,   owner, -1};
     case TT__OP_BROADCAST: return           {spread, false,   spread, false, false,   -1,    spread ? -1 : 0};
@@ -9051,7 +9055,7 @@ op_kernels kernels_of(int op)
     case TT__OP_COPY: return run_copy;
     case TT__OP_WAIT: case TT__OP_SEND: return run_nothing; // the RECV behind a SEND fetches its operand
     case TT__OP_ALL_REDUCE: case TT__OP_REDUCE_SCATTER: case TT__OP_ALL_GATHER: case TT__OP_BROADCAST:
-    case TT__OP_REDUCE: case TT__OP_RECV: case TT__OP_SUM_SLOTS: return run_move;
+    case TT__OP_RECV: case TT__OP_SUM_SLOTS: return run_move;
     case TT__OP_LINEAR: return run_linear;
     case TT__OP_LINEAR_DX: return run_linear_dx;
     case TT__OP_LINEAR_DW: return run_linear_dw;

@@ -476,8 +476,6 @@ static void replays(void)
 
 /* ------------------------------------------------------------------------------------------------- stages */
 
-static const tt_program *stage_of(const tt_program *p, int s) { return p->stage ? p->stage[s] : p; }
-
 /* The instructions of a segment, as a tape. */
 static tt_tape part_of(const tt_program *q, tt__segment segment)
 {
@@ -518,7 +516,7 @@ static timing step_of(const tt_program *p, int micros, const tt_costs *c, const 
     const int stages = tt__stages(p);
     timing t = {0, 0, 0, 0, 0};
     for (int s = 0; s < stages; s++) {
-        const tt_program *q = stage_of(p, s);
+        const tt_program *q = p->stage[s];
         work[0][s] = segment_seconds(q, TT__EACH_MICRO, c, &taken[0][s]);
         work[1][s] = segment_seconds(q, TT__EACH_BACKWARD, c, &taken[1][s]);
         t.end = fmax(t.end, segment_seconds(q, TT__EACH_STEP, slow, &none));
@@ -529,7 +527,7 @@ static timing step_of(const tt_program *p, int micros, const tt_costs *c, const 
         for (int s = 0; s < stages; s++)
             for (bool ready = true; ready && at[s] < 2 * micros;) {
                 bool backward;
-                const int ahead = p->stage ? p->stage[s]->settings.in_flight - 1 : 0;
+                const int ahead = p->stages > 1 ? p->stage[s]->settings.in_flight - 1 : 0;
                 const int m = (int)tt__pipeline_action(at[s], micros, ahead, &backward);
                 const int from = backward ? s + 1 : s - 1;
                 const bool comes = from >= 0 && from < stages;
@@ -592,7 +590,7 @@ static double moved_in_step(const tt_program *p, int micros)
 {
     double most = 0, least;
     for (int s = 0; s < tt__stages(p); s++) {
-        const tt_program *q = stage_of(p, s);
+        const tt_program *q = p->stage[s];
         double bytes = 0;
         for (int segment = 0; segment < TT__SEGMENTS; segment++) {
             tt_tape t = part_of(q, (tt__segment)segment);

@@ -197,5 +197,5 @@
 
    SECTIONS (search for the tag)
      >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>ranks  >>context  >>compile  >>run
-     >>reports  >>formats  >>models  >>trainer  >>unicode
-     Each stands only on those before it, but for >>formats, which reads the tables of >>unicode. */
+     >>reports  >>unicode  >>formats  >>models  >>trainer
+     Each stands only on those before it. */

@@ -84,8 +84,11 @@ def asks(tree):
 def upward(tree):
     found = []
     for path, (head, _, _) in tree.items():
-        for used in includes(path, head):
-            if used not in tree:
+        all_used = includes(path, head)
+        for used in all_used:
+            if used == path or all_used.count(used) > 1:
+                found.append((path, 1, f"includes {used} twice, or itself"))
+            elif used not in tree:
                 found.append((path, 1, f"includes {used}, which is not there"))
             elif LAYERS.index(used.split("/")[0]) > LAYERS.index(path.split("/")[0]):
                 found.append((path, 1, f"includes {used}, which is below it"))

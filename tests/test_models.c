@@ -1616,8 +1616,8 @@ TEST(broken_configs)
 {
     static const struct { const char *model, *from, *to; tt_status status; const char *error; } rows[] = {
         {"bert", "\"model_type\": \"bert\"", "\"model_type\": \"electra\"", TT_ERR_UNSUPPORTED,
-         "model_type is 'electra'; this loader reads 'bert' (BERT, MiniLM), 'distilbert', 'roberta' and "
-         "'big_bird'"},
+         "model_type is 'electra'; this loader reads 'bert', 'distilbert', 'roberta', "
+         "'big_bird' (MiniLM is a 'bert')"},
         {"roberta", "\"type_vocab_size\": 1", "\"type_vocab_size\": 2", TT_ERR_ARGUMENT,
          "type_vocab_size is 2, of which only 1 is supported"},
         {"roberta", "\"pad_token_id\": 1", "\"pad_token_id\": 20", TT_ERR_ARGUMENT,

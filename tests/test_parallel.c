@@ -983,26 +983,28 @@ TEST(ranks_that_contradict_are_refused)
         {"cpu*4", {0, 1, 1, false, true, 0, false, 1, NULL, 0}, "sequence needs tensor > 1"},
         {"cpu*2", {3, 1, 7, true, true, 100, false, 1, NULL, 0},
          "parallel: device 'cpu*2' has 2 ranks, and data 3 x tensor 1 want 3; groups 100 is more than 64; "
-         "zero 7 is not 0, 1, 2, 3 or TT_ZERO_BUDGET; a parameter server keeps whole gradients and "
-         "parameters: use zero 0 or 1; sequence needs tensor > 1"}};
+         "zero 7 is not 0, 1, 2, 3 or TT_ZERO_BUDGET; parallel: a parameter server keeps whole gradients and "
+         "parameters: use zero 0 or 1; parallel: sequence needs tensor > 1"}};
     setup s = setup_of((layout){"cpu*2", 1, 0}, "32-true", 2, 1);
     net n;
     if (!open_net(&n, &s, false)) return;
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         tt_compile_options o = options_of(&s);
-        tt_parallel p = rows[k].p;
         o.device = rows[k].device;
-        o.parallel = p;
+        o.parallel = rows[k].p;
         CHECK(!tt_compile(n.t, n.loss, &o));
         CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, rows[k].say);
-        CHECK(tt_parallel_on(n.ctx, rows[k].device, &p) == TT_ERR_ARGUMENT);
+        CHECK(tt_check_options(n.ctx, &o) == TT_ERR_ARGUMENT);
         CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, rows[k].say);
     }
-    tt_parallel p = tt_parallel_default();
-    CHECK(tt_parallel_on(n.ctx, "cpu*6", &p) == TT_OK && p.data == 6 && p.tensor == 1 && p.groups == 6);
-    p = tt_parallel_default();
-    p.tensor = 2;
-    CHECK(tt_parallel_on(n.ctx, "cpu*6", &p) == TT_OK && p.data == 3 && p.tensor == 2 && p.groups == 3);
+    for (int tensor = 1; tensor < 3; tensor++) {
+        tt_compile_options o = tt_compile_options_default();
+        o.device = "cpu*6";
+        o.parallel.tensor = tensor;
+        CHECK(tt_check_options(n.ctx, &o) == TT_OK);
+        CHECK(o.parallel.tensor == tensor);
+        CHECK(o.parallel.data == 6 / tensor && o.parallel.groups == 6 / tensor);
+    }
     close_net(&n);
 }
 

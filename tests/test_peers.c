@@ -389,7 +389,7 @@ static tt_status compare_op(group *g, int op, int jobs, uint64_t seed)
 }
 
 static const int ops[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER, TT__OP_BROADCAST,
-                          TT__OP_REDUCE, TT__OP_RECV, TT__OP_SUM_SLOTS};
+                          TT__OP_RECV, TT__OP_SUM_SLOTS};
 
 /* What the devices are: as many as there are, or all the first. */
 static void choose(int index[MOST], int devices)
@@ -601,7 +601,7 @@ static int leave_waits_out(tt_program *p)
     p->built.under_way += 16;
     tt__free(p->ctx, r->started);
     r->started = (tt__started *)tt__calloc(p->ctx, sizeof *r->started * (size_t)p->built.under_way);
-    hosts_event = left_wait > groups ? &r->event : NULL;
+    hosts_event = left_wait > groups ? &p->settings.crew->event[0] : NULL;
     if (hosts_event) leave_out(p);
     return groups + 2;
 }

@@ -443,7 +443,7 @@ static bool near_sum(const collective *c, const double *x, const double *y, doub
 static collective drawn(const collective_test *t, int number)
 {
     static const int ops[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER, TT__OP_BROADCAST,
-                              TT__OP_REDUCE, TT__OP_RECV, TT__OP_SUM_SLOTS};
+                              TT__OP_RECV, TT__OP_SUM_SLOTS};
     static const tt_dtype dtypes[] = {TT_F32, TT_BF16, TT_F16, TT__F64};
     static const int64_t sizes[] = {1, 2, 3, 5, 7, 16, 33, 64, 1000, 2049, 4097, 12301};
     static const int64_t units[] = {1, 1, 7, 4096};
@@ -543,9 +543,8 @@ TEST_PLAIN static void fill_member(const collective *c, collective_test *t, int 
 /* What member `me` has in the end, in t->expected; and whether its sums are near those of float64. */
 TEST_PLAIN static bool expect_member(const collective *c, const collective_test *t, int me)
 {
-    const bool sums = c->op == TT__OP_ALL_REDUCE || c->op == TT__OP_REDUCE_SCATTER ||
-                      c->op == TT__OP_REDUCE || c->op == TT__OP_SUM_SLOTS;
     const bool slots = c->op == TT__OP_SUM_SLOTS;
+    const bool sums = slots || c->op == TT__OP_ALL_REDUCE || c->op == TT__OP_REDUCE_SCATTER;
     double x[MOST_MEMBERS], y;
     const char *xs[MOST_MEMBERS], *ys[MOST_MEMBERS]; /* before; of slots, those of this member */
     int64_t first = 0, n = c->elements, begin = 0, count;
@@ -553,9 +552,7 @@ TEST_PLAIN static bool expect_member(const collective *c, const collective_test 
     bool near = true;
     char *to = y_of(c, t, t->expected, me);
     memcpy(t->expected, t->before[me], bytes_of(c, t));
-    if ((sums && !c->present) || (c->op == TT__OP_REDUCE && me) ||
-        (c->op == TT__OP_RECV && me != c->move.to))
-        return true;
+    if ((sums && !c->present) || (c->op == TT__OP_RECV && me != c->move.to)) return true;
     for (int m = 0; m < t->members; m++) {
         xs[m] = x_of(c, t, t->before[slots ? me : m], slots ? me : m);
         if (slots) xs[m] += (size_t)(m * c->elements) * tt_dtype_bytes(c->dtype);

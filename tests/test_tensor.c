@@ -286,10 +286,10 @@ static void check_replicas(const net *n)
             const tt__mat m = tt__resolve(n->p, first, v), other = tt__resolve(n->p, r, v);
             const size_t size = (size_t)(m.rows * m.cols);
             if (!CHECK(size <= FLOATS && other.rows * other.cols == (int64_t)size) || r == first) continue;
-            CHECK(tt__read_memory(n->ctx, n->p->arena, first, x->space, a, TT_F32, m.data, m.dtype, size) ==
-                  TT_OK);
-            CHECK(tt__read_memory(n->ctx, n->p->arena, r, x->space, b, TT_F32, other.data, m.dtype, size) ==
-                  TT_OK);
+            const tt__memory from[] = {{n->p->arena, first, x->space, m.dtype, m.data},
+                                       {n->p->arena, r, x->space, m.dtype, other.data}};
+            CHECK(tt__read_memory(&from[0], a, TT_F32, size) == TT_OK);
+            CHECK(tt__read_memory(&from[1], b, TT_F32, size) == TT_OK);
             test__check(memcmp(a, b, size * 4) == 0, __FILE__, __LINE__, x->name);
         }
     }

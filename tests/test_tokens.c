@@ -512,7 +512,8 @@ TEST(windows_of_bad_options)
     static const struct { int batch, accumulate, length, groups, data; const char *error; } rows[] = {
         {0, 1, 4, 0, 1, "batch = 0 and accumulate = 1"}, {4, 5, 4, 0, 1, "expected 1 <= accumulate <= batch"},
         {4, 1, 0, 0, 1, "length = 0"}, {4, 1, 4, 3, 2, "parallel.groups = 3 and parallel.data = 2"},
-        {4, 2, 4, 4, 1, "batch = 4 is less than accumulate = 2 for each of 4 groups"},
+        {4, 2, 4, 4, 1, "batch = 4 has fewer sequences than micro-batches, accumulate = 2 for each of 4 "
+         "groups"},
         {2000000000, 1, 1000, 0, 1, "more tokens than can be counted"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         tt_token_loader_options o = tt_token_loader_options_default();

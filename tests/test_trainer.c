@@ -130,8 +130,11 @@ static bool open_world(world *w, const setup *s)
     lo.max_length = 24;
     lo.max_tokens = s->max_tokens;
     lo.window = 3;
-    lo.parallel = s->parallel;
-    if (!CHECK(tt_parallel_on(w->ctx, s->device, &lo.parallel) == TT_OK)) return false;
+    tt_compile_options co = tt_compile_options_default();
+    co.device = s->device;
+    co.parallel = s->parallel;
+    if (!CHECK(tt_check_options(w->ctx, &co) == TT_OK)) return false;
+    lo.parallel = co.parallel;
     w->l = tt_loader_new(w->ctx, w->d, w->k, &lo);
     lo.shuffle = false;
     lo.threads = 0;

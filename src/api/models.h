@@ -255,9 +255,9 @@ typedef struct tt_lm {
                                   that file is missing: ids that end an answer, as tt_sampling.stop */
     int n_stop;
     char *generation;          /* generation_config.json, which tt_lm_save writes again; NULL: none */
-    char *kept;                /* what config.json has besides, which tt_lm_save writes again */
-    char *read_shape;          /* how config.json says windows, rotary positions and Falcon's heads, which */
-    tt_lm_config read;         /* tt_lm_save writes again while config has those of this, as it was loaded */
+    struct tt__checkpoint *kept; /* config.json as it was read: tt_lm_save writes again what `config` does not
+                                    say, and how it says windows, rotary positions and Falcon's heads ... */
+    tt_lm_config read;         /* ... while `config` has those of this, as it was loaded. kept NULL: none */
     tt_lora *lora;             /* (n_lora), by tt_lm_lora; with lora_options, whose targets are not kept */
     int n_lora;
     tt_lora_options lora_options;

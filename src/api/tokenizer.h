@@ -65,11 +65,11 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and
    [SEP] of WordPiece, else what the post-processor says. Returns how many; 0 if max_tokens has no room for
-   those around; -1: out of memory (byte-pair encoding takes some for texts that are normalized and for words
-   of more than 64 bytes, Unigram and a tokenizer.json's WordPiece for each text). Invalid UTF-8 bytes count
-   as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in capitals or
-   <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can forge the
-   structure of a sequence, so remove these from texts that you don't trust. */
+   those around; -1: out of memory (texts of more than 4096 bytes take some where they are normalized, as do
+   words of more than 64 bytes in byte-pair encoding, and all texts with Metaspace or Unigram). Invalid UTF-8
+   bytes count as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in
+   capitals or <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can
+   forge the structure of a sequence, so remove these from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
 /* Returns how many ids a whole text has, of which the first `room` are in ids; with those around it if
    `special`. -1: out of memory. */

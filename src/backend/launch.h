@@ -7,6 +7,22 @@
 /* The dtype of sums that a step keeps; no tensor of a user has it. */
 #define TT__F64 TT_DTYPE_COUNT
 
+/* Every dtype, in the order of the enum: X(dtype, name, bytes, is a float that kernels compute on, and then
+   its names in safetensors and config.json). */
+#define TT__DTYPES(X) \
+    X(TT_F32, "f32", 4, true, "F32", "float32") \
+    X(TT_BF16, "bf16", 2, true, "BF16", "bfloat16") \
+    X(TT_F16, "f16", 2, true, "F16", "float16") \
+    X(TT_I32, "i32", 4, false, NULL, NULL) \
+    X(TT_U8, "u8", 1, false, NULL, NULL) \
+    X(TT__F64, "f64", 8, false, NULL, NULL)
+
+/* Kernels take a float that is neither f32 nor bf16 for f16. Each file with such kernels checks that this
+   number is the one that it knows: a fourth float does not compile before they know it. */
+#define TT__IS_FLOAT(dtype, name, bytes, is_float, safetensors, config) + is_float
+enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
+#undef TT__IS_FLOAT
+
 /* Long vectors (parameters, their gradients and state) are worked on in chunks of this many elements. */
 #define TT__CHUNK 4096
 

@@ -48,7 +48,7 @@ struct tt_context {
     uint32_t n_tapes;      /* that were made so far */
     char unmade[TT__ERROR]; /* the first failure of tt_param_new since tt_error was called; "": none */
     uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
-    char file_reason[256];
+    bool writes_nothing;   /* to files, which the first process writes for all */
 };
 
 TT_PRINTF(4, 5)

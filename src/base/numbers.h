@@ -7,24 +7,26 @@
 
 /* ------------------------------------------------------------------------------------------------- dtypes */
 
-size_t tt_dtype_bytes(tt_dtype dtype)
-{
-    switch (dtype) {
-    case TT_F32: case TT_I32: return 4;
-    case TT_BF16: case TT_F16: return 2;
-    case TT_U8: return 1;
-    case TT__F64: return 8;
-    default: return 0;
-    }
-}
+static const struct tt__dtype {
+    const char *name;
+    size_t bytes;
+    bool is_float;
+    const char *safetensors, *config;
+} tt__dtypes[] = {
+#define TT__ROW(dtype, name, bytes, is_float, file, config) {name, bytes, is_float, file, config},
+    TT__DTYPES(TT__ROW)
+#undef TT__ROW
+};
+typedef char tt__every_dtype_has_a_row[TT__COUNT(tt__dtypes) == (int)TT__F64 + 1 ? 1 : -1];
+
+size_t tt_dtype_bytes(tt_dtype dtype) { return (unsigned)dtype <= TT__F64 ? tt__dtypes[dtype].bytes : 0; }
 
 const char *tt_dtype_name(tt_dtype dtype)
 {
-    static const char *const names[TT_DTYPE_COUNT + 1] = {"f32", "bf16", "f16", "i32", "u8", "f64"};
-    return (unsigned)dtype <= TT__F64 ? names[dtype] : "unknown dtype";
+    return (unsigned)dtype <= TT__F64 ? tt__dtypes[dtype].name : "unknown dtype";
 }
 
-static bool tt__is_float(tt_dtype dtype) { return dtype == TT_F32 || dtype == TT_BF16 || dtype == TT_F16; }
+static bool tt__is_float(tt_dtype dtype) { return tt__dtypes[dtype].is_float; }
 
 static uint32_t tt__bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 static float tt__float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
@@ -58,6 +60,19 @@ static uint16_t tt__to_f16(float x)
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
 }
 
+typedef char tt__base_knows_all_floats[TT__FLOATS == 3 ? 1 : -1];
+
+/* A number of 16 bits, of bf16 or f16, and back. */
+static float tt__from_half(uint16_t h, tt_dtype dtype)
+{
+    return dtype == TT_BF16 ? tt__from_bf16(h) : tt__from_f16(h);
+}
+
+static uint16_t tt__to_half(float x, tt_dtype dtype)
+{
+    return dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+}
+
 /* fp8 of x: rounded to nearest even, at most the largest finite number; NaN where x is not finite. */
 static uint8_t tt__to_fp8(float x, bool e5m2)
 {
@@ -89,9 +104,8 @@ static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype f
     if (to_type == from_type) { memcpy(to, from, n * tt_dtype_bytes(to_type)); return; }
     const uint16_t *half = (const uint16_t *)from;
     for (size_t i = 0; i < n; i++) {
-        float x = from_type == TT_F32 ? ((const float *)from)[i]
-                : from_type == TT_BF16 ? tt__from_bf16(half[i]) : tt__from_f16(half[i]);
+        float x = from_type == TT_F32 ? ((const float *)from)[i] : tt__from_half(half[i], from_type);
         if (to_type == TT_F32) ((float *)to)[i] = x;
-        else ((uint16_t *)to)[i] = to_type == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+        else ((uint16_t *)to)[i] = tt__to_half(x, to_type);
     }
 }

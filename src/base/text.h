@@ -19,6 +19,17 @@ static void tt__print(tt__text *text, const char *format, ...)
     if (n > 0) text->length += (size_t)n;
 }
 
+/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
+static const char *tt__shortest(float x, char to[32])
+{
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(to, 32, "%.*g", digits, x);
+        if (strtof(to, NULL) == x) break;
+    }
+    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
+    return to;
+}
+
 /* Where the class that a pattern begins with ends, as "[0-3a]", if it holds c; else NULL. */
 static const char *tt__match_class(const char *pattern, char c)
 {

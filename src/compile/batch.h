@@ -1,6 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../tape/tape.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/devices.h"
 #include "program.h"

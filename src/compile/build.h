@@ -90,19 +90,17 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
     }
 }
 
-/* Notes what goes to other stages, and where it is written first. */
-static void tt__note_sends(tt__built *b)
+/* Notes what goes to other stages, and where it is written first. first: tt__first_writers. */
+static void tt__note_sends(tt__built *b, const int32_t *first)
 {
-    tt_tape *t = b->t;
-    tt__note_first_writers(t);
+    const tt_tape *t = b->t;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         if (i->move.over != TT__OVER_STAGES || i->out[0]) continue;
         const int way = i->move.to > i->move.from;
         b->send[way] = k + 1;
-        b->sends_from[way] = t->code[t->values[t->values[i->in[0]].base].instead - 1].segment;
+        b->sends_from[way] = t->code[first[t->values[i->in[0]].base] - 1].segment;
     }
-    tt__forget_first_writers(t);
 }
 
 /* A copy of a tape after the first passes. After an error, *b is empty. */
@@ -133,8 +131,11 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
     tt_tape *t = b->t;
     tt_status status = tt__last_passes(b, s, choice);
     if (status == TT_OK && s->options.parallel.pipeline > 1) {
-        tt__hold_micros(t, s->in_flight);
-        tt__note_sends(b);
+        int32_t *first = tt__first_writers(t);
+        if (!first) return TT_ERR_MEMORY;
+        tt__hold_micros(t, first, s->in_flight);
+        tt__note_sends(b, first);
+        tt__free(t->ctx, first);
     }
     for (int32_t v = 1; status == TT_OK && v < t->n_values; v++) {
         tt__value *x = &t->values[v];

@@ -2,10 +2,12 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../tape/record.h"
+#include "../ops/optimizers/rules.h"
 #include "../passes/tensor.h"
 #include "../passes/precision.h"
 #include "../plan/place.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "program.h"
 #include "settings.h"
@@ -187,8 +189,8 @@ static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
     *all = *split = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
-        if (p->stage && v >= p->n_recorded) break;
-        for (int s = 0; s < tt__stages(p) && x->elsewhere; s++) x = &p->stage[s]->built.t->values[v];
+        if (p->stages > 1 && v >= p->n_recorded) break;
+        for (int s = 0; s < p->stages && x->elsewhere; s++) x = &p->stage[s]->built.t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
         *all += p->ctx->params[x->param]->size;
         if (x->part.split != TT__WHOLE) *split += p->ctx->params[x->param]->size;
@@ -209,8 +211,8 @@ static void tt__tell_unsplit(const tt_program *p)
 /* Is an input read by a stage? */
 static bool tt__reads_input(const tt_program *p, int32_t v)
 {
-    bool read = p->built.t->values[v].place != TT__NO_PLACE;
-    for (int s = 1; s < tt__stages(p) && !read; s++)
+    bool read = false;
+    for (int s = 0; s < p->stages && !read; s++)
         read = p->stage[s]->built.t->values[v].place != TT__NO_PLACE;
     return read;
 }
@@ -253,12 +255,9 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     tt__short_stages refused;
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
-    p->stage = (tt_program **)tt__calloc(p->ctx, sizeof *p->stage * (size_t)stages);
+    p->stages = stages;
     p->fed_at = (size_t *)tt__calloc(p->ctx, sizeof *p->fed_at * (values + 1));
-    if (!p->stage || !p->fed_at) return TT_ERR_MEMORY;
-    p->stage[0] = p;
-    p->n_recorded = t->n_values;
-    p->n_axes = t->n_axes;
+    if (!p->fed_at) return TT_ERR_MEMORY;
     for (int s = 0;;) {
         if (status != TT_OK && (status != TT_ERR_BUDGET || !all)) return status;
         if (status != TT_OK) tt__note_stage(p->ctx, s, &refused);
@@ -267,8 +266,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
         tt_program *q = p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q);
         if (!q) return TT_ERR_MEMORY;
         q->ctx = p->ctx;
+        q->head = p;
         q->rank = p->rank;
-        q->is_later = true;
         if (o->share) of_stage.share = o->share->stage[s];
         status = tt__compile_into(q, t, root, &of_stage, s);
     }
@@ -281,19 +280,9 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* The fewest digits that stand for this number alone. */
-static const char *tt__shortest(float x, char to[32])
-{
-    int digits = 5;
-    do snprintf(to, 32, "%.*g", ++digits, (double)x);
-    while (digits < 9 && (float)strtod(to, NULL) != x);
-    return to;
-}
-
 /* What the programs of all processes must have in common, a line of each; the bits depend on it. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
-    static const char *const kinds[] = {"sgd", "adam", "adamw"}; /* tt_optimizer_kind */
     tt__text text = {to, capacity, 0};
     char n[6][32];
     const tt_compile_options *o = &p->settings.options;
@@ -313,7 +302,7 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
               tt__update_names[p->chosen.update], p->tunes);
     if (o->train)
         tt__print(&text, "optimizer %s with weight_decay %s, clip_norm %s, beta1 %s, beta2 %s, eps %s, "
-                  "momentum %s\n", kinds[u->kind], tt__shortest(u->weight_decay, n[0]),
+                  "momentum %s\n", tt__optimizers[u->kind].name, tt__shortest(u->weight_decay, n[0]),
                   tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
                   tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
                   tt__shortest(u->momentum, n[5]));
@@ -366,6 +355,10 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
     *status = TT_ERR_MEMORY;
     if (!p) return NULL;
     p->ctx = t->ctx;
+    p->head = p->stage[0] = p;
+    p->stages = 1;
+    p->n_recorded = t->n_values;
+    p->n_axes = t->n_axes;
     *status = t->status;
     if (t->status != TT_OK) tt__fail(t->ctx, t->status, "%s", t->error);
     else if (!tt__has_value(t, root))
@@ -380,7 +373,7 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
 {
     size_t most = 0;
     for (int s = 0; s < tt__stages(p); s++) {
-        const tt_program *q = tt__stage_of(p, s);
+        const tt_program *q = p->stage[s];
         const size_t moved = tt__one_memory(q) ? q->arena->on_host + tt__offloaded_bytes(&q->built) : 0;
         const size_t bytes = tt__arena_size(q->arena, tt__first_rank(q->arena)) + moved;
         if (bytes > most) most = bytes;

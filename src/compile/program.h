@@ -1,11 +1,13 @@
 #pragma once
 #include "../base/base.h"
 #include "../tape/tape.h"
+#include "../ops/optimizers/rules.h"
 #include "../passes/precision.h"
 #include "../passes/recompute.h"
 #include "../passes/overlap.h"
 #include "../plan/place.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/params.h"
 
@@ -112,6 +114,14 @@ typedef struct tt__passed {
     int parts[2];
 } tt__passed;
 
+/* The run at hand on a rank. */
+typedef struct tt__now {
+    int64_t round;          /* of the step: the micro-batch is that number of its data rank */
+    int present;            /* data ranks that have a micro-batch in this round */
+    bool later;             /* what adds from the second lap on does add */
+    const int64_t *rows;    /* of each axis, instead of those that are set; NULL: these */
+} tt__now;
+
 /* What a program has for each rank, beside the arena's memory there. */
 typedef struct tt__rank {
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
@@ -127,8 +137,7 @@ typedef struct tt__rank {
     char *host;             /* values in the host's memory (tt__host_region) */
     tt__launch *launches;   /* of instructions that run together */
     tt__mat *peers;         /* operands of these in other ranks */
-    void *event;            /* with which other ranks' devices wait for this one's */
-    void *ready;            /* ... and other streams for that of computation */
+    void *ready;            /* an event, with which other streams wait for that of computation */
     void *taken;            /* ... and copies to arrivals for those from there */
     /* Of a pipeline's stage, for each of `in_flight` micro-batches: what goes to the next stage (0) and to
        the one before (1) is there; what has come that way has been taken. */
@@ -136,6 +145,7 @@ typedef struct tt__rank {
     tt__started *started;   /* built.under_way entries */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run asks for */
+    tt__now now;
     bool never_records;     /* the device has failed to record what it can run ... */
     char why[256];          /* ... which is still to be told */
 } tt__rank;
@@ -156,34 +166,35 @@ typedef struct tt__fed {
    of the parameters. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
+/* A program is an array of stages, each with a tape, a plan and an arena of its own; without a pipeline there
+   is one. The caller has the first, which also has, for all of them, what is said to be the head's. */
 struct tt_program {
     tt_context *ctx;
-    /* Of a pipeline: the programs of all stages. What follows is the first stage's, but for the step at hand,
-       which is that of all: those of other stages are used as tt__stage_view shows them. NULL: one stage. */
-    struct tt_program **stage;
-    bool is_later;          /* it is of another stage than the first, whose `rank` it has */
-    tt__fed *fed; int n_fed, cap_fed; /* micro-batch r of data rank d: number r * data + d */
-    size_t *fed_at;         /* of each input; of number `n_recorded`, the bytes of all */
-    int n_recorded, n_axes; /* values of the tape that was compiled, and its axes */
-    int64_t last_round;     /* that was run */
+    struct tt_program *head;
     tt__settings settings;
     tt__built built;
     tt__arena *arena;
     struct tt_program *next; /* of its arena */
-    tt__rank *rank;         /* of each rank of its crew, the same for all stages of a pipeline */
+    tt__rank *rank;         /* of each rank of its crew, the same for all stages */
+    bool zeroed;            /* tt__zero_states has run */
+    bool ready;             /* its arena and all its parameters have memory */
+    bool tunes;             /* tt_compile_options.tune is not "off"; */
+    char *tune_file;        /* it names this file, or NULL */
+    int builds;             /* tried to fit the budget */
+    tt__choice chosen;      /* which of them it is, but for `drop` */
+    /* The head's. */
+    struct tt_program *stage[TT__RANKS]; int stages;
+    tt__fed *fed; int n_fed, cap_fed; /* micro-batch r of data rank d: number r * data + d */
+    size_t *fed_at;         /* of each input; of number `n_recorded`, the bytes of all; NULL: no pipeline */
+    int n_recorded, n_axes; /* values of the tape that was compiled, and its axes */
+    int64_t last_round;     /* that was run */
     tt__run run;            /* settings of the next run; `micro` is set for each rank */
     tt__results results;    /* of all ranks, as read last */
     /* Of the step at hand: rounds done, of a micro-batch on each data rank; how many of these have one in the
        round that is run, and have had one in a slot. */
     int64_t round;
     int present, in_slot[TT__RANKS];
-    bool later;             /* in the segment that is run, what adds from the second lap on does add */
-    bool zeroed;            /* tt__zero_states has run */
     bool scale_set;         /* the devices have results.scale */
-    bool ready;             /* its arena and all its parameters have memory */
-    bool tunes;             /* tt_compile_options.tune is not "off"; */
-    char *tune_file;        /* it names this file, or NULL */
-    const int64_t *rows_in_place; /* of each axis, instead of those of the coming run; NULL: none */
     bool poison;            /* tests: overwrite storages as soon as they are dead */
     bool micro_failed, norm_known;
     tt__outcome outcome;
@@ -191,8 +202,6 @@ struct tt_program {
     tt__unread unread;
     tt_stats done;          /* of the last step that was read ... */
     int64_t reads;          /* ... of so many that did not fail */
-    int builds;             /* tried to fit the budget */
-    tt__choice chosen;      /* which of them it is, but for `drop` */
     char refused[TT__ERROR]; /* why the first tt_set since the last run failed, if one did */
 };
 
@@ -239,14 +248,9 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
 {
     char text[512];
     tt__text all = {text, sizeof text, 0}; /* everything that is wrong, in one message */
-    const bool sgd = o->kind == TT_SGD;
-    if ((unsigned)o->kind > TT_ADAMW) tt__print(&all, "; kind %d is unknown", (int)o->kind);
-    if (sgd && !(o->momentum >= 0 && o->momentum < 1))
-        tt__print(&all, "; momentum %g is not in [0, 1)", o->momentum);
-    if (sgd && o->nesterov && !(o->momentum > 0)) tt__print(&all, "; nesterov needs a momentum above 0");
-    if (!sgd && !(o->beta1 >= 0 && o->beta1 < 1)) tt__print(&all, "; beta1 %g is not in [0, 1)", o->beta1);
-    if (!sgd && !(o->beta2 >= 0 && o->beta2 < 1)) tt__print(&all, "; beta2 %g is not in [0, 1)", o->beta2);
-    if (!sgd && !(o->eps >= 0)) tt__print(&all, "; eps %g is negative", o->eps);
+    tt__attr unread;
+    if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
+    else tt__print(&all, "; kind %d is unknown", (int)o->kind);
     if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
         tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
@@ -352,8 +356,7 @@ static void tt__built_free(tt_context *ctx, tt__built *b)
     tt__free(ctx, b->box);
 }
 
-static int tt__stages(const tt_program *p) { return p->stage ? p->settings.options.parallel.pipeline : 1; }
-static tt_program *tt__stage_of(tt_program *p, int s) { return s ? p->stage[s] : p; }
+static int tt__stages(const tt_program *p) { return p->head->stages; }
 
 /* Takes a program out of its arena; the last takes the parameters out of one that was never allocated. */
 static void tt__leave_arena(tt_program *p)
@@ -394,7 +397,6 @@ static void tt__rank_free(tt_program *p, int rank)
         if (r->passed[k / 2].taken[k % 2]) b->release_event(d, r->passed[k / 2].taken[k % 2]);
     }
     tt__free(ctx, r->passed);
-    if (r->event) b->release_event(d, r->event);
     if (r->ready) b->release_event(d, r->ready);
     if (r->taken) b->release_event(d, r->taken);
     if (r->has_found) b->release_event(d, r->has_found);
@@ -416,8 +418,7 @@ void tt_program_free(tt_program *p)
 {
     if (!p) return;
     tt_context *ctx = p->ctx;
-    for (int s = 1; p->stage && s < p->settings.options.parallel.pipeline; s++) tt_program_free(p->stage[s]);
-    tt__free(ctx, p->stage);
+    for (int s = 1; s < p->stages; s++) tt_program_free(p->stage[s]);
     for (int k = 0; k < p->n_fed; k++) {
         tt__free(ctx, p->fed[k].inputs);
         tt__free(ctx, p->fed[k].rows);
@@ -429,7 +430,7 @@ void tt_program_free(tt_program *p)
     for (int r = first; p->rank && r < first + ranks; r++) tt__rank_free(p, r);
     if (p->arena) tt__leave_arena(p);
     tt__built_free(ctx, &p->built);
-    if (!p->is_later) tt__free(ctx, p->rank);
+    if (p->head == p) tt__free(ctx, p->rank);
     tt__free(ctx, p->tune_file);
     tt__free(ctx, p);
 }

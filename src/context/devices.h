@@ -4,6 +4,7 @@
 #include "../ops/rules.h"
 #include "../ranks/threads.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
 #include "memory.h"
 #include "cpu.h"
 
@@ -15,23 +16,6 @@ static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cuda", NULL, TT__CUDA_ALIGN, TT__CUDA_RESIDENT, false, tt__cuda_workspace},
 #endif
 };
-
-/* "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
-static const char *tt__device_name(const tt__device_kind *kind, int index, char to[32])
-{
-    if (index) snprintf(to, 32, "%s:%d", kind->name, index);
-    else snprintf(to, 32, "%s", kind->name);
-    return to;
-}
-
-/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
-static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
-{
-    if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
-    char name[32];
-    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(c->kind, c->index[rank], name),
-                    c->kind->backend->error(c->device[rank]));
-}
 
 /* Tries which devices of a crew reach each other's memory, and warns where some don't. */
 static void tt__crew_try(tt_context *ctx, tt__crew *c)
@@ -94,8 +78,10 @@ static void tt__crew_free(tt_context *ctx, tt__crew *c)
 {
     tt__pool_free(ctx, c->threads);
     tt__world_free(c->world);
-    for (int r = 0; r < c->ranks; r++)
+    for (int r = 0; r < c->ranks; r++) {
         if (c->stage[r]) c->kind->backend->release_host(c->device[r], c->stage[r]);
+        if (c->event[r]) c->kind->backend->release_event(c->device[r], c->event[r]);
+    }
     for (int r = 0; r < c->ranks; r++) if (c->device[r]) c->kind->backend->close(c->device[r]);
     for (int r = 0; r < c->ranks; r++) if (c->host[r]) tt__cpu_close(c->host[r]);
     tt__free(ctx, c);
@@ -150,65 +136,72 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(voi
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* Reads n numbers of `dtype` from memory of a rank, in a space, and converts them. */
-static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space, void *to,
-                                 tt_dtype to_type, const void *memory, tt_dtype dtype, size_t n)
+/* Numbers in memory of a rank; data NULL: of a rank of another process. */
+typedef struct tt__memory {
+    const tt__arena *arena;
+    int rank;
+    tt__space space;
+    tt_dtype dtype;
+    void *data;
+} tt__memory;
+
+/* The first n of them, converted to another dtype. */
+static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
+    const tt__arena *a = x->arena;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[rank];
-    const size_t item = tt_dtype_bytes(dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
+    tt__device *d = a->crew->device[x->rank];
+    const size_t item = tt_dtype_bytes(x->dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
     float piece[TT__PIECE / 4];
-    const bool of_host = a->kind->host || space == TT__HOST;
+    const bool of_host = a->kind->host || x->space == TT__HOST;
     tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
-    if (of_host && status == TT_OK) tt__convert(to, to_type, memory, dtype, n);
-    else if (of_host) return tt__device_status(ctx, a->crew, rank, status);
-    else if (dtype == to_type) status = b->read(d, to, memory, n * item);
+    if (of_host && status == TT_OK) tt__convert(to, to_type, x->data, x->dtype, n);
+    else if (x->dtype == to_type && !of_host) status = b->read(d, to, x->data, n * item);
     else
-        for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
+        for (size_t done = 0, m; done < n && !of_host && status == TT_OK; done += m) {
             m = n - done < most ? n - done : most;
-            status = b->read(d, piece, (const char *)memory + done * item, m * item);
-            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, dtype, m);
+            status = b->read(d, piece, (const char *)x->data + done * item, m * item);
+            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, x->dtype, m);
         }
-    return tt__device_status(ctx, a->crew, rank, status);
+    return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
 /* The same where the rank may be of another process: all processes get what that one reads. */
-static tt_status tt__fetch_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space, void *to,
-                                  tt_dtype to_type, const void *memory, tt_dtype dtype, size_t n)
+static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
-    const tt__crew *c = a->crew;
-    tt_status status = TT_OK;
-    if (tt__is_local(c, rank)) status = tt__read_memory(ctx, a, rank, space, to, to_type, memory, dtype, n);
+    const tt__crew *c = x->arena->crew;
+    tt_status status = tt__is_local(c, x->rank) ? tt__read_memory(x, to, to_type, n) : TT_OK;
     if (c->local == c->ranks) return status;
-    if (status != TT_OK) return tt__net_fail(ctx, status);
-    return tt__net_fetch(ctx, tt__process_of(c, rank), "what a rank has", to, n * tt_dtype_bytes(to_type));
+    if (status != TT_OK) return tt__net_fail(c->ctx, status);
+    return tt__net_fetch(c->ctx, tt__process_of(c, x->rank), -1, "what a rank has", to,
+                         n * tt_dtype_bytes(to_type));
 }
 
 /* The first process gets what the one of a rank has read there. */
-static tt_status tt__net_to_first(tt_context *ctx, const tt__crew *c, int rank, void *data, size_t bytes)
+static tt_status tt__net_to_first(const tt__crew *c, int rank, void *data, size_t bytes)
 {
-    return c->local < c->ranks ? tt__net_move(ctx, tt__process_of(c, rank), data, bytes) : TT_OK;
+    if (c->local == c->ranks) return TT_OK;
+    return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
 }
 
-/* Converts n numbers to `dtype` and writes them to memory of a rank, in a space. */
-static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space,
-                                  void *memory, tt_dtype dtype, const void *from, tt_dtype from_type,
-                                  size_t n)
+/* Converts n numbers and writes them there. */
+static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtype from_type, size_t n)
 {
+    const tt__arena *a = x->arena;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[rank];
-    const size_t item = tt_dtype_bytes(dtype);
-    const bool of_host = a->kind->host || space == TT__HOST;
+    tt__device *d = a->crew->device[x->rank];
+    const size_t item = tt_dtype_bytes(x->dtype);
+    const bool of_host = a->kind->host || x->space == TT__HOST;
     tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
-    if (of_host && status == TT_OK) tt__convert(memory, dtype, from, from_type, n);
+    if (of_host && status == TT_OK) tt__convert(x->data, x->dtype, from, from_type, n);
     for (size_t done = of_host ? n : 0, m; done < n && status == TT_OK; done += m) {
         m = n - done < TT__PIECE ? n - done : TT__PIECE;
-        void *bounce = a->bounce[rank];
-        tt__convert(bounce, dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
-        status = b->copy(d, TT__COMPUTE_STREAM, (char *)memory + done * item, bounce, m * item);
+        void *bounce = a->bounce[x->rank];
+        tt__convert(bounce, x->dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
+        status = b->copy(d, TT__COMPUTE_STREAM, (char *)x->data + done * item, bounce, m * item);
         if (status == TT_OK) status = b->wait(d);
     }
-    return tt__device_status(ctx, a->crew, rank, status);
+    return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
 /* The option, or the environment variable where it is NULL or ""; NULL where that is empty too. */
@@ -279,6 +272,7 @@ static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const
     }
     tt__crew *c = (tt__crew *)tt__calloc(ctx, sizeof *c);
     if (!c) return NULL;
+    c->ctx = ctx;
     c->kind = kind;
     c->ranks = processes * local;
     c->local = local;
@@ -339,64 +333,3 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
 
 int tt_process(const tt_context *ctx) { return ctx->net ? ctx->net->me : 0; }
 int tt_processes(const tt_context *ctx) { return ctx->net ? ctx->net->processes : 1; }
-
-/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
-static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
-{
-    char text[512];
-    tt__text all = {text, sizeof text, 0};
-    if (p->tensor == 0) p->tensor = 1;
-    if (p->pipeline == 0) p->pipeline = 1;
-    if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
-        p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
-    if (p->groups == 0) p->groups = p->data;
-    const char *schedule = p->schedule ? p->schedule : "1f1b";
-    const bool gpipe = strcmp(schedule, "gpipe") == 0;
-    const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
-    char stages[32] = "";
-    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
-    const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
-    if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
-        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
-                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
-                  (long long)p->data * p->tensor * p->pipeline);
-    else if (p->groups < 0 || p->groups % p->data)
-        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
-    else if (p->groups > p->data && !power)
-        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
-                  p->groups, p->data);
-    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
-    if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
-        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
-    if (p->server && (p->zero > 1 || p->zero == TT_ZERO_BUDGET))
-        tt__print(&all, "; a parameter server keeps whole gradients and parameters: use zero 0 or 1");
-    if (p->sequence && p->tensor == 1) tt__print(&all, "; sequence needs tensor > 1");
-    if (!gpipe && strcmp(schedule, "1f1b") != 0)
-        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
-    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
-    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET;
-    if (p->pipeline > 1 && (divides || p->server || p->reduce_micros))
-        tt__print(&all, "; pipeline does not go with %s: use zero 0 or 1 alone",
-                  divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros");
-    if (p->pipeline > 1 && gpipe && p->micros == 0)
-        tt__print(&all, "; schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, "
-                  "for which it plans memory");
-    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
-    const int of_stage = ranks ? p->data * p->tensor : 1;
-    if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
-        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
-                  "them", of_stage, c->local);
-    if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
-        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
-                  p->tensor, c->local);
-    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
-}
-
-tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p)
-{
-    tt_parallel filled = *p;
-    const tt__crew *c = tt__find_devices(ctx, device);
-    tt_status status = c ? tt__parallel_for(ctx, c, &filled) : ctx->status;
-    if (status == TT_OK) *p = filled;
-    return status;
-}

@@ -2,7 +2,7 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../plan/place.h"
-#include "../ranks/threads.h"
+#include "../ranks/groups.h"
 
 /* ===========================================================================================================
    CONTEXT                                                                                           >>context
@@ -18,50 +18,6 @@ typedef struct tt__home {
     tt__space space;    /* in the host's memory, an offset there */
     tt__part part;      /* of the parameter, that lies there */
 } tt__home;
-
-/* The ranks that programs run on together: devices of a kind, and a thread for each that is of this process:
-   `local` of them, from `first` on. What the others have, this process does not see. */
-typedef struct tt__crew {
-    const tt__device_kind *kind;
-    int ranks, index[TT__RANKS];   /* of each rank's device, its number among those of the kind */
-    int first, local;
-    int moved;                     /* index[] is so much above the numbers that the name stands for */
-    char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut where there are many */
-    tt__device *device[TT__RANKS]; /* NULL until opened, and of other processes */
-    tt__device *host[TT__RANKS];   /* the CPU beside a device of another kind; NULL until updates need it */
-    tt__pool *threads;             /* of several ranks, once they are open */
-    tt__world *world;              /* ... and how these threads wait for each other */
-    /* TT__STAGE bytes of the host's; of several processes, twice as many; NULL where all memory is the host's
-       and of this process. */
-    void *stage[TT__RANKS];
-    bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
-    bool tried;                    /* `apart` is known */
-    struct tt__crew *next;
-} tt__crew;
-
-static bool tt__is_local(const tt__crew *c, int rank)
-{
-    return rank >= c->first && rank < c->first + c->local;
-}
-
-/* The process that a rank is of. */
-static int tt__process_of(const tt__crew *c, int rank) { return rank / c->local; }
-
-/* What ranks that cannot load from each other's memory copy to the host's at once. */
-#ifndef TT__STAGE /* tests make it smaller */
-#define TT__STAGE ((size_t)4 << 20)
-#endif
-/* Of several processes, each in a part of these bytes: batches of messages on their way at a time. */
-enum { TT__NET_FLIGHTS = 8 };
-
-/* Bytes of a message, with room for MPI's header: MPI asks the receiver before it sends a longer one (Open
-   MPI over TCP: 65536), and the answer waits behind what the receiver sends. The two directions of a link
-   then take turns. */
-#ifndef TT__NET_MESSAGE /* tests make it smaller */
-#define TT__NET_MESSAGE ((size_t)61440)
-#endif
-/* Requests for so many bytes at most, from and to all processes. */
-#define TT__NET_REQUESTS(bytes) (2 * (TT__RANKS + (bytes) / TT__NET_MESSAGE))
 
 /* What tt_compile_options.memory names. */
 typedef enum tt__memory_kind {

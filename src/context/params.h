@@ -2,6 +2,7 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
 #include "memory.h"
 #include "cpu.h"
 #include "devices.h"
@@ -278,8 +279,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
     tt_status status = tt__check_whole(p->ctx, p->holder);
-    const tt_dtype dtype = tt__param_home(p)->dtype;
-    const tt__space space = tt__param_home(p)->space;
+    const tt__home *home = tt__param_home(p);
     const tt__stored stored = tt__param_stored(p);
     const tt__crew *c = p->holder->crew;
     const bool everywhere = tt__is_everywhere(&stored, p->holder); /* on the ranks of each as on the first */
@@ -287,11 +287,11 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
         if (everywhere) rank += c->first;
-        const char *memory = tt__param_memory(p, rank);
-        if (memory) memory += (size_t)at * tt_dtype_bytes(dtype);
+        char *memory = tt__param_memory(p, rank);
+        if (memory) memory += (size_t)at * tt_dtype_bytes(home->dtype);
+        const tt__memory x = {p->holder, rank, home->space, home->dtype, memory};
         m = tt__min(m, n - done);
-        status = (everywhere ? tt__read_memory : tt__fetch_memory)(p->ctx, p->holder, rank, space, to + done,
-                                                                   TT_F32, memory, dtype, (size_t)m);
+        status = (everywhere ? tt__read_memory : tt__fetch_memory)(&x, to + done, TT_F32, (size_t)m);
     }
     return status;
 }
@@ -344,9 +344,8 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
         n = tt__min(TT__PIECE - before, n);
         status = tt__param_read_for(p, a, e - before, n + before, piece);
         if (status == TT_OK) status = tt__param_fits(p, piece + before, e, n);
-        if (status == TT_OK)
-            status = tt__write_memory(p->ctx, a, rank, home->space, to, home->dtype, piece + before, TT_F32,
-                                      (size_t)n);
+        const tt__memory x = {a, rank, home->space, home->dtype, to};
+        if (status == TT_OK) status = tt__write_memory(&x, piece + before, TT_F32, (size_t)n);
     }
     tt__float_restore(mode);
     return status;
@@ -373,8 +372,8 @@ tt_status tt_param_set(tt_param *p, const float *values)
             for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
                 const int64_t e = tt__stored_element(&stored, rank, at, &n);
                 char *to = memory + (size_t)at * tt_dtype_bytes(home->dtype);
-                status = tt__write_memory(p->ctx, a, rank, home->space, to, home->dtype, values + e, TT_F32,
-                                          (size_t)n);
+                const tt__memory x = {a, rank, home->space, home->dtype, to};
+                status = tt__write_memory(&x, values + e, TT_F32, (size_t)n);
             }
         }
     }

@@ -34,6 +34,21 @@ TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u)
 }
 #endif
 
+typedef char TT__K(knows_all_floats)[TT__FLOATS == 3 ? 1 : -1];
+
+/* Runs a statement with D the dtype of a float, or of one of 16 bits, as a constant: it has a loop without a
+   branch on it for each. */
+#define TT__BY_HALF(dtype, D, statement) \
+    do { \
+        if ((dtype) == TT_BF16) { const tt_dtype D = TT_BF16; statement; } \
+        else { const tt_dtype D = TT_F16; statement; } \
+    } while (0)
+#define TT__BY_FLOAT(dtype, D, statement) \
+    do { \
+        if ((dtype) == TT_F32) { const tt_dtype D = TT_F32; statement; } \
+        else TT__BY_HALF(dtype, D, statement); \
+    } while (0)
+
 TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
 {
     if (dtype == TT_BF16) return (tt__vf)(TT__K(load_h)(p) << 16);

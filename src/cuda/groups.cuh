@@ -151,8 +151,7 @@ __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
     uint32_t h[4];
     TT__UNROLL for (int k = 0; k < 4; k++)
         h[k] = b ? pack<bf16>(v[2 * k], v[2 * k + 1]) : pack<f16>(v[2 * k], v[2 * k + 1]);
-    if (b) widen8<bf16>(v, make_uint4(h[0], h[1], h[2], h[3]));
-    else widen8<f16>(v, make_uint4(h[0], h[1], h[2], h[3]));
+    TT__WITH_HALF(dtype, T, widen8<T>(v, make_uint4(h[0], h[1], h[2], h[3])));
 }
 
 // Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of chunks of rows, then over the chunks.

@@ -16,25 +16,32 @@ template <class T> __device__ __forceinline__ T round_to(float x); // to nearest
 template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
-// Runs CODE with T the C++ type of a dtype of floats.
-#define TT__WITH_TYPE(dtype, T, ...)                                         \
+// The floats that this file tells apart: f32, bf16, and whatever is neither, which is f16.
+static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, store8, round8, round_16, lt_type, "
+              "and whatever else has TT_BF16");
+
+// Runs CODE with T the C++ type of a dtype of floats of 16 bits, or of any.
+#define TT__WITH_HALF(dtype, T, ...)                                         \
     do {                                                                    \
         if ((dtype) == TT_BF16) { typedef bf16 T; __VA_ARGS__; }            \
-        else if ((dtype) == TT_F16) { typedef f16 T; __VA_ARGS__; }         \
-        else { typedef float T; __VA_ARGS__; }                              \
+        else { typedef f16 T; __VA_ARGS__; }                                \
+    } while (0)
+#define TT__WITH_TYPE(dtype, T, ...)                                         \
+    do {                                                                    \
+        if ((dtype) == TT_F32) { typedef float T; __VA_ARGS__; }            \
+        else TT__WITH_HALF(dtype, T, __VA_ARGS__);                          \
     } while (0)
 
 // Element i of an array of any dtype of floats, for arrays that are small or read rarely.
 __device__ __forceinline__ float load_any(const void *p, tt_dtype dtype, int64_t i)
 {
     if (dtype == TT_F32) return ((const float *)p)[i];
-    return dtype == TT_BF16 ? to_float(((const bf16 *)p)[i]) : to_float(((const f16 *)p)[i]);
+    TT__WITH_HALF(dtype, T, return to_float(((const T *)p)[i]));
 }
 __device__ __forceinline__ void store_any(void *p, tt_dtype dtype, int64_t i, float x)
 {
     if (dtype == TT_F32) ((float *)p)[i] = x;
-    else if (dtype == TT_BF16) ((bf16 *)p)[i] = round_to<bf16>(x);
-    else ((f16 *)p)[i] = round_to<f16>(x);
+    else TT__WITH_HALF(dtype, T, ((T *)p)[i] = round_to<T>(x));
 }
 
 // Eight 16-bit floats in 16 bytes, the first in the lowest bits.
@@ -84,8 +91,7 @@ __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dty
         x[0] = a.x; x[1] = a.y; x[2] = a.z; x[3] = a.w; x[4] = b.x; x[5] = b.y; x[6] = b.z; x[7] = b.w;
     } else {
         const uint4 q = ((const uint4 *)p)[i / 8];
-        if (dtype == TT_BF16) widen8<bf16>(x, q);
-        else widen8<f16>(x, q);
+        TT__WITH_HALF(dtype, T, widen8<T>(x, q));
     }
 }
 

@@ -299,7 +299,7 @@ __device__ __forceinline__ void tt__phases_arrive(uint64_t *barrier)
     TT__WGMMA("{.reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0];}" :: "r"(tt__shared_address(barrier))
               : "memory");
 }
-// The thread arrives when all copies by tt__cp_async that it has begun are done.
+// The thread arrives when all copies by tt__cp_async_... that it has begun are done.
 __device__ __forceinline__ void tt__phases_arrive_with_copies(uint64_t *barrier)
 {
     TT__WGMMA("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(tt__shared_address(barrier))

@@ -9,13 +9,14 @@
 /* The micro-batch of place `at` of the epoch, its first place, and how many images it has. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
-    const int64_t step = at / l->o.batch, from = step * l->o.batch, n = tt__min(l->o.batch, l->texts - from);
-    const int64_t micros = tt__loader_micros(l, n), whole = tt__loader_micros(l, l->o.batch);
+    const tt__dealer *d = &l->deal;
+    const int64_t step = at / d->batch, from = step * d->batch, n = tt__min(d->batch, d->used - from);
+    const int64_t micros = tt__deal_micros(d, n), whole = tt__deal_micros(d, d->batch);
     int64_t within, end;
-    if (l->groups == 1) { /* all but the last are full */
-        within = (at - from) / l->max_seqs;
-        *first = from + within * l->max_seqs;
-        end = tt__min(from + n, *first + l->max_seqs);
+    if (d->groups == 1) { /* all but the last are full */
+        within = (at - from) / d->max_seqs;
+        *first = from + within * d->max_seqs;
+        end = tt__min(from + n, *first + d->max_seqs);
     } else {
         within = ((at - from + 1) * micros - 1) / n;
         *first = from + within * n / micros;
@@ -107,10 +108,10 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const tt_image_source *source = &l->d->source;
     int64_t first, at = l->cursor++;
     int seqs;
-    uint32_t index = l->order[at];
+    uint32_t index = l->deal.order[at];
     const int64_t micro = tt__image_micro(l, at, &first, &seqs);
     tt__ring_slot *slot = &l->ring[micro % l->slots];
-    const int64_t of_step = micro % tt__loader_micros(l, l->o.batch);
+    const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
     if (slot->left_out) { /* all of it */
@@ -118,7 +119,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
         pthread_cond_signal(&l->ready);
         return;
     }
-    uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_IMAGE, (uint64_t)l->epoch, index);
+    uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_IMAGE, (uint64_t)l->deal.epoch, index);
     l->busy++;
     pthread_mutex_unlock(&l->mutex);
 
@@ -156,7 +157,7 @@ static void *tt__image_main(void *arg)
     int seqs;
     pthread_mutex_lock(&l->mutex);
     while (!l->stop) {
-        if (l->cursor < l->texts && tt__image_micro(l, l->cursor, &first, &seqs) < l->base + l->slots)
+        if (l->cursor < l->deal.used && tt__image_micro(l, l->cursor, &first, &seqs) < l->base + l->slots)
             tt__image_make(l, thread);
         else pthread_cond_wait(&l->work, &l->mutex);
     }
@@ -167,7 +168,7 @@ static void *tt__image_main(void *arg)
 static void tt__image_empty(tt_loader *l, tt__ring_slot *slot)
 {
     slot->done = 0;
-    slot->failed = l->max_seqs;
+    slot->failed = l->deal.max_seqs;
 }
 
 /* The next micro-batch, once all its images are made. */
@@ -176,7 +177,7 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     int64_t first, micro;
     int seqs;
     pthread_mutex_lock(&l->mutex);
-    micro = tt__image_micro(l, l->step * l->o.batch + l->in_step, &first, &seqs);
+    micro = tt__image_micro(l, l->deal.step * l->o.batch + l->in_step, &first, &seqs);
     if (micro > l->base) { /* the trainer is done with the one before it */
         tt__image_empty(l, &l->ring[l->base++ % l->slots]);
         pthread_cond_broadcast(&l->work);
@@ -193,18 +194,18 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     pthread_mutex_unlock(&l->mutex);
     if (slot->failed < seqs) {
         const tt_image_source *source = &l->d->source;
-        long long number = l->d->examples[l->order[first + slot->failed]].number;
+        long long number = l->d->examples[l->deal.order[first + slot->failed]].number;
         const char *name = source->name ? source->name(source->user, number) : NULL;
         l->status = name ? tt__fail(l->ctx, slot->status, "loader: image '%.500s': %s", name, slot->why)
                          : tt__fail(l->ctx, slot->status, "loader: image %lld: %s", number, slot->why);
         return false;
     }
     for (int i = 0; i < seqs; i++) {
-        l->index[i] = l->order[first + i];
+        l->index[i] = l->deal.order[first + i];
         l->labels[i] = l->d->examples[l->index[i]].label;
     }
     batch->pixels = slot->left_out ? NULL : slot->pixels;
     batch->image_bytes = (int64_t)l->image_bytes;
     l->in_step += seqs;
-    return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->texts);
+    return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->deal.used);
 }

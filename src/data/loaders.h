@@ -2,7 +2,6 @@
 #include "../base/base.h"
 #include "../context/params.h"
 #include "../files/lists.h"
-#include "../text/vocabulary.h"
 #include "resize.h"
 #include "dataset.h"
 #include "loader.h"
@@ -23,58 +22,42 @@ void tt_loader_free(tt_loader *l)
     for (int i = 0; i < TT__LOADER_THREADS; i++) tt__resampler_free(ctx, &l->threads[i].resampler);
     for (int i = 0; l->ring && i < l->slots; i++) tt__free(ctx, l->ring[i].pixels);
     tt__chunks_free(ctx, &l->chunks);
-    void *const owned[] = {l->ring, l->order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
+    void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
                            l->seq_start, l->labels, l->index, l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
 }
 
-static int tt__loader_groups(const tt_loader_options *o)
-{
-    return o->parallel.groups ? o->parallel.groups : (int)tt__max(1, o->parallel.data);
-}
-
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
 {
-    const int groups = tt__loader_groups(o), data = o->parallel.data;
-    if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d and accumulate = %d; expected 1 <= "
-                        "accumulate <= batch", o->batch, o->accumulate);
-    if (groups < 1 || data < 0 || (data && groups % data))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: parallel.groups = %d and parallel.data = %d; expected "
-                        "the trainer's tt_parallel after tt_parallel_on", o->parallel.groups, data);
-    if (groups > o->batch / o->accumulate)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: a step of batch = %d has fewer sequences than "
-                        "micro-batches, accumulate = %d for each of %d groups: set batch to %lld at least",
-                        o->batch, o->accumulate, groups, (long long)groups * o->accumulate);
-    if (!d->count) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: the dataset is empty");
+    char text[640] = "";
+    tt__text all = {text, sizeof text, 0};
+    const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
+    const int64_t most = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
+    if (!d->count) tt__print(&all, "; the dataset is empty");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: threads = %d; expected 0 to %d", o->threads,
-                        TT__LOADER_THREADS);
+        tt__print(&all, "; threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
     if (o->drop_last && d->count < o->batch)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %d %s make no whole step of batch = %d, and drop_last "
-                        "leaves out others", d->count, d->images ? "images" : "texts", o->batch);
-    if (d->images) return TT_OK;
-    if (o->max_length < 2)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_length = %d; expected at least 2, for [CLS] and "
-                        "[SEP]", o->max_length);
-    if (o->max_tokens != 0 && o->max_tokens < o->max_length)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_tokens = %d; expected 0 or at least max_length = "
-                        "%d, so that every text fits", o->max_tokens, o->max_length);
-    if (o->window < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: window = %d; expected 0 (no sorting) or more batches",
-                        o->window);
-    if (tt__ceil_div(o->batch, o->accumulate * groups) > INT32_MAX / o->max_length && !o->max_tokens)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d of max_length = %d are more tokens than "
-                        "can be counted: set max_tokens", o->batch, o->max_length);
-    return TT_OK;
+        tt__print(&all, "; %d %s make no whole step of batch = %d, and drop_last leaves out others", d->count,
+                  texts ? "texts" : "images", o->batch);
+    if (texts && o->max_length < 2)
+        tt__print(&all, "; max_length = %d; expected at least 2, for [CLS] and [SEP]", o->max_length);
+    else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
+        tt__print(&all, "; max_tokens = %d; expected 0 or at least max_length = %d, so that every text fits",
+                  o->max_tokens, o->max_length);
+    else if (texts && most > INT32_MAX / o->max_length && !o->max_tokens)
+        tt__print(&all, "; batch = %d of max_length = %d are more tokens than can be counted: set max_tokens",
+                  o->batch, o->max_length);
+    if (texts && o->window < 0)
+        tt__print(&all, "; window = %d; expected 0 (no sorting) or more batches", o->window);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
 static bool tt__loader_allocate(tt_loader *l) /* what texts need */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
-    size_t seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens;
+    size_t seqs = (size_t)l->deal.max_seqs, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch);
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
@@ -95,12 +78,12 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     const tt_image_options *o = &l->image;
     size_t bytes;
     l->image_bytes = (size_t)o->height * (size_t)o->width * (size_t)o->channels;
-    if (!tt__mul_size(l->image_bytes, (size_t)l->max_seqs, &bytes))
+    if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
-                        "can hold: set batch lower", l->max_seqs, o->height, o->width), false;
+                        "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
     /* one that the trainer reads, those of its next round, and as many as give every thread two images to
        make */
-    l->slots = l->o.threads ? 1 + l->data + (int)tt__ceil_div(2 * l->o.threads, l->max_seqs) : 1;
+    l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
         if (!(l->ring[i].pixels = (uint8_t *)tt__alloc(l->ctx, bytes))) return false;
@@ -129,19 +112,16 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     l->k = k;
     l->o = o;
     if (image) l->image = *image;
+    l->deal.of = "loader";
+    l->deal.shuffle = o.shuffle;
+    bool ok = tt__deal_begin(ctx, &l->deal, d->count, o.batch, o.accumulate, &o.parallel);
+    if (o.drop_last) l->deal.used = (l->deal.steps = d->count / o.batch) * o.batch;
     l->wide = k && k->size > 65536;
     l->sort = k && o.shuffle && o.window > 1;
-    l->steps = o.drop_last ? d->count / o.batch : tt__ceil_div(d->count, o.batch);
-    l->texts = tt__min(d->count, l->steps * o.batch);
-    l->groups = tt__loader_groups(&o);
-    l->data = (int)tt__max(1, o.parallel.data);
-    l->max_seqs = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), d->count);
-    l->accumulates = tt__loader_micros(l, tt__min(o.batch, d->count)) > l->data;
-    l->window_steps = l->sort ? tt__min(o.window, l->steps) : 1;
-    l->epoch = l->window_at = l->empty = -1;
-    size_t seqs = (size_t)l->max_seqs;
-    bool ok = (l->order = (uint32_t *)tt__alloc(ctx, (size_t)d->count * 4)) &&
-        (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
+    l->window_steps = l->sort ? tt__min(o.window, l->deal.steps) : 1;
+    l->window_at = l->empty = -1;
+    size_t seqs = (size_t)l->deal.max_seqs;
+    ok = ok && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
         (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) &&
         (image ? tt__image_allocate(l) : tt__loader_allocate(l)) && tt_loader_seek(l, 0, 0) == TT_OK;
     for (int i = 0; i < TT__LOADER_THREADS; i++) l->threads[i].loader = l;
@@ -239,10 +219,10 @@ tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_im
     return tt__image_check(ctx, d, image) == TT_OK ? tt__loader_make(ctx, d, NULL, image, options) : NULL;
 }
 
-int64_t tt_loader_steps(const tt_loader *l) { return l->steps; }
-int tt_loader_max_seqs(const tt_loader *l) { return l->max_seqs; }
+int64_t tt_loader_steps(const tt_loader *l) { return l->deal.steps; }
+int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs; }
 int tt_loader_max_tokens(const tt_loader *l) { return l->max_tokens; }
-bool tt_loader_accumulates(const tt_loader *l) { return l->accumulates; }
+bool tt_loader_accumulates(const tt_loader *l) { return l->deal.accumulates; }
 int tt_loader_longest(const tt_loader *l) { return l->longest; }
 int64_t tt_loader_cut(const tt_loader *l) { return l->cut; }
 double tt_loader_waited(const tt_loader *l) { return l->waited; }
@@ -282,9 +262,9 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     const tt_image_options *i = &l->image;
     tt__text text = {to, capacity, 0};
     tt__print(&text, "%d %s\nbatch %d\naccumulate %d\ngroups %d\nshuffle %d\ndrop_last %d\n",
-              (int)l->d->count, l->ring ? "images" : "texts", o->batch, o->accumulate, l->groups, o->shuffle,
-              o->drop_last);
-    if (!l->ring)
+              (int)l->d->count, l->d->images ? "images" : "texts", o->batch, o->accumulate, l->deal.groups,
+              o->shuffle, o->drop_last);
+    if (!l->d->images)
         tt__print(&text, "max_length %d\nmax_tokens %d\nwindow %d\n", o->max_length, o->max_tokens,
                   o->window);
     else
@@ -312,41 +292,35 @@ static void tt__loader_source_deal(void *self, int data, int first, int end, boo
 const tt_source *tt_loader_source(tt_loader *l)
 {
     if (!l) return NULL;
-    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->steps, l->max_seqs, l->max_tokens,
-                   l->accumulates, tt__loader_source_hash, l->d->classes, l->d->n_classes,
-                   tt__loader_source_deal, tt__loader_source_describe};
+    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, l->deal.max_seqs,
+                   l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
+                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
     l->source = s;
     return &l->source;
 }
 
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
 {
-    if (epoch < 0 || step < 0 || step > l->steps)
-        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: no step %lld of epoch %lld; an epoch has steps 0 "
-                        "to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
     pthread_mutex_lock(&l->mutex);
-    if (l->ring && epoch == l->epoch && step == l->step && !l->in_step && !l->failed && !l->dealt_anew)
-        return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->texts; /* nothing more is begun */
+    const int64_t cursor = l->cursor;
+    const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
+    if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
+    l->cursor = l->deal.used; /* nothing more is begun */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
-    if (epoch != l->epoch) {
-        uint32_t count = (uint32_t)l->d->count;
-        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
-                                      TT__SHUFFLE_TEXTS);
-        if (l->o.shuffle) tt__shuffle(l->order, count, key);
-        else for (uint32_t i = 0; i < count; i++) l->order[i] = i;
-        l->epoch = epoch;
-        l->window_at = -1;
+    if (epoch != l->deal.epoch) l->window_at = -1;
+    tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
+    if (status == TT_OK) {
+        l->in_step = l->micro = 0;
+        l->cursor = tt__min(step * l->o.batch, l->deal.used);
+        l->failed = l->dealt_anew = false;
+        for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
+        l->base = step * tt__deal_micros(&l->deal, l->o.batch);
+    } else {
+        l->cursor = cursor;
     }
-    l->step = step;
-    l->in_step = l->micro = 0;
-    l->cursor = tt__min(step * l->o.batch, l->texts);
-    l->failed = l->dealt_anew = false;
-    for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
-    l->base = step * tt__loader_micros(l, l->o.batch);
     pthread_cond_broadcast(&l->work);
     pthread_mutex_unlock(&l->mutex);
-    return TT_OK;
+    return status;
 }
 
 /* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then
@@ -354,14 +328,14 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
-    int64_t n = tt__min(l->window_steps * l->o.batch, l->texts - first);
-    const tt__step_texts shuffled = {l->tokens, l->order + first};
-    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->order[first + i];
+    int64_t n = tt__min(l->window_steps * l->o.batch, l->deal.used - first);
+    const tt__step_texts shuffled = {l->tokens, l->deal.order + first};
+    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->deal.order[first + i];
     if (l->sort) {
-        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->epoch,
+        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->deal.epoch,
                                       TT__SHUFFLE_STEPS + (uint64_t)window);
         tt__sort_indices(l->sorted, (size_t)n, tt__place_longer, &shuffled);
-        for (int64_t i = 0; i < n; i++) l->sorted[i] = l->order[first + l->sorted[i]];
+        for (int64_t i = 0; i < n; i++) l->sorted[i] = l->deal.order[first + l->sorted[i]];
         tt__shuffle(l->step_order, (uint32_t)(n / l->o.batch), key);
         if (n % l->o.batch) l->step_order[n / l->o.batch] = (uint32_t)(n / l->o.batch);
     } else {
@@ -374,13 +348,13 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
 {
     memset(batch, 0, sizeof *batch);
     l->status = TT_OK;
-    if (l->step >= l->steps) return false;
-    if (l->ring) return tt__image_next(l, batch);
-    int64_t window = l->step / l->window_steps;
+    if (l->deal.step >= l->deal.steps) return false;
+    if (l->d->images) return tt__image_next(l, batch);
+    int64_t window = l->deal.step / l->window_steps;
     if (window != l->window_at) tt__loader_window(l, window);
 
-    int64_t from = (window * l->window_steps + l->step_order[l->step % l->window_steps]) * l->o.batch;
-    int in_step = (int)tt__min(l->o.batch, l->texts - from), rows = 0, seqs = 0;
+    int64_t from = (window * l->window_steps + l->step_order[l->deal.step % l->window_steps]) * l->o.batch;
+    int in_step = (int)tt__min(l->o.batch, l->deal.used - from), rows = 0, seqs = 0;
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
     if (!l->micro) tt__loader_cut_step(l, texts, in_step);
     for (const int end = l->ends[l->micro++]; l->in_step < end; seqs++, l->in_step++) {

@@ -1,6 +1,6 @@
 #pragma once
 #include "../base/base.h"
-#include "../text/wordpiece.h"
+#include "../text/encoder.h"
 
 /* ------------------------------------------------------------------------------------------------ images */
 

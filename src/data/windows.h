@@ -11,11 +11,9 @@ struct tt_token_loader {
     tt_context *ctx;
     const tt_token_stream *s;
     tt_token_loader_options o;
-    int groups, most;              /* windows of a micro-batch */
+    tt__dealer deal;               /* of windows */
     int max_seqs, max_tokens;
-    int64_t windows, steps, epoch, step;
     int micro;                     /* of the step, that were given */
-    uint32_t *order;               /* (windows) */
     int32_t *ids, *positions, *targets, *seq_start, *window; /* (max_tokens), ..., (length + 1) */
     uint64_t hash;
     tt_array array;
@@ -37,7 +35,7 @@ tt_token_loader_options tt_token_loader_options_default(void)
 void tt_token_loader_free(tt_token_loader *l)
 {
     if (!l) return;
-    void *const owned[] = {l->order, l->ids, l->positions, l->targets, l->seq_start, l->window, l};
+    void *const owned[] = {l->deal.order, l->ids, l->positions, l->targets, l->seq_start, l->window, l};
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
@@ -61,28 +59,12 @@ static tt_status tt__survey_windows(void *arg, const int32_t *ids, int64_t n)
     return TT_OK;
 }
 
-static int tt__window_micros(const tt_token_loader *l, int64_t n)
-{
-    return (int)tt__min(n, l->groups * tt__ceil_div(n, (int64_t)l->groups * l->most));
-}
-
 static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
 {
     tt_token_loader *l = (tt_token_loader *)self;
-    if (epoch < 0 || step < 0 || step > l->steps)
-        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "token loader: no step %lld of epoch %lld; an epoch has "
-                        "steps 0 to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
-    if (epoch != l->epoch) {
-        const uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
-                                            TT__SHUFFLE_TEXTS);
-        const uint32_t n = (uint32_t)l->windows;
-        if (l->o.shuffle) tt__shuffle(l->order, n, key);
-        else for (uint32_t k = 0; k < n; k++) l->order[k] = k;
-    }
-    l->epoch = epoch;
-    l->step = step;
-    l->micro = 0;
-    return TT_OK;
+    tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
+    if (status == TT_OK) l->micro = 0;
+    return status;
 }
 
 /* Adds window number w behind `rows` tokens and `seqs` sequences. */
@@ -105,13 +87,14 @@ static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *s
 static tt_status tt__window_next(void *self, tt_batch *b, bool *more)
 {
     tt_token_loader *l = (tt_token_loader *)self;
-    const int64_t first = l->step * l->o.batch, n = tt__min(l->o.batch, l->windows - first);
+    tt__dealer *d = &l->deal;
+    const int64_t first = d->step * d->batch, n = tt__min(d->batch, d->count - first);
     int rows = 0, seqs = 0;
-    *more = l->step < l->steps;
+    *more = d->step < d->steps;
     if (!*more) return TT_OK;
-    const int micros = tt__window_micros(l, n);
+    const int micros = tt__deal_micros(d, n);
     for (int64_t k = n * l->micro / micros; k < n * (l->micro + 1) / micros; k++) {
-        tt_status status = tt__window_add(l, l->order[first + k], &rows, &seqs);
+        tt_status status = tt__window_add(l, d->order[first + k], &rows, &seqs);
         if (status != TT_OK) return status;
     }
     l->seq_start[seqs] = rows;
@@ -126,7 +109,7 @@ static tt_status tt__window_next(void *self, tt_batch *b, bool *more)
     b->arrays = &l->array;
     b->n_arrays = 1;
     b->last_of_step = ++l->micro == micros;
-    if (b->last_of_step) l->step++, l->micro = 0;
+    if (b->last_of_step) d->step++, l->micro = 0;
     return TT_OK;
 }
 
@@ -134,21 +117,11 @@ static uint64_t tt__window_hash(void *self) { return ((const tt_token_loader *)s
 
 static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, const tt_token_loader_options *o)
 {
-    const int groups = o->parallel.groups ? o->parallel.groups : (int)tt__max(1, o->parallel.data);
-    const int data = o->parallel.data;
     char text[400] = "";
     tt__text all = {text, sizeof text, 0};
     if (o->length < 1) tt__print(&all, "; length = %d", o->length);
-    if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
-        tt__print(&all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", o->batch,
-                  o->accumulate);
-    else if (groups < 1 || data < 0 || (data && groups % data))
-        tt__print(&all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
-                  "after tt_parallel_on", o->parallel.groups, data);
-    else if (groups > o->batch / o->accumulate)
-        tt__print(&all, "; batch = %d is less than accumulate = %d for each of %d groups", o->batch,
-                  o->accumulate, groups);
-    else if (o->length > 0 && tt__ceil_div(o->batch, o->accumulate * groups) > INT32_MAX / 4 / o->length)
+    if (tt__deal_check(&all, o->batch, o->accumulate, &o->parallel) && o->length > 0 &&
+        tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) > INT32_MAX / 4 / o->length)
         tt__print(&all, "; batch = %d windows of length = %d are more tokens than can be counted", o->batch,
                   o->length);
     if (o->length > 0 && s->count / o->length >= INT32_MAX)
@@ -166,21 +139,20 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
     l->ctx = ctx;
     l->s = s;
     l->o = o;
-    l->groups = o.parallel.groups ? o.parallel.groups : (int)tt__max(1, o.parallel.data);
-    l->windows = tt__ceil_div(s->count - 1, o.length);
-    l->steps = tt__ceil_div(l->windows, o.batch);
-    l->most = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), l->windows);
-    l->max_tokens = (int)tt__min((int64_t)l->most * o.length, s->count - 1);
-    l->epoch = -1;
+    tt__dealer *d = &l->deal;
+    d->of = "token loader";
+    d->shuffle = o.shuffle;
+    const bool begun = tt__deal_begin(ctx, d, tt__ceil_div(s->count - 1, o.length), o.batch, o.accumulate,
+                                      &o.parallel);
+    l->max_tokens = (int)tt__min((int64_t)d->max_seqs * o.length, s->count - 1);
     tt__window_survey x = {o.across ? -1 : s->end, o.length, 0, 0, 1, TT__HASH_BEGIN};
     x.hash = tt__hash_on(x.hash, &x.length, sizeof x.length);
     x.hash = tt__hash_on(x.hash, &x.end, sizeof x.end);
     const tt_status status = tt__stream_each(s, &x, tt__survey_windows);
     l->hash = x.hash;
-    l->max_seqs = (int)tt__min((int64_t)l->most * x.most, l->max_tokens);
+    l->max_seqs = (int)tt__min((int64_t)d->max_seqs * x.most, l->max_tokens);
     const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
-    if (status == TT_OK &&
-        (l->order = (uint32_t *)tt__alloc(ctx, sizeof *l->order * (size_t)l->windows)) &&
+    if (status == TT_OK && begun &&
         (l->ids = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
         (l->positions = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
         (l->targets = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
@@ -197,16 +169,14 @@ static void tt__window_describe(void *self, char *to, size_t capacity)
     const tt_token_loader *l = (const tt_token_loader *)self;
     tt__text text = {to, capacity, 0};
     tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\n", l->o.batch,
-              l->o.accumulate, l->groups, l->o.length, l->o.shuffle, l->o.across);
+              l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across);
 }
 
 const tt_source *tt_token_loader_source(tt_token_loader *l)
 {
     if (!l) return NULL;
-    const int data = (int)tt__max(1, l->o.parallel.data);
-    const bool accumulates = tt__window_micros(l, tt__min(l->o.batch, l->windows)) > data;
-    const tt_source s = {l, tt__window_seek, tt__window_next, l->steps, l->max_seqs, l->max_tokens,
-                         accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
+    const tt_source s = {l, tt__window_seek, tt__window_next, l->deal.steps, l->max_seqs, l->max_tokens,
+                         l->deal.accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
     l->source = s;
     return &l->source;
 }

@@ -3,7 +3,7 @@
 
 /* ===========================================================================================================
    FORMATS                                                                                           >>formats
-   JSON, safetensors, tokenizers, images, datasets and batches. Uses >>base and >>unicode's tables.
+   JSON, safetensors, tokenizers, images, datasets and batches. Uses >>base and >>unicode.
    Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
    loop worse than n log n.
    ======================================================================================================== */

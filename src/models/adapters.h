@@ -6,7 +6,6 @@
 #include "../files/json.h"
 #include "../files/safetensors.h"
 #include "layout.h"
-#include "config.h"
 #include "lm_layout.h"
 #include "lm_config.h"
 
@@ -41,8 +40,8 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
    NULL: there are no more. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
-    const tt__architecture *a = tt__lm_kind(m->config.kind);
-    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, 0, NULL, 0);
+    const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
+    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, NULL);
     const tt__tensor_row *row;
     for (int n = a->n_model; (row = tt__layout_row(&l, n, name)) != NULL; n++) {
         int64_t dims[4];
@@ -148,8 +147,8 @@ static tt_status tt__lora_drop(tt_lm *m, tt_status status)
 /* Only adapters are trained. */
 static void tt__lora_freeze(tt_lm *m)
 {
-    const tt__architecture *a = tt__lm_kind(m->config.kind);
-    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, 0, NULL, 0);
+    const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
+    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, NULL);
     const tt__tensor_row *row;
     char name[256];
     for (int k = 0; (row = tt__layout_row(&l, k, name)) != NULL; k++) {
@@ -161,8 +160,7 @@ static void tt__lora_freeze(tt_lm *m)
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
 {
     const tt_lora_options o = options ? *options : tt_lora_options_default();
-    const bool separate = tt__lm_gated(&m->config), gpt2 = tt__lm_is(&m->config, "gpt2");
-    const char *usual = separate ? "q_proj,v_proj" : gpt2 ? "c_attn" : "query_key_value";
+    const char *targets = o.targets ? o.targets : tt__lm_kind_of(m->config.kind)->adapted;
     char name[256];
     tt__packing order;
     tt_param *weight;
@@ -170,7 +168,7 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     if (status == TT_OK) status = tt__lora_begin(m, &o);
     if (status != TT_OK) return status;
     for (int k = 0; status == TT_OK && (weight = tt__lm_module(m, k, name, &order)) != NULL; k++)
-        if (tt__lora_targets(o.targets ? o.targets : usual, name))
+        if (tt__lora_targets(targets, name))
             status = tt__lora_add(m, weight, name, o.rank);
     if (status == TT_OK) tt__lora_freeze(m);
     return tt__lora_drop(m, status);
@@ -190,18 +188,20 @@ static void tt__lora_print(tt__text *json, const void *arg)
 {
     const tt_lm *m = (const tt_lm *)arg;
     const tt_lora_options *o = &m->lora_options;
-    char a[32], b[32];
+    char a[32], b[32], name[256];
+    tt__packing order = {0, 0, 0, 0, 0};
+    tt__lm_module(m, 0, name, &order);
     tt__print(json, "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": \"CAUSAL_LM\",\n"
               "  \"base_model_name_or_path\": ");
     if (m->base && tt__is_utf8(m->base)) tt__json_quote(json, m->base);
     else tt__print(json, "null");
     tt__print(json, ",\n  \"inference_mode\": true,\n  \"bias\": \"none\",\n  \"r\": %d,\n"
               "  \"lora_alpha\": %s,\n  \"lora_dropout\": %s,\n  \"fan_in_fan_out\": %s,\n"
-              "  \"target_modules\": [\n", o->rank, tt__json_float(o->alpha, a),
-              tt__json_float(o->dropout, b), tt__lm_is(&m->config, "gpt2") ? "true" : "false");
+              "  \"target_modules\": [\n", o->rank, tt__shortest(o->alpha, a),
+              tt__shortest(o->dropout, b), order.kind == 't' ? "true" : "false");
     for (int k = 0; k < m->n_lora; k++) {
-        const char *name = tt_param_name(m->lora[k].weight);
-        tt__print(json, "    \"%.*s\"%s\n", (int)(strlen(name) - strlen(".weight")), name,
+        const char *weight = tt_param_name(m->lora[k].weight);
+        tt__print(json, "    \"%.*s\"%s\n", (int)(strlen(weight) - strlen(".weight")), weight,
                   k + 1 < m->n_lora ? "," : "");
     }
     tt__print(json, "  ]\n}\n");

@@ -5,6 +5,7 @@
 #include "../files/lists.h"
 #include "../files/json.h"
 #include "../files/safetensors.h"
+#include "layout.h"
 #include "save.h"
 #include "config.h"
 #include "model.h"
@@ -16,14 +17,14 @@
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
-    const int offset = c->kind == TT_ROBERTA ? c->pad_token + 1 : 0;
+    const int flags = tt__bert_of(c)->flags, offset = tt__bert_offset(c);
     /* The order of these two decides the random numbers of the updates. */
     tt_value places = tt_embedding_offset(t, in->positions, m->position, offset);
     tt_value words = tt_embedding(t, in->ids, m->word);
-    if (c->kind == TT_BIG_BIRD && c->scale_embeddings)
+    if (flags & TT__BERT_SPARSE && c->scale_embeddings)
         words = tt_scale(t, words, sqrtf((float)c->hidden_size));
     tt_value x = tt_add(t, words, places);
-    if (m->type && c->kind == TT_ROBERTA) return tt_add(t, x, tt_param_value(t, m->type));
+    if (m->type && flags & TT__BERT_OFFSET) return tt_add(t, x, tt_param_value(t, m->type));
     return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
 }
 
@@ -49,7 +50,8 @@ static tt_attention_options tt__bert_attention(const tt_bert_config *c, int laye
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
-    const bool sparse = c->kind == TT_BIG_BIRD && c->block_sparse;
+    const int flags = tt__bert_of(c)->flags;
+    const bool sparse = flags & TT__BERT_SPARSE && c->block_sparse;
     const size_t blocks = (size_t)tt__ceil_div(c->max_positions, tt__max(1, c->block_size));
     const size_t random = (size_t)c->random_blocks, lists_of = blocks * (size_t)c->heads * random;
     int32_t *lists = NULL;
@@ -60,9 +62,9 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     }
     /* All but h is (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
-    if (c->kind == TT_BIG_BIRD) x = tt_dropout(t, x, c->dropout);
+    if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
-    if (c->kind != TT_BIG_BIRD) x = tt_dropout(t, x, c->dropout);
+    if (!(flags & TT__BERT_DROP_SUM)) x = tt_dropout(t, x, c->dropout);
     tt_name(t, x, "embeddings");
     for (int k = 0; k < c->layers; k++) {
         const tt_bert_layer *l = &m->layer[k];
@@ -72,7 +74,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt_value o = tt_attention(t, q, key, v, in->seq_start, &attention);
         tt_name(t, o, "layer.%d.attention", k);
         o = tt_linear(t, o, l->attention_w, l->attention_b);
-        if (c->kind != TT_DISTILBERT) o = tt_dropout(t, o, c->dropout); /* DistilBERT has none here */
+        if (flags & TT__BERT_DROP_OUT) o = tt_dropout(t, o, c->dropout);
         x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d.attention_norm", k);
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
@@ -91,12 +93,11 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* (seqs, hidden): [CLS] */
-    const tt_bert_kind kind = m->config.kind;
-    if (kind >= TT_ROBERTA) h = tt_dropout(t, h, m->config.classifier_dropout);
+    const tt__bert_kind *k = tt__bert_of(&m->config);
+    if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
     if (m->head_w) {
         h = tt_linear(t, h, m->head_w, m->head_b);
-        h = kind == TT_DISTILBERT ? tt_relu(t, h)
-            : kind == TT_BIG_BIRD ? tt__activation_of(m->activation)(t, h) : tt_tanh(t, h);
+        h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
     }
     h = tt_linear(t, tt_dropout(t, h, m->config.classifier_dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
@@ -113,7 +114,7 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
 tt_model tt_bert_classifier(const tt_bert *m)
 {
     const tt_bert_config *c = &m->config;
-    const int length = c->max_positions - (c->kind == TT_ROBERTA ? c->pad_token + 1 : 0);
+    const int length = c->max_positions - tt__bert_offset(c);
     tt_model model = {m, tt__bert_record, tt_accuracy(), c->classes, "tokens", length, false};
     return model;
 }
@@ -125,26 +126,29 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
     int kind = 0;
-    while (kind <= TT_BIG_BIRD &&
-           strcmp(type, tt__bert_of((tt_bert_kind)kind)->type[tt__bert_spelling((tt_bert_kind)kind)]) != 0)
-        kind++;
-    if (kind > TT_BIG_BIRD)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads 'bert' "
-                        "(BERT, MiniLM), 'distilbert', 'roberta' and 'big_bird'", j->path, type);
+    char known[256];
+    tt__text all = {known, sizeof known, 0};
+    for (; kind < TT__COUNT(tt__bert_kinds) && strcmp(type, tt__bert_kinds[kind].a.type) != 0; kind++)
+        tt__print(&all, "%s'%s'", kind == TT_BERT ? "" : ", ", tt__bert_kinds[kind].a.type);
+    if (kind == TT__COUNT(tt__bert_kinds))
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads %s "
+                        "(MiniLM is a 'bert')", j->path, type, known);
     *c = tt_bert_config_default((tt_bert_kind)kind);
-    if (kind != TT_DISTILBERT) c->classifier_dropout = -1; /* where there is none, it is as `dropout` */
-    status = tt__config_read(j, tt__bert_of(c->kind), tt__bert_spelling(c->kind), c);
+    const tt__bert_kind *k = tt__bert_of(c);
+    const bool sparse = k->flags & TT__BERT_SPARSE;
+    if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
+    status = tt__config_read(j, &k->a, c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
-    if (status == TT_OK && kind == TT_BIG_BIRD)
+    if (status == TT_OK && sparse)
         status = tt__json_read_string(j, 0, "attention_type", false, &attention);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "is_decoder", &decoder);
     if (status != TT_OK) return status;
-    c->block_sparse = kind == TT_BIG_BIRD && strcmp(attention, "block_sparse") == 0;
+    c->block_sparse = sparse && strcmp(attention, "block_sparse") == 0;
     if (strcmp(position, "absolute") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only "
                         "'absolute' is supported", j->path, position);
-    if (!c->block_sparse && kind == TT_BIG_BIRD && strcmp(attention, "original_full") != 0)
+    if (!c->block_sparse && sparse && strcmp(attention, "original_full") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': attention_type is '%s'; 'block_sparse' and "
                         "'original_full' are supported", j->path, attention);
     if (decoder)
@@ -153,20 +157,33 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     return TT_OK;
 }
 
-/* The files of a checkpoint, opened; each named once by an index. */
-typedef struct tt__shards {
-    tt_safetensors **file;
-    int files;
-} tt__shards;
-
-static void tt__shards_close(tt_context *ctx, tt__shards *s)
+/* Opens config.json of a folder. */
+static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__checkpoint *c)
 {
-    for (int k = 0; k < s->files; k++) tt_safetensors_close(s->file[k]);
-    tt__free(ctx, s->file);
+    memset(c, 0, sizeof *c);
+    tt_status status = tt__path_join(ctx, c->path, folder, "config.json");
+    if (status == TT_OK) status = tt__file_open(ctx, c->path, &c->text);
+    if (status == TT_OK) status = tt__json_parse(&c->config, ctx, c->path, 0, c->text.bytes, c->text.size);
+    return status;
+}
+
+static void tt__shards_close(tt_context *ctx, tt__checkpoint *c)
+{
+    for (int k = 0; k < c->files; k++) tt_safetensors_close(c->file[k]);
+    tt__free(ctx, c->file);
+    c->file = NULL;
+    c->files = 0;
+}
+
+static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
+{
+    tt__json_free(&c->config);
+    tt__file_close(ctx, &c->text);
+    tt__shards_close(ctx, c);
 }
 
 /* Opens the files that weight_map of model.safetensors.index.json names. */
-static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__shards *s)
+static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
     tt__json j;
@@ -210,7 +227,7 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__sh
     return status;
 }
 
-static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__shards *s)
+static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoint *s)
 {
     if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
     if (!(s->file[0] = tt_safetensors_open(ctx, path))) return ctx->status;
@@ -218,7 +235,7 @@ static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__shards *s
     return TT_OK;
 }
 
-static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards *s)
+static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
     bool one = false, index = false;
@@ -243,22 +260,18 @@ static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards
 
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
 {
-    char path[TT__PATH];
-    tt__json j;
     tt_bert_config config;
-    tt__shards s = {NULL, 0};
+    tt__checkpoint from;
     memset(m, 0, sizeof *m);
-    memset(&j, 0, sizeof j);
-    tt_status status = tt__path_join(ctx, path, folder, "config.json");
-    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    if (status == TT_OK) status = tt__bert_read_config(&j, &config);
-    if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
-    if (status == TT_OK)
-        status = tt__model_load(tt__bert_of(config.kind), m, &config, classes, 0, &j,
-                                tt__bert_spelling(config.kind), tt__bert_spelling(config.kind), s.file,
-                                s.files);
-    tt__json_free(&j);
-    tt__shards_close(ctx, &s);
+    tt_status status = tt__checkpoint_open(ctx, folder, &from);
+    if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
+    if (status == TT_OK) {
+        const tt__architecture *a = &tt__bert_of(&config)->a;
+        from.spelling = a->spelling;
+        status = tt__model_load(a, m, &config, &from, classes, 0);
+    }
+    tt__checkpoint_close(ctx, &from);
     return status;
 }
 
@@ -266,6 +279,6 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
     tt_bert_config config = m->config;
     config.activation = m->activation;
-    const int spelling = tt__bert_spelling(config.kind);
-    return tt__model_save(m->ctx, tt__bert_of(config.kind), m, &config, spelling, spelling, 0, folder);
+    const tt__architecture *a = &tt__bert_of(&config)->a;
+    return tt__model_save(m->ctx, a, m, &config, a->spelling, 0, folder);
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include "../base/base.h"
+#include "bert_layout.h"
 
 /* ---- BigBird's random blocks, as transformers' BigBirdBlockSparseAttention chooses them by numpy */
 
@@ -73,7 +74,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                                int32_t *x)
 {
     const int64_t rows = (int64_t)n * size; /* up to a block more than there are positions */
-    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
+    const int most = 2 * listed + 5;        /* blocks; tt__roberta_check bounds their rows */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -94,4 +95,9 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
             for (int k = 0; k < most && found < listed; k++)
                 if (tt__big_bird_may(i, x[k], most)) list[found++] = x[k];
         }
+}
+/* Where the embedding of positions has that of a sequence's first token. */
+static int tt__bert_offset(const tt_bert_config *c)
+{
+    return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
 }

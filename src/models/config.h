@@ -8,17 +8,6 @@
 
 /* -------------------------------------------------------------------------------------------- config.json */
 
-/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
-static const char *tt__json_float(float x, char to[32])
-{
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(to, 32, "%.*g", digits, x);
-        if (strtof(to, NULL) == x) break;
-    }
-    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
-    return to;
-}
-
 /* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
    transformers. (*last)[k]: class k is the last of its name; to be freed. names: (classes, 64);
    TT_ERR_ARGUMENT if one is not UTF-8. */
@@ -100,13 +89,13 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
 /* Reads a config as its rows say, and the number of classes. Its activation's name lives as long as j. */
-static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, int spelling, void *config)
+static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, void *config)
 {
     const char *act = NULL;
     tt_status status = TT_OK;
     for (int k = 0; k < a->n_config && status == TT_OK; k++) {
         const tt__config_row *r = &a->config[k];
-        const char *key = r->key[spelling];
+        const char *key = r->key[a->spelling];
         char *to = (char *)config + r->offset;
         if (!key) continue;
         if (tt__is_int(r)) {
@@ -120,7 +109,7 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, i
             status = tt__json_read_float(j, 0, key, 0, r->kind == 'p' ? 1 : INFINITY, (float *)(void *)to);
         }
     }
-    if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key[spelling], false, &act);
+    if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key, false, &act);
     if (status != TT_OK) return status;
     if (act) memcpy((char *)config + a->activation, &act, sizeof act);
     const int quantized = tt__json_get(j, 0, "quantization_config");

@@ -2,6 +2,7 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../passes/offload.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../compile/program.h"
 #include "../files/lists.h"
@@ -322,8 +323,8 @@ static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, cons
 {
     for (int v = 0; v < g->vocab; v++) {
         if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
-            for (int k = 0; k < tt__stages(g->program); k++) /* keys and values may not be finite either */
-                tt__stage_of(g->program, k)->zeroed = false;
+            for (int k = 0; k < g->program->stages; k++) /* keys and values may not be finite either */
+                g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
                             "token %d is not finite", slot->seq, slot->length, v);
         }

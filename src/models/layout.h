@@ -1,6 +1,8 @@
 #pragma once
 #include "../base/base.h"
 #include "../tape/tape.h"
+#include "../files/lists.h"
+#include "../files/json.h"
 #include "../files/safetensors.h"
 
 /* ===========================================================================================================
@@ -37,9 +39,10 @@ typedef int64_t tt__sizes['Z' - 'A' + 1]; /* of the letters of shapes */
 
 typedef struct tt__architecture {
     const char *name;            /* in messages */
-    const char *class_name[2], *type[2]; /* of config.json, in each spelling: "architectures", "model_type" */
-    const char *activation_key[2], *more[2]; /* the activation's key; keys and values that never change */
-    const char *prefix[2];       /* of names of tensors, which files may lack */
+    int spelling;                /* of config.json, and of the names of a new model's parameters */
+    const char *class_name, *type;       /* of config.json: "architectures", "model_type" */
+    const char *activation_key, *more;   /* the activation's key; keys and values that never change */
+    const char *prefix[2];       /* of names of tensors, which files may lack; in each spelling */
     const char *layer_prefix[2]; /* of those in layers, with %d for the layer, after the prefix */
     const tt__tensor_row *model, *layer;
     const tt__config_row *config;
@@ -87,19 +90,28 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
+/* A checkpoint that is read: its config.json and its files of tensors, opened, each of them once. */
+typedef struct tt__checkpoint {
+    char path[TT__PATH];   /* of config.json, for messages */
+    tt__file_bytes text;   /* of config.json */
+    tt__json config;       /* empty: there is none */
+    tt_safetensors **file;
+    int files, spelling;   /* of the tensors' names */
+} tt__checkpoint;
+
 /* The parameters of a model, or of one that is yet to be made. */
 typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* the model's struct, the first layer's; NULL: not made yet */
     int layers, spelling;
-    tt_safetensors *const *files; /* that are read, in that spelling */
-    int n_files;
+    const tt__checkpoint *from; /* NULL: no file is read */
     tt__sizes size;
 } tt__layout;
 
+/* In the spelling of the checkpoint, or the architecture's. */
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config, int spelling, tt_safetensors *const *files, int n_files)
+                                const void *config, const tt__checkpoint *from)
 {
     tt__layout l;
     memset(&l, 0, sizeof l);
@@ -108,9 +120,8 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     l.self = (char *)(uintptr_t)self;
     l.layer_self = self ? (char *)tt__pointer_at(self, a->layers_at) : NULL;
     l.layers = tt__int_field(config, a->layers);
-    l.spelling = spelling;
-    l.files = files;
-    l.n_files = n_files;
+    l.spelling = from ? from->spelling : a->spelling;
+    l.from = from;
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         if (r->letter) l.size[r->letter - 'A'] = tt__int_field(config, r->offset);

@@ -21,7 +21,7 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
     if (a && (c.end_token < -1 || c.end_token >= c.vocab_size))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "language model: end_token is %d; expected one of %d tokens, "
                         "or -1 for none", c.end_token, c.vocab_size);
-    tt_status status = a ? tt__model_new(ctx, a, m, &c, 0) : ctx->status;
+    tt_status status = a ? tt__model_new(ctx, a, m, &c) : ctx->status;
     if (status == TT_OK) m->shard_bytes = (size_t)5000000000u;
     return status;
 }
@@ -29,13 +29,14 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
 void tt_lm_free(tt_lm *m)
 {
     if (!m->ctx) return;
-    void *const owned[] = {m->stop, m->generation, m->kept, m->read_shape, m->base, m->lora};
+    if (m->kept) tt__checkpoint_close(m->ctx, m->kept);
+    void *const owned[] = {m->stop, m->generation, m->kept, m->base, m->lora};
     tt__free_all(m->ctx, owned, TT__COUNT(owned));
-    tt__model_free(&tt__lm_kinds[0], m); /* the structs of all kinds are the same */
+    tt__model_free(&tt__lm_kinds[0].a, m); /* the structs of all kinds are the same */
 }
 
 /* Refuses a last product's weight of its own that config.json ties to the embedding: transformers uses it. */
-static tt_status tt__lm_check_tied(const tt_lm *m, const tt__shards *s)
+static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
 {
     static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
     enum { AT_ONCE = 4096 };
@@ -109,40 +110,30 @@ static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const 
 
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
 {
-    char path[TT__PATH], *kept = NULL, *shape = NULL, *base = NULL;
-    tt__json j;
     tt_lm_config config;
-    tt__shards s = {NULL, 0};
     const tt__architecture *a = NULL;
     const int params = ctx->n_params;
     memset(m, 0, sizeof *m);
-    memset(&j, 0, sizeof j);
-    tt_status status = tt__path_join(ctx, path, folder, "config.json");
-    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    if (status == TT_OK) status = tt__lm_read_config(&j, &config, &a);
-    if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
-    if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_KEPT, &kept);
-    if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_SHAPE, &shape);
-    if (status == TT_OK && !(base = tt__strdup(ctx, folder))) status = TT_ERR_MEMORY;
-    if (status == TT_OK) status = tt__model_load(a, m, &config, 0, 0, &j, 0, 0, s.file, s.files);
-    if (status == TT_OK && ((status = tt__lm_check_tied(m, &s)) != TT_OK ||
-                            (status = tt__lm_read_generation(m, &j, folder)) != TT_OK)) {
-        tt__params_undo(ctx, params);
-        tt_lm_free(m);
+    tt__checkpoint *s = (tt__checkpoint *)tt__alloc(ctx, sizeof *s);
+    if (!s) return TT_ERR_MEMORY;
+    tt_status status = tt__checkpoint_open(ctx, folder, s);
+    if (status == TT_OK) status = tt__lm_read_config(&s->config, &config, &a);
+    if (status == TT_OK) status = tt__shards_open(ctx, folder, s);
+    if (status == TT_OK) status = tt__model_load(a, m, &config, s, 0, 0);
+    if (status != TT_OK) {
+        tt__checkpoint_close(ctx, s);
+        tt__free(ctx, s);
+        return status;
     }
-    if (status == TT_OK) {
-        m->shard_bytes = (size_t)5000000000u;
-        m->kept = kept;
-        m->read_shape = shape;
-        m->read = m->config;
-        m->base = base;
-    } else {
-        tt__free(ctx, base);
-        tt__free(ctx, kept);
-        tt__free(ctx, shape);
-    }
-    tt__json_free(&j);
-    tt__shards_close(ctx, &s);
+    m->shard_bytes = (size_t)5000000000u;
+    m->kept = s;
+    m->read = m->config;
+    status = (m->base = tt__strdup(ctx, folder)) ? tt__lm_check_tied(m, s) : TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__lm_read_generation(m, &s->config, folder);
+    tt__shards_close(ctx, s);
+    if (status == TT_OK) return TT_OK;
+    tt__params_undo(ctx, params);
+    tt_lm_free(m);
     return status;
 }
 
@@ -152,7 +143,7 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
     config.activation = m->activation;
     char path[TT__PATH];
     const tt__architecture *a = tt__lm_complete(m->ctx, &config);
-    tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, 0, m->shard_bytes, folder)
+    tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, m->shard_bytes, folder)
                          : m->ctx->status;
     if (status != TT_OK || !m->generation) return status;
     status = tt__path_join(m->ctx, path, folder, "generation_config.json");

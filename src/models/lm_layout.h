@@ -6,61 +6,19 @@
    A table for each architecture says what its files call the tensors of tt_lm and the numbers of
    tt_lm_config. How the layers compute follows from what is there. */
 
-static bool tt__lm_is(const tt_lm_config *c, const char *kind)
-{
-    return c->kind && strcmp(c->kind, kind) == 0;
-}
-
-/* LLaMA's layers: RMSNorm, a gate in the MLP, no fused product of queries, keys and values. */
-static bool tt__lm_gated(const tt_lm_config *c)
-{
-    return tt__lm_is(c, "llama") || tt__lm_is(c, "mistral") || tt__lm_is(c, "qwen2");
-}
-
-static const tt__architecture *tt__lm_kind(const char *kind);
-
-tt_lm_config tt_lm_config_default(const char *kind)
-{
-    static const struct {
-        const char *kind;
-        int vocab, hidden, layers, heads, key_heads, intermediate, positions;
-        const char *activation;
-        float eps, dropout, turns;
-        bool tied, bias, parallel;
-    } all[] = {
-        {"gpt2", 50257, 768, 12, 12, 12, 3072, 1024, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
-        {"llama", 32000, 4096, 32, 32, 32, 11008, 2048, "silu", 1e-6f, 0, 1, false, false, false},
-        {"mistral", 32000, 4096, 32, 32, 8, 14336, 131072, "silu", 1e-6f, 0, 1, false, false, false},
-        {"qwen2", 151936, 4096, 32, 32, 32, 22016, 32768, "silu", 1e-6f, 0, 1, false, false, false},
-        {"gpt_neox", 50432, 6144, 44, 64, 64, 24576, 2048, "gelu", 1e-5f, 0, 0.25f, false, true, true},
-        {"falcon", 65024, 4544, 32, 71, 1, 18176, 2048, "gelu", 1e-5f, 0, 1, true, false, true}};
-    tt_lm_config c;
-    memset(&c, 0, sizeof c);
-    c.kind = kind;
-    c.end_token = -1;
-    for (int k = 0; k < TT__COUNT(all); k++) {
-        if (!kind || strcmp(all[k].kind, kind) != 0) continue;
-        c.kind = all[k].kind;
-        c.vocab_size = all[k].vocab;
-        c.hidden_size = all[k].hidden;
-        c.layers = all[k].layers;
-        c.heads = all[k].heads;
-        c.key_heads = all[k].key_heads == all[k].heads ? 0 : all[k].key_heads;
-        c.intermediate_size = all[k].intermediate;
-        c.max_positions = all[k].positions;
-        c.activation = all[k].activation;
-        c.norm_eps = all[k].eps;
-        c.embedding_dropout = c.dropout = c.attention_dropout = all[k].dropout;
-        c.tied = all[k].tied;
-        c.attention_bias = all[k].bias;
-        c.parallel = all[k].parallel;
-        c.initializer_range = 0.02f;
-        c.rotary = tt_rotary_options_default(c.heads);
-        c.rotary.size = (int)(all[k].turns * (float)(c.hidden_size / c.heads));
-    }
-    if (tt__lm_is(&c, "mistral")) c.window = 4096;
-    return c;
-}
+/* What tells a kind from the others, beside its tables. */
+enum {
+    TT__LM_POSITIONS = 1,     /* positions are learned, not rotary */
+    TT__LM_EQUAL_HEADS = 2,   /* there are as many key heads as heads */
+    TT__LM_LLAMA = 4,         /* heads have any size, and config.json says a sliding_window, be it null */
+    TT__LM_MLP_4 = 8,         /* an MLP has 4 * hidden_size columns where config.json does not say them */
+    TT__LM_QKV_BIAS = 16,     /* queries, keys and values always have biases, attention's output never */
+    TT__LM_ONE_BIAS = 32,     /* the MLP has biases where attention has */
+    TT__LM_WINDOW = 64,       /* sliding_window is read ... */
+    TT__LM_WINDOW_FROM = 128, /* ... and from what layer on there are windows */
+    TT__LM_FALCON = 256       /* multi_query and others tell the numbers of key heads and norms */
+};
+static int tt__lm_flags(const tt_lm_config *c);
 
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
@@ -71,8 +29,7 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config);
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
-    const bool qwen = tt__lm_is(c, "qwen2");
-    const bool falcon = tt__lm_is(c, "falcon");
+    const bool bias = c->attention_bias || tt__lm_flags(c) & TT__LM_QKV_BIAS;
 #define S(letter) size[letter - 'A']
     S('X') = c->tied ? 0 : c->vocab_size;
     S('D') = c->head_size;
@@ -80,15 +37,15 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('A') = (int64_t)c->heads * c->head_size;
     S('K') = (int64_t)c->key_heads * c->head_size;
     S('S') = S('A') + 2 * S('K');
-    S('Q') = c->attention_bias || qwen ? S('A') : 0;
-    S('L') = c->attention_bias || qwen ? S('K') : 0;
+    S('Q') = bias ? S('A') : 0;
+    S('L') = bias ? S('K') : 0;
     S('T') = c->attention_bias ? S('S') : 0;
     S('B') = c->attention_bias ? S('H') : 0;
     S('M') = c->mlp_bias ? c->intermediate_size : 0;
     S('N') = c->mlp_bias ? S('H') : 0;
-    S('E') = falcon && c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
-    S('F') = S('E') ? 0 : S('H');                                /* input_layernorm */
-    S('O') = c->parallel ? 0 : S('H');                           /* Falcon's post_attention_layernorm */
+    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                      /* input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                 /* post_attention_layernorm */
 #undef S
 }
 
@@ -169,43 +126,46 @@ static const tt__config_row tt__gpt2_rows[] = {
     C(dropout, 'p', 0, "resid_pdrop"), C(attention_dropout, 'p', 0, "attn_pdrop"),
     C(tied, 'b', 0, "tie_word_embeddings"),
 };
+#define TT__LM_ROWS(intermediate, eps) \
+    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"), \
+    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"), \
+    C(intermediate_size, 'n', 'I', intermediate), C(max_positions, 'n', 0, "max_position_embeddings"), \
+    C(norm_eps, 'f', 0, eps), C(initializer_range, 'f', 0, "initializer_range"), \
+    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings")
 static const tt__config_row tt__llama_rows[] = {
-    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
-    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
-    C(key_heads, 'n', 0, "num_key_value_heads"), C(head_size, 'n', 0, "head_dim"),
-    C(intermediate_size, 'n', 'I', "intermediate_size"),
-    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "rms_norm_eps"),
-    C(initializer_range, 'f', 0, "initializer_range"), C(attention_dropout, 'p', 0, "attention_dropout"),
-    C(tied, 'b', 0, "tie_word_embeddings"), C(attention_bias, 'b', 0, "attention_bias"),
+    TT__LM_ROWS("intermediate_size", "rms_norm_eps"), C(key_heads, 'n', 0, "num_key_value_heads"),
+    C(head_size, 'n', 0, "head_dim"), C(attention_bias, 'b', 0, "attention_bias"),
     C(mlp_bias, 'b', 0, "mlp_bias"),
 };
 static const tt__config_row tt__neox_rows[] = {
-    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
-    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
-    C(intermediate_size, 'n', 'I', "intermediate_size"),
-    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "layer_norm_eps"),
-    C(initializer_range, 'f', 0, "initializer_range"), C(dropout, 'p', 0, "hidden_dropout"),
-    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings"),
+    TT__LM_ROWS("intermediate_size", "layer_norm_eps"), C(dropout, 'p', 0, "hidden_dropout"),
     C(attention_bias, 'b', 0, "attention_bias"), C(parallel, 'b', 0, "use_parallel_residual"),
 };
 static const tt__config_row tt__falcon_rows[] = {
-    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
-    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
-    C(intermediate_size, 'n', 'I', "ffn_hidden_size"),
-    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "layer_norm_epsilon"),
-    C(initializer_range, 'f', 0, "initializer_range"), C(dropout, 'p', 0, "hidden_dropout"),
-    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings"),
+    TT__LM_ROWS("ffn_hidden_size", "layer_norm_epsilon"), C(dropout, 'p', 0, "hidden_dropout"),
     C(attention_bias, 'b', 0, "bias"), C(parallel, 'b', 0, "parallel_attn"),
 };
+#undef TT__LM_ROWS
 #undef C
 
 static const char *const tt__lm_buffers[] = {
     "*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias",
     "*rotary_emb.inv_freq", NULL};
 
-#define TT__LM_KIND(what, type_name, model_class, act, before, in_layer) { \
-    type_name, {model_class, NULL}, {type_name, NULL}, {act, NULL}, {"", NULL}, {before, NULL}, \
-    {in_layer "%d.", NULL}, \
+/* A kind: its files and tables, flags, keys of config.json for the base and share of rotary positions, the
+   modules that get adapters, and transformers' defaults. */
+typedef struct tt__lm_kind {
+    tt__architecture a;
+    int flags;
+    const char *base_key, *share_key, *adapted;
+    int vocab, hidden, layers, heads, key_heads, intermediate, positions, window;
+    const char *activation;
+    float eps, dropout, turns;
+    bool tied, bias, parallel;
+} tt__lm_kind;
+
+#define TT__LM_FILES(what, type, class_name, act, before, in_layer) { \
+    type, 0, class_name, type, act, "", {before, NULL}, {in_layer "%d.", NULL}, \
     tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
     sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
@@ -213,35 +173,88 @@ static const char *const tt__lm_buffers[] = {
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
     tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers}
 
-static const tt__architecture tt__lm_kinds[] = {
-    TT__LM_KIND(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
-    TT__LM_KIND(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
-    TT__LM_KIND(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
-    TT__LM_KIND(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
-    TT__LM_KIND(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
-    TT__LM_KIND(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
+static const tt__lm_kind tt__lm_kinds[] = {
+    {TT__LM_FILES(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
+     TT__LM_POSITIONS | TT__LM_EQUAL_HEADS | TT__LM_MLP_4, NULL, NULL, "c_attn",
+     50257, 768, 12, 12, 12, 3072, 1024, 0, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
+    {TT__LM_FILES(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA, "rope_theta", NULL, "q_proj,v_proj",
+     32000, 4096, 32, 32, 32, 11008, 2048, 0, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA | TT__LM_WINDOW, "rope_theta", NULL, "q_proj,v_proj",
+     32000, 4096, 32, 32, 8, 14336, 131072, 4096, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA | TT__LM_QKV_BIAS | TT__LM_WINDOW | TT__LM_WINDOW_FROM, "rope_theta", NULL, "q_proj,v_proj",
+     151936, 4096, 32, 32, 32, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
+     TT__LM_EQUAL_HEADS, "rotary_emb_base", "rotary_pct", "query_key_value",
+     50432, 6144, 44, 64, 64, 24576, 2048, 0, "gelu", 1e-5f, 0, 0.25f, false, true, true},
+    {TT__LM_FILES(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
+     TT__LM_MLP_4 | TT__LM_ONE_BIAS | TT__LM_FALCON, "rope_theta", NULL, "query_key_value",
+     65024, 4544, 32, 71, 1, 18176, 2048, 0, "gelu", 1e-5f, 0, 1, true, false, true},
 };
 
-static const tt__architecture *tt__lm_kind(const char *kind)
+static const tt__lm_kind *tt__lm_kind_of(const char *kind)
 {
     for (int k = 0; k < TT__COUNT(tt__lm_kinds); k++)
-        if (kind && strcmp(tt__lm_kinds[k].name, kind) == 0) return &tt__lm_kinds[k];
+        if (kind && strcmp(tt__lm_kinds[k].a.name, kind) == 0) return &tt__lm_kinds[k];
     return NULL;
+}
+
+static int tt__lm_flags(const tt_lm_config *c) { return tt__lm_kind_of(c->kind)->flags; }
+
+tt_lm_config tt_lm_config_default(const char *kind)
+{
+    const tt__lm_kind *k = tt__lm_kind_of(kind);
+    tt_lm_config c;
+    memset(&c, 0, sizeof c);
+    c.kind = kind;
+    c.end_token = -1;
+    if (!k) return c;
+    c.kind = k->a.name;
+    c.vocab_size = k->vocab;
+    c.hidden_size = k->hidden;
+    c.layers = k->layers;
+    c.heads = k->heads;
+    c.key_heads = k->key_heads == k->heads ? 0 : k->key_heads;
+    c.intermediate_size = k->intermediate;
+    c.max_positions = k->positions;
+    c.window = k->window;
+    c.activation = k->activation;
+    c.norm_eps = k->eps;
+    c.embedding_dropout = c.dropout = c.attention_dropout = k->dropout;
+    c.tied = k->tied;
+    c.attention_bias = k->bias;
+    c.parallel = k->parallel;
+    c.initializer_range = 0.02f;
+    c.rotary = tt_rotary_options_default(c.heads);
+    c.rotary.size = (int)(k->turns * (float)(c.hidden_size / c.heads));
+    return c;
+}
+
+/* Lists the kinds that there are. */
+static const char *tt__lm_names(char to[256])
+{
+    tt__text all = {to, 256, 0};
+    for (int k = 0; k < TT__COUNT(tt__lm_kinds); k++)
+        tt__print(&all, "%s%s", k ? ", " : "", tt__lm_kinds[k].a.name);
+    return to;
 }
 
 /* Fills in what the caller may leave at 0. NULL: the kind is unknown, an error. */
 static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 {
-    const tt__architecture *a = tt__lm_kind(c->kind);
-    if (!a) {
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown; there are gpt2, llama, "
-                 "mistral, qwen2, gpt_neox, falcon", c->kind ? c->kind : "(null)");
+    const tt__lm_kind *k = tt__lm_kind_of(c->kind);
+    char names[256];
+    if (!k) {
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown; there are %s",
+                 c->kind ? c->kind : "(null)", tt__lm_names(names));
         return NULL;
     }
-    c->kind = a->name;
+    c->kind = k->a.name;
     if (!c->key_heads) c->key_heads = c->heads;
     if (!c->head_size && c->heads > 0 && c->hidden_size % c->heads == 0)
         c->head_size = c->hidden_size / c->heads;
-    if (tt__lm_is(c, "falcon")) c->mlp_bias = c->attention_bias;
-    return a;
+    if (k->flags & TT__LM_ONE_BIAS) c->mlp_bias = c->attention_bias;
+    return &k->a;
 }

@@ -140,9 +140,9 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
 /* The file that has a tensor, and its number there; NULL: none has. */
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
-    for (int k = 0; k < l->n_files; k++) {
-        *index = tt__find_tensor(l->files[k], name, l->a->prefix[l->spelling]);
-        if (*index >= 0) return l->files[k];
+    for (int k = 0; k < l->from->files; k++) {
+        *index = tt__find_tensor(l->from->file[k], name, l->a->prefix[l->spelling]);
+        if (*index >= 0) return l->from->file[k];
     }
     return NULL;
 }
@@ -167,9 +167,9 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
     }
     if (any)
         return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
-                        "without one the other tensors do", l->files[0]->path, name);
+                        "without one the other tensors do", l->from->file[0]->path, name);
     return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it has %d layers, config.json calls for "
-                    "%d", l->files[0]->path, name, layer, l->layers);
+                    "%d", l->from->file[0]->path, name, layer, l->layers);
 }
 
 /* Checks that the file has each tensor of the layout, of its shape, before anything of such sizes is made. */
@@ -209,10 +209,11 @@ static tt_status tt__layout_attach(const tt__layout *l)
     int64_t classes = 0; /* of the file */
     bool new_head = false;
     const tt__tensor_row *row;
-    const char *path = l->files[0]->path;
+    tt_safetensors *const *files = l->from->file;
+    const char *path = files[0]->path;
     char name[256];
     int unused = 0;
-    for (int k = 0; k < l->n_files; k++) unused += l->files[k]->count;
+    for (int k = 0; k < l->from->files; k++) unused += files[k]->count;
     for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4] = {0};
         int ndim = tt__row_dims(l, row, dims), part = tt__layout_part(l, row), index = -1;
@@ -243,9 +244,9 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' is of %lld classes, and %lld are asked for: %s "
                 "start anew, with values that must be trained", path, (long long)classes,
                 (long long)l->size['C' - 'A'], text[1]);
-    for (int f = 0; f < l->n_files; f++)
-        for (int k = 0; k < l->files[f]->count && unused > 0; k++)
-            unused -= tt__is_buffer(l, l->files[f]->infos[k].name);
+    for (int f = 0; f < l->from->files; f++)
+        for (int k = 0; k < files[f]->count && unused > 0; k++)
+            unused -= tt__is_buffer(l, files[f]->infos[k].name);
     if (unused > 0)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were "
                 "left out", path, unused);

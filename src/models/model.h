@@ -3,7 +3,6 @@
 #include "../context/params.h"
 #include "../files/lists.h"
 #include "../files/json.h"
-#include "../files/safetensors.h"
 #include "../data/dataset.h"
 #include "layout.h"
 #include "load.h"
@@ -23,8 +22,7 @@ static void tt__model_free(const tt__architecture *a, void *self)
 }
 
 /* Makes a model of a config that is in order. */
-static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
-                                int spelling)
+static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
     const int params = ctx->n_params, classes = a->classes ? tt__int_field(config, a->classes) : 0;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
@@ -41,7 +39,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
-    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
+    tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -49,38 +47,35 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     return status;
 }
 
-static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
-                               int spelling)
+static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
     memset(self, 0, a->bytes);
     tt_status status = tt__config_check(ctx, a, config);
-    return status == TT_OK ? tt__model_make(ctx, a, self, config, spelling) : status;
+    return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
 /* Makes a model of a file's config and tensors, which are checked first. classes, image_size: those that are
-   asked for; 0: the config's. j: config.json, empty if there is none; made: the spelling of the parameters'
-   names; spelling: of the file's. */
-static tt_status tt__model_load(const tt__architecture *a, void *self, void *config, int classes,
-                                int image_size, const tt__json *j, int made, int spelling,
-                                tt_safetensors *const *files, int n_files)
+   asked for; 0: the config's. */
+static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
+                                const tt__checkpoint *from, int classes, int image_size)
 {
-    tt_context *ctx = files[0]->ctx;
+    tt_context *ctx = from->file[0]->ctx;
     const int params = ctx->n_params, own_classes = a->classes ? tt__int_field(config, a->classes) : 0;
     if (!classes) classes = own_classes;
     if (a->classes) *(int *)(void *)((char *)config + a->classes) = classes;
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(ctx, a, NULL, config, spelling, files, n_files);
+    tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
     if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
-    if (status == TT_OK) status = tt__model_make(ctx, a, self, config, made);
+    if (status == TT_OK) status = tt__model_make(ctx, a, self, config);
     if (status != TT_OK) return status;
-    if (a->classes && j->count && classes == own_classes)
-        status = tt__read_labels(j, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
-    l = tt__layout_of(ctx, a, self, config, spelling, files, n_files);
+    if (a->classes && from->config.count && classes == own_classes)
+        status = tt__read_labels(&from->config, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
+    l = tt__layout_of(ctx, a, self, config, from);
     if (status == TT_OK) status = tt__layout_attach(&l);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -91,7 +86,6 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
 typedef struct tt__saved_model {
     const tt__architecture *a;
     const void *self, *config;
-    int spelling; /* of config.json */
     tt_dtype dtype;
     bool *last;   /* see tt__last_of_names */
 } tt__saved_model;
@@ -100,21 +94,21 @@ static void tt__print_config(tt__text *json, const void *arg)
 {
     const tt__saved_model *s = (const tt__saved_model *)arg;
     const tt__architecture *a = s->a;
-    const char *dtype = s->dtype == TT_F32 ? "float32" : s->dtype == TT_F16 ? "float16" : "bfloat16";
+    const char *dtype = tt__dtypes[s->dtype].config;
     char number[32];
-    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
-              a->class_name[s->spelling], a->type[s->spelling]);
+    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", a->class_name,
+              a->type);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
-        const char *value = number;
-        if (!r->key[s->spelling]) continue;
+        const char *value = number, *key = r->key[a->spelling];
+        if (!key) continue;
         if (tt__is_int(r)) snprintf(number, 32, "%d", tt__int_field(s->config, r->offset));
-        else if (r->kind != 'b') tt__json_float(tt__float_field(s->config, r->offset), number);
+        else if (r->kind != 'b') tt__shortest(tt__float_field(s->config, r->offset), number);
         else value = *((const bool *)s->config + r->offset) ? "true" : "false";
-        tt__print(json, "  \"%s\": %s,\n", r->key[s->spelling], value);
+        tt__print(json, "  \"%s\": %s,\n", key, value);
     }
-    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key[s->spelling],
-              (const char *)s->self + a->activation_at, a->more[s->spelling]);
+    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key, (const char *)s->self + a->activation_at,
+              a->more);
     if (a->print) a->print(json, s->self, s->config);
     tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, a->classes ? "," : "\n}");
     if (!a->classes) return;
@@ -122,17 +116,16 @@ static void tt__print_config(tt__text *json, const void *arg)
                      tt__int_field(s->config, a->classes), s->last);
 }
 
-/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; config_spelling:
-   of config.json; most: bytes of a file, 0: any number. `config` is the model's: where its owner has changed
-   it, it must still be in order. */
+/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; most: bytes of a
+   file, 0: any number. `config` is the model's: where its owner has changed it, it must still be in order. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config, int spelling, int config_spelling, size_t most,
-                                const char *folder)
+                                const void *config, int spelling, size_t most, const char *folder)
 {
-    tt__saved_model s = {a, self, config, config_spelling, TT_F32, NULL};
+    tt__saved_model s = {a, self, config, TT_F32, NULL};
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
+    tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
+    l.spelling = spelling;
     if (a->classes)
         status = tt__last_of_names(ctx, (const char(*)[64])tt__pointer_at(self, a->names_at),
                                    tt__int_field(config, a->classes), &s.last);

@@ -68,11 +68,6 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param 
     return status;
 }
 
-static const char *tt__safetensors_dtype(tt_dtype dtype)
-{
-    return dtype == TT_F32 ? "F32" : dtype == TT_F16 ? "F16" : "BF16";
-}
-
 /* The tensors of a model that is saved, in one file, or in several of which each has some that follow. */
 typedef struct tt__saved_files {
     tt_tensor_info *info;
@@ -231,7 +226,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         if (part > 1) continue; /* it follows the first part, in one tensor */
         memcpy(f.names[f.tensors], name, sizeof name);
         f.info[f.tensors].name = f.names[f.tensors];
-        f.info[f.tensors].dtype = tt__safetensors_dtype(*dtype);
+        f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
         f.info[f.tensors].ndim = tt__file_dims(l, row, f.info[f.tensors].dims);
         if (part) f.info[f.tensors].dims[0] *= 3;
         f.tensors++;

@@ -5,7 +5,7 @@
 #include "../files/lists.h"
 #include "../files/json.h"
 #include "../files/safetensors.h"
-#include "../text/vocabulary.h"
+#include "../text/folders.h"
 #include "../data/resize.h"
 #include "../data/dataset.h"
 #include "layout.h"
@@ -195,7 +195,7 @@ static const tt__config_row tt__vit_rows[] = {
 
 /* Spelling 1, of tensors, is torchvision's; config.json is always transformers'. */
 static const tt__architecture tt__vit = {
-    "ViT", {"ViTForImageClassification", NULL}, {"vit", NULL}, {"hidden_act", NULL}, {"", NULL}, {"vit.", ""},
+    "ViT", 0, "ViTForImageClassification", "vit", "hidden_act", "", {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
     TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check, tt__vit_adapt,
@@ -203,7 +203,7 @@ static const tt__architecture tt__vit = {
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
-    return tt__model_new(ctx, &tt__vit, m, config, 0);
+    return tt__model_new(ctx, &tt__vit, m, config);
 }
 
 void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit, m); }
@@ -303,11 +303,11 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
                         j->path, type);
     *c = tt_vit_config_default("B/16");
     c->classes = 2; /* transformers' default */
-    return tt__config_read(j, &tt__vit, 0, c);
+    return tt__config_read(j, &tt__vit, c);
 }
 
 /* Size k of tensor `name`, 0 when there is none. */
-static int tt__tensor_size(const tt__shards *s, const char *name, int k)
+static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
 {
     const tt_tensor_info *info = NULL;
     for (int f = 0; f < s->files && !info; f++)
@@ -316,8 +316,9 @@ static int tt__tensor_size(const tt__shards *s, const char *name, int k)
 }
 
 /* The config of files without one, from the shapes of its tensors. */
-static tt_status tt__vit_infer_config(const tt__shards *s, int spelling, tt_vit_config *config)
+static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *config)
 {
+    const int spelling = s->spelling;
     static const char *const position[] = {"vit.embeddings.position_embeddings", "encoder.pos_embedding"};
     static const char *const patch[] = {"vit.embeddings.patch_embeddings.projection.weight",
                                         "conv_proj.weight"};
@@ -463,38 +464,34 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt
 
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes)
 {
-    char folder[TT__PATH], file[TT__PATH], beside[TT__PATH];
-    tt__json j, preprocessor;
+    char folder[TT__PATH], beside[TT__PATH];
+    tt__json preprocessor;
     tt_vit_config config;
     bool is_file = tt__match("*.safetensors", path);
-    int spelling = 0;
-    tt__shards s = {NULL, 0};
+    tt__checkpoint s;
     const char *slash = is_file ? strrchr(path, '/') : NULL;
     memset(m, 0, sizeof *m);
-    memset(&j, 0, sizeof j);
+    memset(&s, 0, sizeof s);
     memset(&preprocessor, 0, sizeof preprocessor);
-    tt_status status = tt__path_join(ctx, file, path, "model.safetensors"); /* the longest that follows */
+    tt_status status = tt__path_join(ctx, beside, path, "model.safetensors"); /* the longest that follows */
     if (status != TT_OK) return status;
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
     status = is_file ? tt__shards_one(ctx, path, &s) : tt__shards_open(ctx, folder, &s);
-    for (int k = 0; k < s.files && !spelling; k++)
-        spelling = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
-                   tt_safetensors_find(s.file[k], "conv_proj.weight") >= 0;
-    if (status == TT_OK) status = tt__json_open_if_there(&j, ctx, file, folder, "config.json");
+    for (int k = 0; k < s.files && !s.spelling; k++)
+        s.spelling = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
+                     tt_safetensors_find(s.file[k], "conv_proj.weight") >= 0;
+    if (status == TT_OK) status = tt__json_open_if_there(&s.config, ctx, s.path, folder, "config.json");
     if (status == TT_OK)
-        status = j.count ? tt__vit_read_config(&j, &config)
-                         : tt__vit_infer_config(&s, spelling, &config);
+        status = s.config.count ? tt__vit_read_config(&s.config, &config) : tt__vit_infer_config(&s, &config);
     if (status == TT_OK)
         status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
     if (status == TT_OK && preprocessor.count)
         status = tt__vit_read_preprocessor(&preprocessor, image_size, &config);
-    if (status == TT_OK)
-        status = tt__model_load(&tt__vit, m, &config, classes, image_size, &j, 0, spelling, s.file, s.files);
-    if (status == TT_OK) m->torchvision = spelling == 1;
+    if (status == TT_OK) status = tt__model_load(&tt__vit, m, &config, &s, classes, image_size);
+    if (status == TT_OK) m->torchvision = s.spelling == 1;
     tt__json_free(&preprocessor);
-    tt__json_free(&j);
-    tt__shards_close(ctx, &s);
+    tt__checkpoint_close(ctx, &s);
     return status;
 }
 
@@ -516,7 +513,7 @@ static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
     for (int side = 0; side < 2; side++) {
         tt__print(json, ",\n  \"%s\": [", side ? "image_std" : "image_mean");
         for (int k = 0; k < c->channels; k++)
-            tt__print(json, "%s%s", k ? ", " : "", tt__json_float((side ? c->std : c->mean)[k], number));
+            tt__print(json, "%s%s", k ? ", " : "", tt__shortest((side ? c->std : c->mean)[k], number));
         tt__print(json, "]");
     }
     tt__print(json, "\n}\n");
@@ -529,7 +526,7 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED,
                         "torchvision's ViT has biases of q, k and v: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, folder);
     if (status != TT_OK) return status;
     return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
 }

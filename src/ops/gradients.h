@@ -51,14 +51,13 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
 static int32_t tt__new_gradient(tt__builder *b, int32_t v)
 {
     tt_tape *t = b->t;
-    tt__value of = t->values[v];
-    bool parameter = of.storage == TT__PARAMETER;
-    int32_t g = tt__new_value(t, &of.shape, parameter ? TT__GRADIENT : TT__TRANSIENT, "d(%.60s)", of.name);
+    const tt__value *of = &t->values[v];
+    const bool parameter = of->storage == TT__PARAMETER;
+    const tt__storage storage = parameter ? TT__GRADIENT : TT__TRANSIENT;
+    int32_t g = tt__value_like(t, v, tt__new_value(t, &of->shape, storage, "d(%.60s)", of->name));
     if (!(b->ok = g != 0)) return 0;
-    t->values[g].param = of.param;
-    t->values[g].part = of.part;
+    t->values[g].param = t->values[v].param;
     t->values[g].persistent = parameter && b->accumulate;
-    t->values[g].pinned_f32 = of.pinned_f32;
     t->values[v].grad = g;
     return g;
 }
@@ -85,9 +84,8 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
             *again = last;
             exists = true;
         }
-        g = tt__new_view(t, g, &view.shape, view.offset, view.ld, view.name);
+        g = tt__view_like(t, v, g, view.offset);
         if (!(b->ok = g != 0)) return;
-        t->values[g].part = view.part;
     }
     tt__instr *i = &t->code[t->n_code - 1];
     i->out[slot] = g;

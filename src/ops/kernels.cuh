@@ -84,7 +84,7 @@ op_kernels kernels_of(int op)
     case TT__OP_COPY: return run_copy;
     case TT__OP_WAIT: case TT__OP_SEND: return run_nothing; // the RECV behind a SEND fetches its operand
     case TT__OP_ALL_REDUCE: case TT__OP_REDUCE_SCATTER: case TT__OP_ALL_GATHER: case TT__OP_BROADCAST:
-    case TT__OP_REDUCE: case TT__OP_RECV: case TT__OP_SUM_SLOTS: return run_move;
+    case TT__OP_RECV: case TT__OP_SUM_SLOTS: return run_move;
     case TT__OP_LINEAR: return run_linear;
     case TT__OP_LINEAR_DX: return run_linear_dx;
     case TT__OP_LINEAR_DW: return run_linear_dw;

@@ -50,9 +50,10 @@ typedef struct tt__rules {
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
     /* Before a run: are the operands' integers, which are on the host, what kernels rely on? NULL: always. */
     tt_status (*check)(const tt__launch *l);
-    /* Before differentiation, and later, after it: makes one instruction of instruction k and what it reads
-       from, where it can. root: the value that the program is compiled for. NULL: never. */
-    void (*fuse)(tt_tape *t, int k, int32_t root, bool later);
+    /* Before differentiation, and after it: makes one instruction of instruction k and what it reads from,
+       where it can. root: the value that the program is compiled for. NULL: never. */
+    void (*fuse)(tt_tape *t, int k, int32_t root);
+    void (*fuse_later)(tt_tape *t, int k, int32_t root);
     /* Floating-point operations of matrix products, for NULL those of TT__PRODUCT. in: of a run, with
        integers on the host, or without data at capacity. */
     double (*flops)(const tt__instr *i, const tt__mat *in);

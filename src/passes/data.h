@@ -4,6 +4,7 @@
 #include "../tape/record.h"
 #include "../tape/edit.h"
 #include "../ops/collectives/rules.h"
+#include "verify.h"
 #include "precision.h"
 #include "step.h"
 
@@ -35,9 +36,7 @@ static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 /* A collective over data ranks, x -> y, of pieces if y or x is one (part), else of the whole. */
 static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
 {
-    tt__instr i = tt__new_instr(op);
-    i.in[0] = x;
-    i.out[0] = y;
+    tt__instr i = tt__instr_of(op, x, y);
     i.move.over = TT__OVER_DATA;
     i.move.unit = part && part->unit ? part->unit : (int64_t)TT__SLICE;
     i.move.root = part && part->unit && part->root;
@@ -65,9 +64,7 @@ static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
 
 static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
 {
-    tt__instr i = tt__new_instr(TT__OP_SUM_SLOTS);
-    i.in[0] = x;
-    i.out[0] = y;
+    tt__instr i = tt__instr_of(TT__OP_SUM_SLOTS, x, y);
     i.move.over = TT__OVER_SLOTS;
     i.move.unit = TT__SLICE;
     i.segment = segment;
@@ -126,15 +123,14 @@ static tt_status tt__sum_steps(tt_tape *t)
 /* A storage for the sum of gradients that are like g, in parts. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
-    const tt__value like = t->values[g];
-    const tt__shape shape = part->unit ? tt__piece_shape(t, like.shape.dtype, part) : like.shape;
+    const tt__value *like = &t->values[g];
+    const tt__shape shape = part->unit ? tt__piece_shape(t, like->shape.dtype, part) : like->shape;
     int32_t id = tt__new_value(t, &shape, TT__GRADIENT, slots > 1 ? "leaves of %.60s" : "sum of %.60s",
-                               like.name);
-    if (!id) return 0;
+                               like->name);
+    if (!tt__value_like(t, g, id)) return 0;
     tt__value *x = &t->values[id];
-    x->param = like.param;
+    x->param = t->values[g].param;
     x->part = *part;
-    x->pinned_f32 = like.pinned_f32;
     x->slots = slots;
     x->persistent = true;
     return id;
@@ -156,20 +152,19 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
 {
     const int values = t->n_values, n = tt__index(t);
     int last = 0; /* of those at the end */
+    int32_t *leaves = tt__new_map(t); /* of each parameter; without slots, the sum */
+    bool ok = leaves != NULL;
     const tt__part whole = {TT__WHOLE, false, 0, 0};
-    for (int32_t k = 1; k < 2 * values; k++) {
+    for (int32_t k = 1; k < 2 * values && ok; k++) {
         const int32_t v = k % values; /* 0: none */
         const bool at_end = k >= values; /* they stand behind all others */
         if (!v || !tt__is_trained(t, v) || tt__sums_at_end(t, v) != at_end) continue;
         const tt__part part = tt__data_part(t, v);
         const int32_t g = t->values[v].grad, sum = tt__new_sum(t, g, &part, 1);
-        const int32_t leaves = t->slots > 1 ? tt__new_sum(t, g, &part, t->slots) : sum;
-        if (!sum || !leaves) return TT_ERR_MEMORY;
-        tt__instr i = tt__data_sum(&part, g, leaves);
+        leaves[v] = t->slots > 1 && sum ? tt__new_sum(t, g, &part, t->slots) : sum;
+        tt__instr i = tt__data_sum(&part, g, leaves[v]);
         if (t->data == 1) {
-            i = tt__new_instr(TT__OP_SCALE);
-            i.in[0] = g;
-            i.out[0] = leaves;
+            i = tt__instr_of(TT__OP_SCALE, g, leaves[v]);
             i.attr.scale = 1;
         }
         i.backward = true;
@@ -177,27 +172,25 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
         if (persist && t->slots == 1) i.add_later = 1;
         int at = t->values[t->values[g].base].writer;
         while (t->code[at].with_next) at++; /* not amid what runs together */
-        const int made = tt__insert(t, at_end ? n : at + 1, &i);
-        if (!made) return TT_ERR_MEMORY;
+        const int made = leaves[v] ? tt__insert(t, at_end ? n : at + 1, &i) : 0;
         if (at_end && last) t->code[last].with_next = true;
         if (at_end) last = made;
         t->values[v].grad = sum;
-        t->values[v].instead = leaves;
+        ok = made != 0;
     }
-    if (t->early) { /* the first update needs what all ranks counted */
+    if (t->early && ok) { /* the first update needs what all ranks counted */
         tt__instr sum = tt__data_sum(&whole, t->counted, t->totals);
-        if (!tt__insert(t, t->values[t->counted].writer + 1, &sum)) return TT_ERR_MEMORY;
+        ok = tt__insert(t, t->values[t->counted].writer + 1, &sum) != 0;
     }
-    tt_status status = tt__settle(t, n);
-    for (int32_t v = 1; v < values && status == TT_OK && t->slots > 1; v++) {
+    ok = ok && tt__settle(t, n) == TT_OK;
+    for (int32_t v = 1; v < values && ok && t->slots > 1; v++) {
         if (!tt__is_trained(t, v)) continue;
-        const int32_t first = tt__slot_view(t, t->values[v].instead, 0);
+        const int32_t first = tt__slot_view(t, leaves[v], 0);
         tt__instr i = tt__sum_slots(first, t->values[v].grad, TT__EACH_LAP);
         i.add_later = 1;
-        if (!first || !tt__append_step(t, &i, false)) return TT_ERR_MEMORY;
+        ok = first && tt__append_step(t, &i, false);
     }
-    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
-    bool ok = status == TT_OK;
+    tt__free(t->ctx, leaves);
     for (int k = 0; k < t->slots && ok && t->data > 1 && !t->early; k++)
         ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 1, k);
     if (ok && t->slots > 1) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 2, 0);
@@ -245,8 +238,7 @@ static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int
         const int k = (x - 1) / TT__MAX_IN;
         int32_t *in = &t->code[k].in[(x - 1) % TT__MAX_IN];
         if (!tt__reads_whole(t, x, backward)) continue;
-        const tt__value view = t->values[*in];
-        *in = *in == v ? w : tt__new_view(t, w, &view.shape, view.offset, view.ld, view.name);
+        *in = *in == v ? w : tt__view_like(t, *in, w, t->values[*in].offset);
         if (!*in) return -2;
         if (first < 0) first = k;
     }

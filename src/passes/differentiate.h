@@ -5,6 +5,7 @@
 #include "../tape/edit.h"
 #include "../ops/record.h"
 #include "../ops/gradients.h"
+#include "verify.h"
 
 /* ------------------------------------------------------------------------------------------ differentiate */
 
@@ -21,6 +22,7 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     if (shape->rows != 1 || shape->cols != 1 || shape->axis || t->values[root].base != root)
         return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s",
                         tt__describe(t, root, what, sizeof what));
+    if (tt__producer(t, root) >= 0) b.stage = t->code[tt__producer(t, root)].stage;
     int32_t seed = tt__new_gradient(&b, root);
     tt__fill(&b, seed, 1);
     if (b.ok) t->code[t->n_code - 1].in[0] = t->scale;
@@ -46,11 +48,12 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
+    int32_t *instead = tt__new_map(t); /* what is read in place of a copy */
+    if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
         const tt__value *y = &t->values[i->out[0]];
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
+        tt__map_operands(i, instead);
         if (!train) i->attr.dropout = 0;
         if (!train && i->attr.lists_for_training) i->attr.lists = 0;
         if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
@@ -59,8 +62,9 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
         if (y->keep || y->views || i->out[0] == root) continue;
         t->values[t->values[i->in[0]].base].offload |= y->offload;
         if (y->mark != TT__UNMARKED) t->values[t->values[i->in[0]].base].mark = y->mark;
-        t->values[i->out[0]].instead = i->in[0];
+        instead[i->out[0]] = i->in[0];
         tt__drop(t, k);
     }
+    tt__free(t->ctx, instead);
     return tt__settle(t, n);
 }

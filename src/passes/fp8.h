@@ -80,12 +80,9 @@ static int32_t tt__new_fp8(tt_tape *t, int32_t v, bool transposed)
     whole = shape;
     if (transposed) tt__set_fixed(&whole, TT_U8, shape.cols, ld);
     else whole.cols = ld;
-    const int32_t storage = tt__new_value(t, &whole, TT__TRANSIENT, format, x.name);
-    if (!storage) return 0;
-    t->values[storage].part = x.part;
-    if (!transposed && ld == shape.cols) return storage;
-    const tt__value room = t->values[storage];
-    return tt__new_view(t, storage, &shape, 0, ld, room.name);
+    const int32_t storage = tt__value_like(t, v, tt__new_value(t, &whole, TT__TRANSIENT, format, x.name));
+    if (!storage || (!transposed && ld == shape.cols)) return storage;
+    return tt__new_view(t, storage, &shape, 0, ld, t->values[storage].name);
 }
 
 /* The QUANTIZE of operand o of product k, or of its transpose: one that stands there already, or a new one
@@ -108,16 +105,10 @@ static int tt__quantize(tt__fp8 *f, int k, int o)
         const bool again = product.backward && !found->backward && stays;
         if (together && !again && f->written[base] <= q->before) return q->at;
     }
-    tt__instr i = tt__new_instr(TT__OP_QUANTIZE);
-    i.in[0] = v;
+    tt__instr i = tt__instr_like(&product, TT__OP_QUANTIZE, v, 0);
     i.attr.tensor = o ? product.attr.tensor_b : product.attr.tensor;
     i.attr.e5m2 = gradient;
-    i.segment = product.segment;
-    i.stage = product.stage;
-    i.backward = product.backward;
     i.again = product.again;
-    i.always = product.always;
-    i.later = product.later;
     const tt__shape scalar = {TT_F32, 1, 1, 0, 0};
     i.out[2] = tt__new_value(t, &scalar, TT__TRANSIENT, "1/scale of %.58s", t->values[v].name);
     if (!i.out[2]) return 0;
@@ -155,12 +146,11 @@ static bool tt__read_fp8(tt__fp8 *f, int k, int o)
 /* Largest magnitudes of a step's tensors go into their history, those of all data ranks. */
 static bool tt__emit_fp8_history(tt_tape *t)
 {
-    tt__instr i = tt__new_instr(TT__OP_FP8_HISTORY);
+    tt__instr i = tt__instr_of(TT__OP_FP8_HISTORY, t->fp8_largest, t->fp8_history);
     tt__instr most = tt__data_move(TT__OP_ALL_REDUCE, t->fp8_largest, t->fp8_largest, NULL);
     most.move.reduce = TT__MAX;
     if (t->data > 1 && !tt__append_step(t, &most, false)) return false;
-    i.in[0] = i.out[1] = t->fp8_largest;
-    i.out[0] = t->fp8_history;
+    i.out[1] = t->fp8_largest;
     return tt__append_step(t, &i, false);
 }
 

@@ -85,12 +85,6 @@ static bool tt__may_join(const tt_tape *t, const tt__instr *a, const tt__instr *
     return true;
 }
 
-/* Does the order of two instructions matter? */
-static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
-{
-    return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
-}
-
 /* Moves the instruction at `from` to place `to`. */
 static void tt__move_instr(tt_tape *t, int from, int to)
 {

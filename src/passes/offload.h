@@ -100,11 +100,8 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
     const tt__value x = t->values[of];
     const bool slots = t->values[d].slots > 1;
     if (!slots && tt__same_part(t, like, of)) return d;
-    const int64_t offset = x.offset - t->values[like].offset;
-    int32_t id = tt__new_view(t, d, &x.shape, offset, x.ld, x.name);
-    if (!id) return 0;
-    t->values[id].part = x.part;
-    t->values[id].slot = slots ? x.slot : 0;
+    int32_t id = tt__view_like(t, of, d, x.offset - t->values[like].offset);
+    if (id) t->values[id].slot = slots ? x.slot : 0;
     return id;
 }
 
@@ -112,11 +109,7 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32_t x, int32_t y, bool always,
                             bool later)
 {
-    tt__instr i = tt__new_instr(TT__OP_COPY);
-    i.in[0] = x;
-    i.out[0] = y;
-    i.segment = like->segment;
-    i.backward = like->backward;
+    tt__instr i = tt__instr_like(like, TT__OP_COPY, x, y);
     i.always = always;
     i.later = later;
     return x && y && tt__insert(t, before, &i);
@@ -133,11 +126,10 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     if (!*like) return 0;
     const tt__value of = t->values[*like];
     const tt__storage storage = base.storage == TT__PARAMETER ? TT__TRANSIENT : base.storage;
-    int32_t d = tt__new_value(t, &of.shape, storage, "%s", base.name);
+    int32_t d = tt__value_like(t, v, tt__new_value(t, &of.shape, storage, "%s", base.name));
     if (!d) return 0;
     t->values[d].part = of.part;
     t->values[d].param = base.param;
-    t->values[d].pinned_f32 = base.pinned_f32;
     t->values[d].visits = base.space == TT__DEVICE;
     t->values[d].space = base.space == TT__DEVICE ? TT__HOST : TT__DEVICE;
     t->values[d].slots = u->all_slots ? base.slots : 0;
@@ -155,9 +147,8 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     if (!u->all_slots) return tt__copy_before(t, from, &first, what, tt__in_copy(t, d, like, what), u->always,
                                               u->later);
     for (int k = 0; k < t->values[d].slots && ok; k++) {
-        const int32_t slot = tt__new_view(t, x.base, &x.shape, x.offset, x.ld, x.name);
+        const int32_t slot = tt__view_like(t, what, x.base, x.offset);
         if (!slot) return false;
-        t->values[slot].part = x.part;
         t->values[slot].slot = k + 1;
         ok = tt__copy_before(t, from, &first, slot, tt__in_copy(t, d, like, slot), u->always, u->later);
     }
@@ -232,10 +223,16 @@ static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
     return true;
 }
 
+/* Has pass "offload" put a storage into the host's memory? What a step shares with the host may lie there. */
+static bool tt__is_out(const tt__value *base)
+{
+    return base->space == TT__HOST && base->storage != TT__STEP;
+}
+
 /* Is a storage in the memory that instruction i does not work on? */
 static bool tt__is_away(const tt__value *base, const tt__instr *i)
 {
-    return i->on_host ? base->space == TT__DEVICE : base->instead != 0;
+    return i->on_host ? base->space == TT__DEVICE : tt__is_out(base);
 }
 
 /* Bytes of what instruction i uses of such storages. */
@@ -290,14 +287,6 @@ static bool tt__use_group(tt_tape *t, tt__range r)
     return true;
 }
 
-/* The instructions of the forward. */
-static int tt__forward_of(const tt_tape *t)
-{
-    int forward = 0;
-    while (forward < t->n_code && !t->code[forward].backward) forward++;
-    return forward;
-}
-
 /* Is activation v to lie in the host's memory between its uses in the forward and in the backward? */
 static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
                                     const tt__range *of)
@@ -309,25 +298,15 @@ static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, b
     return x->offload || (large && x->shape.rows * x->shape.cols >= TT__PIECES_FROM);
 }
 
-static int32_t tt__new_like(tt_tape *t, int32_t v, tt__space space)
-{
-    const tt__value x = t->values[v];
-    int32_t id = tt__new_value(t, &x.shape, TT__TRANSIENT, "%s", x.name);
-    if (!id) return 0;
-    t->values[id].space = space;
-    t->values[id].part = x.part;
-    t->values[id].pinned_f32 = x.pinned_f32;
-    return id;
-}
-
 /* Activation v goes to the host's memory after its last use in the forward; what the backward reads is copied
    back before. */
 static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
 {
     const tt__range forward = of[0], backward = of[1];
     const bool always = tt__use_of(t, v, backward.from, backward.to).always;
-    const int32_t out = tt__new_like(t, v, TT__HOST), back = out ? tt__new_like(t, v, TT__DEVICE) : 0;
+    const int32_t out = tt__new_like(t, v), back = out ? tt__new_like(t, v) : 0;
     if (!back) return false;
+    t->values[out].space = TT__HOST;
     t->code[forward.to].with_next = t->code[backward.from - 1].with_next = false;
     const tt__instr last = t->code[forward.to], first = t->code[backward.from];
     bool ok = tt__copy_before(t, forward.to + 1, &last, v, out, always, false) &&
@@ -358,8 +337,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
     for (int32_t v = 1; v < values && ok; v++) {
         const tt__range none = {-1, -1};
         micro[v][0] = micro[v][1] = none;
-        t->values[v].instead = tt__goes_out(t, v, what);
-        if (t->values[v].instead) t->values[v].space = TT__HOST;
+        if (tt__goes_out(t, v, what)) t->values[v].space = TT__HOST;
     }
     for (int32_t v = 1; v < values && ok; v++) t->values[v].space = t->values[t->values[v].base].space;
     for (int k = 0; k < laps && ok; k++)
@@ -369,7 +347,8 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
             if (base) tt__reach(&micro[base][i->backward], k);
         }
     for (int32_t v = 1; v < values && ok; v++)
-        if (t->values[v].instead && t->values[v].storage != TT__STATE) ok = tt__use_micro(t, v, micro[v]);
+        if (t->values[v].base == v && tt__is_out(&t->values[v]) && t->values[v].storage != TT__STATE)
+            ok = tt__use_micro(t, v, micro[v]);
         else if (tt__activation_goes_out(t, v, root, micro[v][0].from < end, micro[v]))
             ok = tt__use_activation(t, v, micro[v]);
     for (int k = 0; k < n; k++)
@@ -382,6 +361,5 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
         k = r.to + 1;
     }
     tt__free(t->ctx, micro);
-    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }

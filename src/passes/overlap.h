@@ -13,34 +13,39 @@
    late as the time that all of its stream takes allows; WAITs of the rest stand where it has ended. Places
    change, and never what is computed, so that wrong costs cost time or memory and nothing else. */
 
+/* The fields of tt_costs with their defaults, seconds last. */
+#define TT__COSTS(X) \
+    X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
+    X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
+    X(memory, 2e12) X(to_host, 25e9) X(from_host, 25e9) X(between_ranks, 50e9) X(launch, 3e-6) \
+    X(meeting, 25e-6)
+
 tt_costs tt_costs_default(void)
 {
-    const tt_costs c = {300e12, 60e12, 300e12, 60e12, 2e12, 2e12, 2e12, 2e12, 50e9, 2e12, 25e9, 25e9, 50e9,
-                        3e-6, 25e-6};
+    tt_costs c;
+#define TT__COST(name, standard) c.name = standard;
+    TT__COSTS(TT__COST)
+#undef TT__COST
     return c;
 }
 
 /* Fails where a rate is none that could be measured. */
 static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 {
-    static const char *const names[] = {
-        "product_16", "product_f32", "attention_16", "attention_f32", "rows_16", "rows_f32", "update_16",
-        "update_f32", "update_host", "memory", "to_host", "from_host", "between_ranks", "launch", "meeting"};
-    const double values[] = {
-        c->product_16, c->product_f32, c->attention_16, c->attention_f32, c->rows_16, c->rows_f32,
-        c->update_16, c->update_f32, c->update_host, c->memory, c->to_host, c->from_host, c->between_ranks,
-        c->launch, c->meeting};
+#define TT__COST(name, standard) {#name, c->name},
+    const struct { const char *name; double value; } costs[] = {TT__COSTS(TT__COST)};
+#undef TT__COST
     char text[1024];
     tt__text all = {text, sizeof text, 0};
-    for (int k = 0; k < TT__COUNT(values); k++) {
-        const bool seconds = k >= TT__COUNT(values) - 2;
-        if ((seconds ? values[k] >= 0 : values[k] > 0) && isfinite(values[k])) continue;
-        tt__print(&all, "; %s is %g and not a finite number %s", names[k], values[k],
+    for (int k = 0; k < TT__COUNT(costs); k++) {
+        const double value = costs[k].value;
+        const bool seconds = k >= TT__COUNT(costs) - 2;
+        if ((seconds ? value >= 0 : value > 0) && isfinite(value)) continue;
+        tt__print(&all, "; %s is %g and not a finite number %s", costs[k].name, value,
                   seconds ? "of seconds" : "above 0");
     }
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;
 }
-
 
 /* The stream beside computation that an instruction could run on; else computation's. */
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
@@ -206,20 +211,13 @@ typedef struct tt__order {
     bool takes[TT__STREAMS]; /* the stream has starts that take away what computation has made */
 } tt__order;
 
-static bool tt__uses_base(const tt_tape *t, const int32_t *ids, int n, int32_t base)
-{
-    for (int j = 0; j < n; j++) if (ids[j] && t->values[ids[j]].base == base) return true;
-    return false;
-}
-
 /* Does a write what b uses? A WAIT writes what it waits for. */
 static bool tt__writes_for(const tt_tape *t, const tt__instr *a, const tt__instr *b)
 {
     const bool waits = tt__is(a, TT__WAITS);
     for (int j = 0; j < (waits ? 1 : TT__MAX_OUT); j++) {
         const int32_t v = waits ? a->in[0] : a->out[j], base = t->values[v].base;
-        if (v && (tt__uses_base(t, b->in, TT__MAX_IN, base) || tt__uses_base(t, b->out, TT__MAX_OUT, base)))
-            return true;
+        if (v && (tt__reads(t, b, base) || tt__writes(t, b, base))) return true;
     }
     return false;
 }
@@ -231,12 +229,17 @@ static uint64_t tt__storage_bits(const tt_tape *t, const int32_t *ids, int n)
     return bits;
 }
 
+/* Does the order of two instructions matter? */
+static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
+{
+    return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
+}
+
 /* Must instruction b stay behind a? */
 static bool tt__must_follow(const tt__order *o, int a, int b)
 {
-    const tt__instr *x = &o->t->code[a], *y = &o->t->code[b];
-    return (o->writes[a] & o->uses[b] && tt__writes_for(o->t, x, y)) ||
-           (o->writes[b] & o->uses[a] && tt__writes_for(o->t, y, x));
+    const bool may = (o->writes[a] & o->uses[b]) || (o->writes[b] & o->uses[a]);
+    return may && tt__is_ordered(o->t, &o->t->code[a], &o->t->code[b]);
 }
 
 /* What stands in the way of a start and may be hoisted itself: other starts, WAITs, casts of pieces. */

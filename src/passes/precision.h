@@ -4,6 +4,7 @@
 #include "../tape/record.h"
 #include "../tape/edit.h"
 #include "../ops/gradients.h"
+#include "verify.h"
 
 /* ---------------------------------------------------------------------------------------------- precision */
 
@@ -55,15 +56,7 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
 }
 
 typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
-
-static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul *out)
-{
-    static const char *const names[] = {"fp32", "tf32", "fp8"};
-    int k;
-    tt_status status = tt__parse(ctx, "matmul", name ? name : "fp32", names, 3, "fp32, tf32 or fp8", &k);
-    *out = (tt__matmul)k;
-    return status;
-}
+static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 
 /* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to
    16 bits for the matmuls that read it (norms, activations, attention), or is part of something wider. */
@@ -100,6 +93,17 @@ static void tt__mark_residual(tt_tape *t)
     }
 }
 
+/* A copy of v in another dtype, made right before instruction k, so that it lives no longer; 0: no memory. */
+static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
+{
+    tt__shape shape = t->values[v].shape;
+    shape.dtype = dtype;
+    const int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(dtype),
+                                       t->values[v].name);
+    const tt__instr cast = tt__instr_like(&t->code[k], TT__OP_CAST, v, copy);
+    return tt__value_like(t, v, copy) && tt__insert(t, k, &cast) ? copy : 0;
+}
+
 /* Gives values their dtypes; gradients follow, being made later. Mixed: matmul weights are read through a
    16-bit copy made once a run. Statistics, losses, what a loss reads and is computed from one stay f32. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
@@ -133,27 +137,18 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         if (changes && x->shape.dtype == TT_F32) x->shape.dtype = precision->half;
     }
     if (!precision->mixed) return TT_OK;
-    for (int k = 0; k < n; k++) { /* a cast right before its first reader, so that the copy lives no longer */
+    int32_t *copy = tt__new_map(t);
+    bool ok = copy != NULL;
+    for (int k = 0; k < n && ok; k++) {
         int number = tt__weight(&t->code[k]);
         int32_t w = number ? t->code[k].in[number] : 0;
         if (!w || !tt__is_weight(t, w) || t->values[w].base != w) continue;
-        if (!t->values[w].instead) {
-            tt__shape shape = t->values[w].shape;
-            tt__instr cast = tt__new_instr(TT__OP_CAST);
-            shape.dtype = precision->half;
-            int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(shape.dtype),
-                                         t->values[w].name);
-            if (!copy) return TT_ERR_MEMORY;
-            t->values[copy].needs_grad = t->values[w].needs_grad;
-            t->values[copy].part = t->values[w].part;
-            t->values[w].instead = copy;
-            cast.in[0] = w;
-            cast.out[0] = copy;
-            if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
-        }
-        t->code[k].in[number] = t->values[w].instead;
+        if (!copy[w]) copy[w] = tt__cast_before(t, k, w, precision->half);
+        t->code[k].in[number] = copy[w];
+        ok = copy[w] != 0;
     }
-    return tt__settle(t, n);
+    tt__free(t->ctx, copy);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
 #ifndef TT__PIECES_FROM /* tests make it smaller */
@@ -213,9 +208,11 @@ static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
 static tt_status tt__pass_alike_operands(tt_tape *t)
 {
     const int n = tt__index(t);
-    for (int k = 0; k < n; k++) {
+    int32_t *copies = tt__new_map(t);
+    bool ok = copies != NULL;
+    for (int k = 0; k < n && ok; k++) {
         if (!tt__is(&t->code[k], TT__PRODUCT) || !t->code[k].out[0]) continue;
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < 2 && ok; j++) {
             const int32_t v = t->code[k].in[j];
             const tt_dtype dtype = t->values[t->code[k].in[1 - j]].shape.dtype;
             if (t->values[v].shape.dtype != TT_F32 || dtype == TT_F32) continue;
@@ -224,24 +221,12 @@ static tt_status tt__pass_alike_operands(tt_tape *t)
                 t->values[v].pinned_f32 = false;
                 continue;
             }
-            int32_t copy = t->values[v].instead;
-            if (!copy) {
-                tt__shape shape = t->values[v].shape;
-                tt__instr cast = tt__new_instr(TT__OP_CAST);
-                shape.dtype = dtype;
-                copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(dtype),
-                                     t->values[v].name);
-                if (!copy) return TT_ERR_MEMORY;
-                t->values[copy].part = t->values[v].part;
-                cast.in[0] = v;
-                cast.out[0] = copy;
-                cast.backward = t->code[k].backward;
-                cast.stage = t->code[k].stage;
-                if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
-                if (t->values[t->values[v].base].writer < k) t->values[v].instead = copy;
-            }
+            const int32_t copy = copies[v] ? copies[v] : tt__cast_before(t, k, v, dtype);
+            if (t->values[t->values[v].base].writer < k) copies[v] = copy;
             t->code[k].in[j] = copy;
+            ok = copy != 0;
         }
     }
-    return tt__settle(t, n);
+    tt__free(t->ctx, copies);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }

@@ -4,7 +4,7 @@
 #include "../tape/record.h"
 #include "../tape/edit.h"
 #include "../ops/record.h"
-#include "precision.h"
+#include "verify.h"
 
 /* ---------------------------------------------------------------------------------------------- recompute */
 
@@ -14,15 +14,6 @@ typedef enum tt__recompute {
 } tt__recompute;
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
-static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__recompute *out)
-{
-    int k;
-    tt_status status = tt__parse(ctx, "recompute", name ? name : "cheap", tt__recompute_names, 5,
-                                 "none, cheap, attention, blocks or budget", &k);
-    *out = (tt__recompute)k;
-    return status;
-}
-
 typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute policy;
@@ -30,6 +21,7 @@ typedef struct tt__recomputer {
     int forward;     /* the first instruction of the backward */
     int whole;       /* "blocks": so many instructions, from the first on, are computed again whole */
     int at;          /* before which instructions are put in: the one that needs them */
+    int32_t *again;  /* of each value, the same computed again; 0: it is not yet */
 } tt__recomputer;
 
 /* The backward reads v anyway. */
@@ -58,7 +50,7 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
     const tt__value *x = &r->t->values[v];
-    tt__instr none = tt__new_instr(-1), i = none;
+    const tt__instr none = tt__new_instr(-1);
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
     const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
@@ -70,10 +62,8 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     if (*deep) return tt__is(f, TT__LOSS) ? none : *f;
     if (f->out[0] != v) return none; /* statistics are small */
     if (of_operand && (dropped || r->policy != TT__RECOMPUTE_NONE)) {
-        i.op = TT__OP_ACTIVATION;
+        tt__instr i = tt__instr_like(f, TT__OP_ACTIVATION, f->out[1], v);
         i.attr = f->attr;
-        i.in[0] = f->out[1];
-        i.out[0] = v;
         return i;
     }
     if (r->policy == TT__RECOMPUTE_NONE) return none;
@@ -87,36 +77,43 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     return again && (gathers || tt__is_saved(r, f->in[0])) ? *f : none; /* pieces are less than all of them */
 }
 
+static int32_t tt__new_like(tt_tape *t, int32_t v)
+{
+    const tt__value *x = &t->values[v];
+    return tt__value_like(t, v, tt__new_value(t, &x->shape, TT__TRANSIENT, "%s", x->name));
+}
+
 /* What the backward, or something deep, reads instead of operand v; 0 when out of memory. */
 static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
 {
     tt_tape *t = r->t;
     int32_t base = t->values[v].base;
-    if (!t->values[base].instead) {
+    if (!r->again[base]) {
         if (tt__is_kept(r, base)) return v;
         tt__instr i = tt__recomputation(r, base, &deep);
         if (i.op < 0) return v;
         for (int j = 0; j < TT__MAX_IN; j++)
             if (i.in[j] && !(i.in[j] = tt__read_again(r, i.in[j], deep))) return 0;
         for (int o = 0; o < TT__MAX_OUT; o++) {
-            int32_t old = i.out[o], id;
+            const int32_t old = i.out[o];
             if (!old) continue;
-            tt__value like = t->values[old];
-            id = tt__new_value(t, &like.shape, TT__TRANSIENT, "%s", like.name);
-            if (!id) return 0;
-            t->values[id].pinned_f32 = like.pinned_f32;
-            t->values[id].part = like.part;
-            t->values[old].instead = i.out[o] = id;
+            i.out[o] = tt__new_like(t, old);
+            if (!i.out[o]) return 0;
+            r->again[old] = i.out[o];
         }
         i.backward = true;
         i.again = true;
         if (!tt__insert(t, r->at, &i)) return 0;
     }
-    if (v == base) return t->values[base].instead;
-    tt__value view = t->values[v];
-    v = tt__new_view(t, t->values[base].instead, &view.shape, view.offset, view.ld, view.name);
-    if (v) t->values[v].part = view.part;
-    return v;
+    return v == base ? r->again[base] : tt__view_like(t, v, r->again[base], t->values[v].offset);
+}
+
+/* The instructions of the forward. */
+static int tt__forward_of(const tt_tape *t)
+{
+    int forward = 0;
+    while (forward < t->n_code && !t->code[forward].backward) forward++;
+    return forward;
 }
 
 /* The instructions of the first `blocks` blocks, or of all but the last, if these are fewer. Without marks,
@@ -148,15 +145,16 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks, const bool *drop,
                                     int n_drop)
 {
-    tt__recomputer r = {t, policy, drop, n_drop, 0, 0, 0};
+    tt__recomputer r = {t, policy, drop, n_drop, tt__forward_of(t), 0, 0, tt__new_map(t)};
     const int n = tt__index(t);
-    while (r.forward < n && !t->code[r.forward].backward) r.forward++;
+    bool ok = r.again != NULL;
     if (policy == TT__RECOMPUTE_BLOCKS) r.whole = tt__blocks_to_recompute(t, r.forward, blocks);
-    for (r.at = r.forward; r.at < n; r.at++)
-        for (int j = 0; j < TT__MAX_IN && t->code[r.at].backward; j++) {
+    for (r.at = r.forward; r.at < n && ok; r.at++)
+        for (int j = 0; j < TT__MAX_IN && t->code[r.at].backward && ok; j++) {
             int32_t v = t->code[r.at].in[j], with = v ? tt__read_again(&r, v, false) : 0;
-            if (v && !with) return TT_ERR_MEMORY;
+            ok = with || !v;
             t->code[r.at].in[j] = with;
         }
-    return tt__settle(t, n);
+    tt__free(t->ctx, r.again);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }

@@ -12,9 +12,7 @@
 typedef struct tt__gathers {
     tt_tape *t;
     int n;                      /* instructions before the pass */
-    /* Every gather: its instruction, and one more than the entry of the gather of the same value that was
-       found before it (0: none). */
-    struct { int at, before; } *all; int n_all, cap_all;
+    int *all; int n_all, cap_all;
     int *todo; int n_todo, cap_todo; /* the last is next */
 } tt__gathers;
 
@@ -23,10 +21,7 @@ static bool tt__gathers_add(tt__gathers *g, int k)
     tt_context *ctx = g->t->ctx;
     if (!TT__GROW(ctx, g->all, g->n_all, g->cap_all)) return false;
     if (!TT__GROW(ctx, g->todo, g->n_todo, g->cap_todo)) return false;
-    tt__value *x = &g->t->values[g->t->code[k].in[0]];
-    g->all[g->n_all].at = g->todo[g->n_todo++] = k;
-    g->all[g->n_all].before = x->instead; /* in this pass, the value's last entry of `all`, plus 1 */
-    x->instead = ++g->n_all;
+    g->all[g->n_all++] = g->todo[g->n_todo++] = k;
     return true;
 }
 
@@ -36,9 +31,9 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
     tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
     int k = -1; /* the first that was found */
-    for (int n = t->values[v].instead; n; n = g->all[n - 1].before) {
-        const tt__instr *i = &t->code[g->all[n - 1].at];
-        if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n - 1].at;
+    for (int n = 0; n < g->n_all && k < 0; n++) {
+        const tt__instr *i = &t->code[g->all[n]];
+        if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n];
     }
     if (k >= 0) {
         if ((k < g->n ? k : t->code[k].before) <= at) return t->code[k].out[0];

@@ -3,10 +3,11 @@
 #include "../tape/tape.h"
 #include "../tape/record.h"
 #include "../tape/edit.h"
-#include "../ops/record.h"
 #include "../ops/gradients.h"
 #include "../ops/linear/rules.h"
 #include "../ops/rules.h"
+#include "verify.h"
+#include "recompute.h"
 
 /* ------------------------------------------------------------------------------------------------- stages
    A pipeline's stages: each runs a contiguous part of the forward and the backward of that, on ranks of its
@@ -27,34 +28,28 @@ static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* Notes of each storage, in its `instead`, one more than the instruction that writes it first; 0: none. */
-static void tt__note_first_writers(tt_tape *t)
+/* Of each storage, one more than the instruction that writes it first, or 0; to be freed. NULL: no memory. */
+static int32_t *tt__first_writers(const tt_tape *t)
 {
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
-    for (int k = t->n_code - 1; k >= 0; k--)
+    int32_t *first = tt__new_map(t);
+    for (int k = t->n_code - 1; k >= 0 && first; k--)
         for (int j = 0; j < TT__MAX_OUT; j++)
-            if (t->code[k].out[j]) t->values[t->values[t->code[k].out[j]].base].instead = k + 1;
-}
-
-static void tt__forget_first_writers(tt_tape *t)
-{
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
+            if (t->code[k].out[j]) first[t->values[t->code[k].out[j]].base] = k + 1;
+    return first;
 }
 
 /* Finds the cuts that tt_block_end's marks allow. `cut` and `cross` have n + 1 entries, these are 0. Returns
    how many there are. */
-static int tt__find_cuts(tt_tape *t, int n, tt__cut *cut, int *cross, double *all)
+static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
     *all = 0;
-    tt__note_first_writers(t);
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
-        if (x->base != v || x->storage != TT__TRANSIENT || !x->instead || x->reader < x->instead) continue;
-        cross[x->instead - 1]++;
+        if (x->base != v || x->storage != TT__TRANSIENT || !first[v] || x->reader < first[v]) continue;
+        cross[first[v] - 1]++;
         cross[x->reader]--;
     }
-    tt__forget_first_writers(t);
     for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
         *all += tt__forward_cost(t, i);
@@ -133,13 +128,15 @@ static tt_status tt__pass_ends(tt_tape *t)
     double all;
     tt__cut *cut = (tt__cut *)tt__alloc(t->ctx, sizeof *cut * (size_t)(n + 1) * TT__MAX_OUT);
     int *cross = (int *)tt__calloc(t->ctx, sizeof *cross * (size_t)(n + 1)), marks = 0;
-    tt_status status = cut && cross ? TT_OK : TT_ERR_MEMORY;
-    const int cuts = status == TT_OK ? tt__find_cuts(t, n, cut, cross, &all) : 0;
+    int32_t *first = tt__first_writers(t);
+    tt_status status = cut && cross && first ? TT_OK : TT_ERR_MEMORY;
+    const int cuts = status == TT_OK ? tt__find_cuts(t, n, first, cut, cross, &all) : 0;
     if (status == TT_OK && cuts >= stages - 1) status = tt__choose_cuts(t, cut, cuts, all, stages);
     for (int k = 0; k < cuts && cuts < stages - 1; k++)
         tt__print(&text, "%s'%s'", k ? ", " : ": ", t->values[cut[k].value].name);
     tt__free(t->ctx, cut);
     tt__free(t->ctx, cross);
+    tt__free(t->ctx, first);
     for (int32_t v = 1; v < t->n_values; v++) marks += t->values[v].block_end && t->values[v].base == v;
     if (status != TT_OK || cuts >= stages - 1) return status;
     return tt__fail(t->ctx, TT_ERR_ARGUMENT, "parallel: pipeline %d needs %d places to cut, and of the %d "
@@ -168,43 +165,13 @@ typedef struct tt__cutter {
     int n, forward;     /* instructions; those of the forward */
     int me;             /* one more than the stage */
     bool *kept;         /* of each instruction */
+    bool *written;      /* of each storage, while one goes through the instructions */
     uint64_t *reading;  /* of each storage, the stages that read it, a bit for each */
 } tt__cutter;
 
 static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
 {
     return tt__is(i, TT__CASTS) && tt__is_weight(t, i->in[0]);
-}
-
-/* The stage of what last writes the operand of instruction k before it; 0: not known. */
-static int tt__operand_stage(const tt_tape *t, int k)
-{
-    const int32_t base = t->values[t->code[k].in[0]].base;
-    while (k-- > 0)
-        for (int j = 0; j < TT__MAX_OUT; j++)
-            if (t->code[k].out[j] && t->values[t->code[k].out[j]].base == base) return t->code[k].stage;
-    return 0;
-}
-
-/* Instructions that passes have put in since are of the stage of what they stand before, collectives of that
-   of their operand. */
-static void tt__complete_stages(const tt__cutter *c)
-{
-    tt__instr *code = c->t->code;
-    for (int part = 0; part < 2; part++) {
-        const int from = part ? c->forward : 0, end = part ? c->n : c->forward;
-        for (int k = from + 1; k < end; k++)
-            if (!code[k].stage && tt__rules_of(&code[k])->phases) code[k].stage = tt__operand_stage(c->t, k);
-        for (int k = end - 1; k >= from; k--)
-            if (!code[k].stage && k + 1 < end) code[k].stage = code[k + 1].stage;
-        for (int k = from; k < end; k++)
-            if (!code[k].stage) code[k].stage = k > from ? code[k - 1].stage : part ? c->t->stages : 1;
-        for (int k = from + 1; k < end; k++) { /* stages follow each other, in the backward from the last */
-            const int before = code[k - 1].stage;
-            const bool turns = part ? code[k].stage > before : code[k].stage < before;
-            if (turns && !tt__rules_of(&code[k])->phases) code[k].stage = before;
-        }
-    }
 }
 
 /* The transient that the backwards of stages up to number `stage` (from 1) need of those behind them: the
@@ -214,7 +181,7 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
     tt_tape *t = c->t;
     int32_t found = 0;
     *other = 0;
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0; /* here: it was written */
+    memset(c->written, 0, (size_t)t->n_values);
     for (int k = 0; k < c->n; k++) {
         const tt__instr *i = &t->code[k];
         const bool inside = i->stage <= stage || tt__casts_weight(t, i);
@@ -222,13 +189,12 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
             const int out = j - TT__MAX_IN;
             const int32_t base = t->values[out < 0 ? i->in[j] : i->out[out]].base;
             const bool needs = base && (out < 0 || (i->add >> out & 1));
-            if (!needs || t->values[base].storage != TT__TRANSIENT || t->values[base].instead) continue;
+            if (!needs || t->values[base].storage != TT__TRANSIENT || c->written[base]) continue;
             if (found && base != found) *other = base;
             else found = base;
         }
-        for (int j = 0; j < TT__MAX_OUT && inside; j++) t->values[t->values[i->out[j]].base].instead = 1;
+        for (int j = 0; j < TT__MAX_OUT && inside; j++) c->written[t->values[i->out[j]].base] = true;
     }
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
     return found;
 }
 
@@ -292,14 +258,14 @@ static tt_status tt__share_parameters(const tt__cutter *c)
 static bool tt__begin_gradients(const tt__cutter *c)
 {
     tt_tape *t = c->t;
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0; /* here: it was written */
+    memset(c->written, 0, (size_t)t->n_values);
     for (int k = 0; k < c->n; k++)
         for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
             tt__instr *i = &t->code[k];
             const int32_t y = i->out[j], base = t->values[y].base;
             tt__value *g = &t->values[base];
-            if (!y || g->storage != TT__GRADIENT || g->instead) continue;
-            g->instead = 1;
+            if (!y || g->storage != TT__GRADIENT || c->written[base]) continue;
+            c->written[base] = true;
             if (!(i->add >> j & 1)) continue;
             const tt__value *x = &t->values[y];
             if (x->shape.rows * x->shape.cols == g->shape.rows * g->shape.cols) {
@@ -307,35 +273,26 @@ static bool tt__begin_gradients(const tt__cutter *c)
                 if (g->persistent) i->add_later |= 1u << j;
                 continue;
             }
-            tt__instr zeros = tt__new_instr(TT__OP_FILL); /* other parts of it may be added to */
-            zeros.out[0] = base;
-            zeros.backward = true;
+            tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base); /* other parts of it may be added to */
             zeros.add_later = g->persistent;
-            zeros.segment = k < c->forward ? TT__EACH_MICRO : TT__EACH_BACKWARD;
             if (!tt__insert(t, k, &zeros)) return false;
         }
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v], *g = &t->values[x->grad];
         const bool trained = (x->storage == TT__PARAMETER || x->elsewhere) && x->base == v && x->grad;
-        if (!trained || g->instead) continue;
+        if (!trained || c->written[x->grad]) continue;
         if (x->elsewhere) { g->persistent = false; continue; }
-        tt__instr zeros = tt__new_instr(TT__OP_FILL);
-        zeros.out[0] = x->grad;
-        zeros.backward = true;
-        zeros.segment = TT__EACH_BACKWARD;
+        const tt__instr zeros = tt__instr_like(&t->code[c->n - 1], TT__OP_FILL, 0, x->grad);
         if (!tt__insert(t, c->n, &zeros)) return false;
     }
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
     return true;
 }
 
 /* Puts a SEND of v to another stage, or a RECV of it from there, before instruction `at`. */
 static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
 {
-    tt__instr i = tt__new_instr(sends ? TT__OP_SEND : TT__OP_RECV);
+    tt__instr i = tt__instr_of(sends ? TT__OP_SEND : TT__OP_RECV, sends ? v : 0, sends ? 0 : v);
     const int last = t->stages - 1, me = last - t->stage, other = last - stage; /* numbers of members */
-    if (sends) i.in[0] = v;
-    else i.out[0] = v;
     i.segment = segment;
     i.backward = segment == TT__EACH_BACKWARD;
     i.move.over = TT__OVER_STAGES;
@@ -347,13 +304,9 @@ static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, t
 /* Right behind the last kept instruction, from `first` on, that writes a storage. */
 static int tt__behind_writer(const tt__cutter *c, int32_t base, int first)
 {
-    int at = first;
-    for (int k = 0; k < c->n; k++)
-        for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
-            const int32_t y = c->t->code[k].out[j];
-            if (y && c->t->values[y].base == base && k >= at) at = k + 1;
-        }
-    return at;
+    for (int k = c->n - 1; k >= first; k--)
+        if (c->kept[k] && tt__writes(c->t, &c->t->code[k], base)) return k + 1;
+    return first;
 }
 
 /* What goes from stage to stage. */
@@ -378,7 +331,8 @@ static tt_status tt__cut_stage(tt__cutter *c)
 {
     tt_tape *t = c->t;
     int32_t other = 0, more = 0;
-    tt__complete_stages(c);
+    for (int k = 0; k < c->n; k++)
+        if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
     tt__note_reading(c);
     for (int k = c->n - 1; k >= 0; k--) { /* copies of weights are made on each stage that reads them */
         const tt__instr *i = &t->code[k];
@@ -414,27 +368,28 @@ static tt_status tt__cut_stage(tt__cutter *c)
 /* Leaves the tape what its stage runs. */
 static tt_status tt__pass_stages(tt_tape *t)
 {
-    tt__cutter c = {t, tt__index(t), 0, t->stage + 1, NULL, NULL};
-    while (c.forward < c.n && !t->code[c.forward].backward) c.forward++;
+    tt__cutter c = {t, tt__index(t), tt__forward_of(t), t->stage + 1, NULL, NULL, NULL};
     c.kept = (bool *)tt__calloc(t->ctx, sizeof *c.kept * (size_t)(c.n + 1));
+    c.written = (bool *)tt__alloc(t->ctx, sizeof *c.written * (size_t)t->n_values);
     c.reading = (uint64_t *)tt__calloc(t->ctx, sizeof *c.reading * (size_t)t->n_values);
-    tt_status status = c.kept && c.reading ? tt__cut_stage(&c) : TT_ERR_MEMORY;
+    tt_status status = c.kept && c.written && c.reading ? tt__cut_stage(&c) : TT_ERR_MEMORY;
     tt__free(t->ctx, c.kept);
+    tt__free(t->ctx, c.written);
     tt__free(t->ctx, c.reading);
     return status;
 }
 
-/* Notes what a stage has of several micro-batches at once: `most` are between their forward and backward. */
-static void tt__hold_micros(tt_tape *t, int most)
+/* Notes what a stage has of several micro-batches at once: `most` are between their forward and backward.
+   first: tt__first_writers. */
+static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
-    tt__note_first_writers(t);
     for (int k = backward; k < end; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;
             tt__value *x = &t->values[base];
             const bool micro = x->storage == TT__TRANSIENT || x->storage == TT__INPUT;
-            const int made = x->instead - 1;
+            const int made = first[base] - 1;
             if (!base || x->persistent || !micro || (x->storage != TT__INPUT && made >= backward)) continue;
             x->stays = true; /* copies of weights are alike in all micro-batches */
             x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : most;
@@ -447,5 +402,4 @@ static void tt__hold_micros(tt_tape *t, int most)
         else if (!x->stays) x->copies = 1;
         x->stays = true;
     }
-    tt__forget_first_writers(t);
 }

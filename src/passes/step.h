@@ -47,14 +47,13 @@ static tt_status tt__pass_counts(tt_tape *t)
     int n = tt__index(t);
     for (int k = 0; k < n && t->results; k++) {
         if (!tt__is(&t->code[k], TT__LOSS)) continue;
-        tt__instr add = tt__new_instr(TT__OP_ADD_COUNTS);
-        add.in[0] = t->code[k].out[TT__LOSS_COUNTS]; /* when ranks have summed them */
-        add.out[0] = t->counted ? t->counted : t->totals;
+        const int32_t counts = t->code[k].out[TT__LOSS_COUNTS], to = t->counted ? t->counted : t->totals;
+        tt__instr add = tt__instr_like(&t->code[k], TT__OP_ADD_COUNTS, counts, to);
         add.add = !first;
         add.add_later = first && t->accumulate;
-        add.backward = t->code[k].backward;
         first = false;
-        if (!tt__insert(t, t->values[add.in[0]].writer + 1, &add)) return TT_ERR_MEMORY;
+        const int at = t->values[counts].writer + 1; /* when ranks have summed them */
+        if (!tt__insert(t, at, &add)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);
 }

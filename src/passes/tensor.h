@@ -257,22 +257,20 @@ static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
     return shape->axis != 0;
 }
 
-/* Puts before instruction `at` one of `op` that makes a new value, like v but for its shape, of v. */
+/* Puts before instruction `at` one of `op` that makes a new value, like v but for its shape, of v. All ranks
+   have it whole. */
 static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, const tt__shape *shape)
 {
     tt_tape *t = s->t;
-    const tt__value like = t->values[v];
-    tt__instr i = tt__new_instr(op);
+    const int32_t y = tt__value_like(t, v, tt__new_value(t, shape, TT__TRANSIENT, "%s", t->values[v].name));
+    tt__instr i = tt__instr_like(&t->code[at], op, v, y);
     i.attr.scale = 1;
     i.move.over = TT__OVER_TENSOR;
     i.move.unit = shape->cols;
-    i.in[0] = v;
-    i.out[0] = tt__new_value(t, shape, TT__TRANSIENT, "%s", like.name);
-    if (!i.out[0]) return 0;
-    t->values[i.out[0]].needs_grad = like.needs_grad;
-    t->values[i.out[0]].pinned_f32 = like.pinned_f32;
-    t->values[i.out[0]].param = tt__is_weight(t, v) ? like.param : -1;
-    return tt__insert(t, at, &i) ? i.out[0] : 0;
+    if (!y) return 0;
+    t->values[y].part.split = TT__WHOLE;
+    t->values[y].param = tt__is_weight(t, v) ? t->values[v].param : -1;
+    return tt__insert(t, at, &i) ? y : 0;
 }
 
 /* What instruction `at` reads of v, a value or a table: all rows; 0: no memory. */
@@ -342,11 +340,10 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     const bool own = s->by_rows[y];
     const tt__shape shape = t->values[y].shape;
     const int32_t part = tt__new_value(t, &shape, TT__TRANSIENT, "part of %.60s", t->values[y].name);
-    tt__instr sum = tt__new_instr(own ? TT__OP_REDUCE_SCATTER : TT__OP_ALL_REDUCE);
-    if (!part) return TT_ERR_MEMORY;
-    t->values[part].needs_grad = t->values[y].needs_grad;
-    t->code[k].out[0] = sum.in[0] = part;
-    sum.out[0] = y;
+    const int op = own ? TT__OP_REDUCE_SCATTER : TT__OP_ALL_REDUCE;
+    tt__instr sum = tt__instr_like(&t->code[k], op, part, y);
+    if (!tt__value_like(t, y, part)) return TT_ERR_MEMORY;
+    t->code[k].out[0] = part;
     sum.move.over = TT__OVER_TENSOR;
     sum.move.unit = shape.cols;
     if (own && !tt__own_shape(s, &t->values[y].shape)) return TT_ERR_MEMORY;
@@ -595,9 +592,8 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 {
     const tt__value of = t->values[g];
     const int32_t part = tt__new_value(t, &of.shape, TT__TRANSIENT, "part of %.60s", of.name);
-    tt__instr *sum = part ? tt__append(t, TT__OP_ALL_REDUCE) : NULL;
+    tt__instr *sum = tt__value_like(t, g, part) ? tt__append(t, TT__OP_ALL_REDUCE) : NULL;
     if (!sum) return 0;
-    t->values[part].pinned_f32 = of.pinned_f32;
     sum->in[0] = part;
     sum->out[0] = g;
     sum->add_later = of.persistent;
@@ -608,29 +604,41 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
     return part;
 }
 
-/* Has the ranks sum gradients of which they have parts: the instructions write these to other values. */
-static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout)
+/* Views of a storage for which a map has another become views of that. */
+static void tt__map_views(tt_tape *t, int values, const int32_t *map)
+{
+    for (int32_t v = 1; v < values; v++) {
+        tt__value *x = &t->values[v];
+        if (x->base != v && map[x->base]) x->base = map[x->base];
+    }
+}
+
+/* The stage of what last writes the operand of instruction k before it; 0: there is one stage. */
+static int tt__operand_stage(const tt_tape *t, int k)
+{
+    const int32_t base = t->values[t->code[k].in[0]].base;
+    while (k-- > 0) if (tt__writes(t, &t->code[k], base)) return t->code[k].stage;
+    return 0;
+}
+
+/* Has the ranks sum gradients of which they have parts: the instructions write these to other values. part:
+   zeros, of each value. */
+static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
     const int values = t->n_values, n = t->n_code; /* what is new comes after these */
     int sums = 0;
     for (int32_t v = 1; v < values; v++) {
         if (t->values[v].storage != TT__GRADIENT || layout[v] != TT__PARTIAL) continue;
-        const int32_t part = tt__sum_gradient(t, v, sums++ > 0);
-        if (!part) return TT_ERR_MEMORY;
-        t->values[v].instead = part;
+        if (!(part[v] = tt__sum_gradient(t, v, sums++ > 0))) return TT_ERR_MEMORY;
     }
-    for (int32_t v = 1; v < values && sums; v++) {
-        const int32_t part = t->values[t->values[v].base].instead;
-        if (part && t->values[v].base != v) t->values[v].base = part;
-    }
+    tt__map_views(t, values, part);
     for (int k = 0; k < n && sums; k++)
         for (int o = 0; o < TT__MAX_OUT; o++) {
             tt__instr *i = &t->code[k];
-            const int32_t part = t->values[i->out[o]].instead;
-            if (part) i->out[o] = part;
+            if (part[i->out[o]]) i->out[o] = part[i->out[o]];
             if (t->values[i->out[o]].base >= values) i->add_later &= ~(1u << o);
         }
-    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
+    for (int k = n; k < t->n_code; k++) t->code[k].stage = tt__operand_stage(t, k);
     return TT_OK;
 }
 
@@ -639,31 +647,26 @@ static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout)
 static tt_status tt__pass_tensor_gradients(tt_tape *t)
 {
     const int n = tt__index(t);
-    for (int k = 0; k < n; k++) {
+    int32_t *instead = tt__new_map(t), *part = tt__new_map(t);
+    tt__split *layout = tt__first_layouts(t);
+    tt_status status = instead && part && layout ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < n && status == TT_OK; k++) {
         tt__instr *i = &t->code[k];
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
+        tt__map_operands(i, instead);
         if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
-        t->values[i->out[0]].instead = i->in[0];
+        instead[i->out[0]] = i->in[0]; /* a storage, as tt__may_enter says: rows of it are views */
         tt__drop(t, k);
     }
-    for (int32_t v = 1; v < t->n_values; v++) { /* views of rows */
-        tt__value *x = &t->values[v];
-        const int32_t to = t->values[x->base].instead;
-        if (!to || x->base == v) continue;
-        x->base = to; /* a storage, as tt__may_enter says */
-    }
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0;
-    tt_status status = tt__settle(t, n);
-    if (status != TT_OK) return status;
-    tt__split *layout = tt__first_layouts(t);
-    if (!layout) return TT_ERR_MEMORY;
+    if (status == TT_OK) tt__map_views(t, t->n_values, instead);
+    if (status == TT_OK) status = tt__settle(t, n);
     for (int k = 0; k < t->n_code && status == TT_OK; k++) {
         int32_t value;
         const char *wrong = tt__derive(t, &t->code[k], layout, &value);
         if (wrong) status = tt__verify_fail(t, "differentiate", k, wrong, value);
     }
-    if (status == TT_OK) status = tt__sum_gradients(t, layout);
+    if (status == TT_OK) status = tt__sum_gradients(t, layout, part);
+    tt__free(t->ctx, instead);
+    tt__free(t->ctx, part);
     tt__free(t->ctx, layout);
     return status;
 }
@@ -675,12 +678,11 @@ static tt_status tt__pass_tensor_losses(tt_tape *t)
     for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
         if (!tt__is(i, TT__LOSS) || t->values[i->in[0]].part.split != TT__ROWS) continue;
-        tt__instr sum = tt__new_instr(TT__OP_ALL_REDUCE), mean = tt__new_instr(TT__OP_MEAN_LOSS);
-        sum.in[0] = sum.out[0] = mean.in[0] = i->out[TT__LOSS_COUNTS];
-        mean.out[0] = i->out[0];
+        const int32_t counts = i->out[TT__LOSS_COUNTS];
+        tt__instr sum = tt__instr_like(i, TT__OP_ALL_REDUCE, counts, counts);
+        tt__instr mean = tt__instr_like(i, TT__OP_MEAN_LOSS, counts, i->out[0]);
         sum.move.over = TT__OVER_TENSOR;
         sum.move.unit = 1;
-        sum.backward = mean.backward = i->backward;
         if (!tt__insert(t, k + 1, &sum) || !tt__insert(t, k + 1, &mean)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);

@@ -5,6 +5,7 @@
 #include "../tape/edit.h"
 #include "../ops/record.h"
 #include "../ops/shapes.h"
+#include "../ops/optimizers/rules.h"
 #include "precision.h"
 #include "step.h"
 #include "data.h"
@@ -13,13 +14,13 @@
 
 static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
 {
-    tt__shape shape = b->t->values[param].shape;
+    tt_tape *t = b->t;
+    tt__shape shape = t->values[param].shape;
     if (shape.dtype == TT_F16) shape.dtype = TT_BF16; /* squares of small gradients would be 0 */
-    int32_t id = tt__new_value(b->t, &shape, TT__STATE, "%s(%.60s)", what, b->t->values[param].name);
-    if (!id) { b->ok = false; return 0; }
-    b->t->values[id].persistent = true;
-    b->t->values[id].param = b->t->values[param].param;
-    b->t->values[id].part = b->t->values[param].part;
+    int32_t id = tt__new_value(t, &shape, TT__STATE, "%s(%.60s)", what, t->values[param].name);
+    if (!tt__value_like(t, param, id)) { b->ok = false; return 0; }
+    t->values[id].persistent = true;
+    t->values[id].param = t->values[param].param;
     return id;
 }
 
@@ -61,9 +62,7 @@ static bool tt__is_tied_again(const tt_tape *t, int32_t v)
 /* An instruction at the end of the step, which runs together with the one before if that is of its op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
-    tt__instr i = tt__new_instr(op);
-    i.in[0] = in;
-    i.out[0] = out;
+    const tt__instr i = tt__instr_of(op, in, out);
     return in && out && tt__append_step(t, &i, true);
 }
 
@@ -72,6 +71,7 @@ typedef struct tt__due {
     int32_t clipped;        /* the norm and the factor that its update reads */
     int32_t target, state[2]; /* what a rank updates of it, with the optimizer's state */
     uint32_t random;
+    int32_t chunks;         /* squares of chunks of its gradient; 0: none yet */
     int next;               /* in the backward: one more than the row of another that is due there too */
 } tt__due;
 
@@ -108,7 +108,7 @@ static bool tt__square_gradients(tt__updater *u)
     for (int stage = 0; stage < 3; stage++) /* chunks of pieces, then of all, then their sums */
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
-            tt__value *x = &t->values[u->list[k]];
+            const tt__value *x = &t->values[u->list[k]];
             const int32_t g = x->grad;
             tt__part part = t->values[g].part;
             if (!part.unit || tt__is_tied_again(t, u->list[k])) continue;
@@ -116,9 +116,9 @@ static bool tt__square_gradients(tt__updater *u)
             part.unit = 1;
             part.split = TT__WHOLE;
             const tt__shape shape = {TT__F64, 1, part.of, 0, 0};
-            int32_t table = x->instead; /* in this pass, that of its chunks */
-            if (!table) table = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
-            t->values[u->list[k]].instead = table;
+            int32_t *chunks = &u->due[u->list[k]].chunks;
+            if (!*chunks) *chunks = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
+            const int32_t table = *chunks;
             const int32_t piece = table && stage < 2 ? tt__piece_view(t, table, &part) : 0;
             if (stage == 0) ok = tt__emit_step(t, TT__OP_CHUNK_SQUARES, g, piece);
             else if (stage == 1) {
@@ -128,7 +128,6 @@ static bool tt__square_gradients(tt__updater *u)
                 ok = tt__emit_step(t, TT__OP_FOLD_SQUARES, table,
                                    tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
         }
-    for (int m = 0; m < u->rows; m++) t->values[u->list[u->row[m]]].instead = 0;
     return ok;
 }
 
@@ -155,11 +154,9 @@ static bool tt__sum_parts(tt__updater *u)
 /* The norm of the gradients whose squares are x, and the factor on them, into y. */
 static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
 {
-    tt__instr i = tt__new_instr(TT__OP_CLIP);
-    i.in[0] = x;
+    tt__instr i = tt__instr_of(TT__OP_CLIP, x, y);
     i.in[1] = u->t->totals;
     i.in[2] = u->t->scale;
-    i.out[0] = y;
     i.attr.clip_norm = u->o->clip_norm;
     return x && y && tt__append_step(u->t, &i, true);
 }
@@ -174,8 +171,7 @@ static bool tt__over_stages(tt_tape *t, int op, int32_t x)
 
 static bool tt__append_zeros(tt_tape *t, int32_t v)
 {
-    tt__instr i = tt__new_instr(TT__OP_FILL);
-    i.out[0] = v;
+    const tt__instr i = tt__instr_of(TT__OP_FILL, 0, v);
     return tt__append_step(t, &i, false);
 }
 
@@ -245,7 +241,9 @@ static bool tt__prepare_updates(tt__updater *u)
     tt_tape *t = u->t;
     tt__builder b = {t, false, true, TT__EACH_STEP, false};
     const int32_t values = t->n_values;
-    const bool adam = u->o->kind != TT_SGD;
+    const tt__optimizer *how = &tt__optimizers[u->o->kind];
+    tt__attr unread;
+    const int states = how->use(u->o, &unread, NULL);
     for (int32_t v = 1; v < values && b.ok; v++) {
         tt__due *d = &u->due[v];
         if (!tt__is_listed(t, v)) continue;
@@ -255,8 +253,7 @@ static bool tt__prepare_updates(tt__updater *u)
         const bool piece = part.unit && !t->values[v].part.unit;
         d->target = piece ? tt__piece_view(t, v, &part) : v;
         if (!d->target) return false;
-        if (adam || u->o->momentum != 0) d->state[0] = tt__new_state(&b, d->target, adam ? "m" : "momentum");
-        if (adam) d->state[1] = tt__new_state(&b, d->target, "v");
+        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, how->state[k].name);
         d->clipped = t->clipped;
     }
     return b.ok;
@@ -274,25 +271,19 @@ static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
     const tt_optimizer_options *o = u->o;
-    const bool adam = o->kind != TT_SGD;
+    const tt__optimizer *how = &tt__optimizers[o->kind];
     bool ok = true;
     for (int m = 0; m < 2 * u->rows && ok; m++) {
         const int32_t v = u->list[u->row[m % u->rows]];
         const tt__due *d = &u->due[v];
         if (tt__updates_on_host(t, v) != (m >= u->rows)) continue;
-        tt__instr i = tt__new_instr(adam ? TT__OP_ADAM : TT__OP_SGD);
-        i.in[0] = t->values[v].grad;
+        tt__instr i = tt__instr_of(how->op, t->values[v].grad, d->target);
         i.in[1] = d->clipped;
-        i.out[0] = d->target;
-        i.out[1] = d->state[0];
-        i.out[2] = d->state[1];
+        for (int k = 0; k < TT__STATES; k++) i.out[1 + k] = d->state[k];
         i.random = d->random;
         i.attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
-        i.attr.decoupled = o->kind == TT_ADAMW;
-        i.attr.beta1 = adam ? o->beta1 : o->momentum;
-        i.attr.beta2 = o->beta2;
-        i.attr.eps = o->eps;
-        i.attr.nesterov = o->nesterov;
+        i.attr.decoupled = how->decoupled;
+        how->use(o, &i.attr, NULL);
         ok = tt__append_step(t, &i, true);
     }
     return ok;
@@ -365,10 +356,8 @@ static tt_status tt__pass_update_early(tt__updater *u)
 
 static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
 {
-    tt__instr i = tt__new_instr(TT__OP_LOSS_SCALE);
-    i.in[0] = t->clipped;
+    tt__instr i = tt__instr_of(TT__OP_LOSS_SCALE, t->clipped, t->scale);
     i.in[1] = t->totals;
-    i.out[0] = t->scale;
     i.attr.growth = scale->growth;
     i.attr.backoff = scale->backoff;
     i.attr.interval = scale->interval;

@@ -7,8 +7,8 @@
 
 /* ===========================================================================================================
    PASSES                                                                                          >>passes
-   Functions that rewrite a tape, and the verifier that runs after each. tt__run_passes (>>compile) has their
-   order. Uses tape and ops.
+   Functions that rewrite a tape, and the verifier that runs after each. tt__first_passes and tt__last_passes
+   (>>compile) have their order. Uses tape and ops.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------------------- verifier */
@@ -237,4 +237,15 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     tt__free(t->ctx, known);
     tt__free(t->ctx, layout);
     return status;
+}
+/* A number for each value, 0 at first, to be freed; NULL: no memory. */
+static int32_t *tt__new_map(const tt_tape *t)
+{
+    return (int32_t *)tt__calloc(t->ctx, sizeof(int32_t) * (size_t)t->n_values);
+}
+
+/* The instruction reads the values that a map has for its operands. */
+static void tt__map_operands(tt__instr *i, const int32_t *map)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) if (map[i->in[j]]) i->in[j] = map[i->in[j]];
 }

@@ -1,68 +1,11 @@
 #pragma once
 #include "../base/base.h"
+#include "threads.h"
 #include "processes.h"
 
 #ifdef TINYTRAIN_MPI
-/* Of processes after the first nothing is written to files. */
-static void *tt__unwritten_open(void *user, const char *path, char mode)
-{
-    tt__net *n = (tt__net *)user;
-    return mode == 'r' ? n->files.open(n->files.user, path, mode) : user;
-}
-
-static int64_t tt__unwritten_size(void *user, void *file)
-{
-    tt__net *n = (tt__net *)user;
-    return file == user ? 0 : n->files.size(n->files.user, file);
-}
-
-static bool tt__unwritten_read(void *user, void *file, uint64_t offset, void *to, size_t bytes)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.read(n->files.user, file, offset, to, bytes);
-}
-
-static bool tt__unwritten_write(void *user, void *file, const void *from, size_t bytes)
-{
-    (void)user; (void)file; (void)from; (void)bytes;
-    return true;
-}
-
-static bool tt__unwritten_sync(void *user, void *file) { (void)user; (void)file; return true; }
-
-static bool tt__unwritten_close(void *user, void *file)
-{
-    tt__net *n = (tt__net *)user;
-    return file == user || n->files.close(n->files.user, file);
-}
-
-static bool tt__unwritten_rename(void *user, const char *from, const char *to)
-{
-    (void)user; (void)from; (void)to;
-    return true;
-}
-
-static bool tt__unwritten_remove(void *user, const char *path) { (void)user; (void)path; return true; }
-
-/* This one does, as they may look into a folder before the first has made it. */
-static bool tt__unwritten_folder(void *user, const char *path)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.make_folder(n->files.user, path);
-}
-
-static bool tt__unwritten_list(void *user, const char *path, bool (*each)(void *arg, const char *name),
-                               void *arg)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.list(n->files.user, path, each, arg);
-}
-
-static const char *tt__unwritten_reason(void *user)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.reason(n->files.user);
-}
+/* tt_files.remove of processes after the first. */
+static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
 
@@ -120,7 +63,8 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. Starting it
+/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. It is a
+   global, as MPI is one: contexts come and go, and what ends MPI at exit is given no argument. Starting MPI
    waits for all other processes, with no end where one is stopped, and cannot be interrupted. So a thread of
    its own starts it, for which tt__mpi_open waits no longer than the timeout; and ends it, as the standard
    wants of the thread that has begun. */
@@ -200,14 +144,8 @@ static tt_status tt__mpi_start(tt_context *ctx)
         if (thread) tt__mpi.state = TT__MPI_STARTS;
         if (thread) atexit(tt__mpi_finalise);
     }
-    while (tt__mpi.state == TT__MPI_STARTS && tt__seconds() - begin < ctx->options.timeout) {
-        struct timespec until; /* at most 0.1 s, as somebody may set this clock */
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 100000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&tt__mpi.wake, &tt__mpi.mutex, &until);
-    }
+    while (tt__mpi.state == TT__MPI_STARTS && tt__seconds() - begin < ctx->options.timeout)
+        tt__doze(&tt__mpi.wake, &tt__mpi.mutex, 0.1);
     const bool runs = tt__mpi.state == TT__MPI_RUNS;
     const int code = tt__mpi.code;
     pthread_mutex_unlock(&tt__mpi.mutex);
@@ -285,49 +223,40 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* What all processes must have in common from the start. */
+/* What processes tell each other at the start. But for `host` and `cuda_aware`, all must have the same. */
 typedef struct tt__hello {
-    char host[64], version[32], isa[16], bf16[16];
-    uint64_t seed;
+    char host[64], version[32], isa[16], bf16[16], seed[24];
     int cuda_aware;         /* or all send by the host's memory */
 } tt__hello;
 
-/* Compares what processes must have in common: a sentence that names what differs, or TT_OK. */
-static tt_status tt__net_differs(tt_context *ctx, int process, const char *what, const char *there,
-                                 const char *here)
-{
-    char name[96];
-    if (strcmp(there, here) == 0) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "%s has %s %s, and process 0 has %s: all processes must have "
-                    "the same", tt__process_name(ctx->net, process, name), what, there, here);
-}
-
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
 {
+    static const struct { const char *what; size_t at; } same[] = {
+        {"tinytrain.h", offsetof(tt__hello, version)}, {"instruction set", offsetof(tt__hello, isa)},
+        {"bf16", offsetof(tt__hello, bf16)}, {"seed", offsetof(tt__hello, seed)}};
     tt__net *n = ctx->net;
     tt__hello own;
-    char seed[2][32];
+    char name[96];
     memset(&own, 0, sizeof own);
     for (int p = 0; p < n->processes; p++) snprintf(n->host[p], sizeof n->host[p], "its host unknown yet");
     if (gethostname(own.host, sizeof own.host - 1) != 0) snprintf(own.host, sizeof own.host, "unnamed");
     snprintf(own.version, sizeof own.version, "%s", TT_VERSION);
     snprintf(own.isa, sizeof own.isa, "%s", isa);
     snprintf(own.bf16, sizeof own.bf16, "%s", bf16);
-    own.seed = ctx->options.seed;
+    snprintf(own.seed, sizeof own.seed, "%llu", (unsigned long long)ctx->options.seed);
     own.cuda_aware = n->cuda_aware;
     tt_status status = tt__agree(ctx, "tt_open", TT_OK, &own, sizeof own);
     const tt__hello *first = (const tt__hello *)tt__noted(ctx, 0, NULL);
-    for (int p = 0; p < n->processes && status == TT_OK; p++)
-        snprintf(n->host[p], sizeof n->host[p], "%.63s", ((const tt__hello *)tt__noted(ctx, p, NULL))->host);
-    for (int p = 1; p < n->processes && status == TT_OK; p++) {
+    for (int p = 0; p < n->processes && status == TT_OK; p++) {
         const tt__hello *x = (const tt__hello *)tt__noted(ctx, p, NULL);
-        status = tt__net_differs(ctx, p, "tinytrain.h", x->version, first->version);
-        if (status == TT_OK) status = tt__net_differs(ctx, p, "instruction set", x->isa, first->isa);
-        if (status == TT_OK) status = tt__net_differs(ctx, p, "bf16", x->bf16, first->bf16);
-        for (int k = 0; k < 2; k++)
-            snprintf(seed[k], sizeof seed[k], "%llu", (unsigned long long)(k ? first : x)->seed);
-        if (status == TT_OK) status = tt__net_differs(ctx, p, "seed", seed[0], seed[1]);
-        n->cuda_aware = n->cuda_aware && x->cuda_aware && first->cuda_aware;
+        snprintf(n->host[p], sizeof n->host[p], "%.63s", x->host);
+        n->cuda_aware = n->cuda_aware && x->cuda_aware;
+        for (int k = 0; k < TT__COUNT(same) && status == TT_OK; k++) {
+            const char *there = (const char *)x + same[k].at, *here = (const char *)first + same[k].at;
+            if (strcmp(there, here) == 0) continue;
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s has %s %s, and process 0 has %s: all processes must "
+                              "have the same", tt__process_name(n, p, name), same[k].what, there, here);
+        }
     }
     return status;
 }
@@ -357,13 +286,11 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK) n->note = (tt__note *)tt__calloc(ctx, sizeof *n->note * (size_t)n->processes);
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
-    n->files = ctx->options.files;
     if (status == TT_OK && n->me > 0) {
-        const tt_files unwritten = {
-            tt__unwritten_open, tt__unwritten_size, tt__unwritten_read, tt__unwritten_write,
-            tt__unwritten_sync, tt__unwritten_close, tt__unwritten_rename, tt__unwritten_remove,
-            tt__unwritten_folder, tt__unwritten_list, tt__unwritten_reason, n, NULL, NULL};
-        ctx->options.files = unwritten;
+        ctx->writes_nothing = true; /* but it makes folders, as it may look into one before the first has */
+        ctx->options.files.remove = tt__removes_nothing;
+        ctx->options.files.lock = NULL;
+        ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
     if (status != TT_OK) n->failed = 1; /* no message is waited for */

@@ -6,7 +6,7 @@
    functions with the same arguments, and has as many ranks as the others, numbered on over the processes.
 
    Messages go from one process to another (tt__wire), as MPI's own sums have an order of their own. What
-   ranks of one process have is summed there first, where that is a part of the tree (tt__net_group in >>run);
+   ranks of one process have is summed there first, where that is a part of the tree (tt__collective);
    then each process sends each other what that one sums, once, and sends on what it has summed, once: of n
    bytes on P processes (P - 1) n / P each way, which is the least, and no message waits for another. Halving
    and doubling would move as much, in log2(P) turns of messages that wait for each other instead of one.
@@ -69,7 +69,6 @@ typedef struct tt__net {
     bool cuda_aware;        /* all: messages can begin and end in the memory of GPUs */
     double sent, least;     /* of the mutex: bytes of collectives so far, and what no way to do the same needs
                                less than */
-    tt_files files;         /* those of the context's options */
 #ifdef TINYTRAIN_MPI
     MPI_Comm talk, data;    /* notes and ends; collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
@@ -299,38 +298,24 @@ static const void *tt__noted(const tt_context *ctx, int process, const void *own
     return ctx->net ? (const void *)ctx->net->note[process].data : own;
 }
 
-/* All processes come here, and get the bytes that one of them has. */
-static tt_status tt__net_fetch(tt_context *ctx, int owner, const char *where, void *data, size_t bytes)
+/* All processes come here, and one or, `taker` -1, all get the bytes that one of them has. */
+static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char *where, void *data,
+                               size_t bytes)
 {
     tt__net *n = ctx->net;
     tt__request r[TT__RANKS];
     const char *why = NULL;
     int count = 0, late = -1;
+    if (owner == taker || (taker >= 0 && n->me != taker && n->me != owner)) return TT_OK;
     if (tt__net_has_failed(n)) return tt__net_status(ctx);
     pthread_mutex_lock(&n->mutex);
     if (n->me != owner) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, &r[count++]);
     for (int p = 0; p < n->processes && n->me == owner && !why; p++)
-        if (p != owner) why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
+        if (p != owner && (taker < 0 || p == taker))
+            why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
     pthread_mutex_unlock(&n->mutex);
     if (!why && tt__net_wait(n, NULL, r, count, &late, &why)) return TT_OK;
     return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
-}
-
-/* What is on a rank goes to the first process. */
-static tt_status tt__net_move(tt_context *ctx, int owner, void *data, size_t bytes)
-{
-    tt__net *n = ctx->net;
-    tt__request r[1];
-    const char *why = NULL;
-    int late = -1;
-    if (owner == 0 || (n->me != 0 && n->me != owner)) return TT_OK;
-    if (tt__net_has_failed(n)) return tt__net_status(ctx);
-    pthread_mutex_lock(&n->mutex);
-    if (n->me == 0) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, r);
-    else why = n->wire->send(n, 0, TT__FETCH_TAG, data, bytes, r);
-    pthread_mutex_unlock(&n->mutex);
-    if (!why && tt__net_wait(n, NULL, r, 1, &late, &why)) return TT_OK;
-    return tt__net_fail(ctx, tt__net_waited(n, "what a rank has", late, why));
 }
 
 /* Ends the work together: all processes come here when they close their contexts. */

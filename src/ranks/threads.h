@@ -3,7 +3,8 @@
 
 /* ===========================================================================================================
    RANKS                                                                                             >>ranks
-   The ranks of a process, a thread each, and how they wait for each other and fail together. Uses base.
+   The ranks of a process, a thread each, and how they wait for each other and fail together; processes and
+   their messages; groups of devices; collectives. Uses all above.
 
    The tree of sums. What a step adds up over its micro-batches (gradients, and what losses count) has the
    same bits for any number of data ranks: tt_parallel.groups says how many leaves a sum has, and micro-batch
@@ -98,6 +99,18 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
+/* Waits until somebody wakes this thread, and no longer than so many seconds. These are to be few, as the
+   clock that counts them may be set. */
+static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    const double second = (double)until.tv_nsec * 1e-9 + seconds;
+    until.tv_sec += (time_t)second;
+    until.tv_nsec = (long)((second - floor(second)) * 1e9);
+    pthread_cond_timedwait(wake, mutex, &until);
+}
+
 /* Sleeps until a rank's count is `times` or a rank has failed. False: neither within the timeout. */
 static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 {
@@ -106,13 +119,8 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
     pthread_mutex_lock(&w->mutex);
     __atomic_add_fetch(&w->sleepers, 1, __ATOMIC_SEQ_CST);
     for (double left = w->timeout; !done && left > 0; left = begin + w->timeout - tt__seconds()) {
-        struct timespec until; /* a second at most, as somebody may set this clock */
-        clock_gettime(CLOCK_REALTIME, &until);
-        const double second = (double)until.tv_nsec * 1e-9 + fmin(left, 1);
-        until.tv_sec += (time_t)second;
-        until.tv_nsec = (long)((second - floor(second)) * 1e9);
         done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
-        if (!done) pthread_cond_timedwait(&w->wake, &w->mutex, &until);
+        if (!done) tt__doze(&w->wake, &w->mutex, fmin(left, 1));
         if (__atomic_load_n(&w->outside, __ATOMIC_SEQ_CST)) begin = tt__seconds();
     }
     done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);

@@ -138,8 +138,7 @@ static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const cha
 
 size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
 {
-    tt_program room;
-    const tt_program *p = tt__largest_stage(all_stages, &room);
+    const tt_program *p = tt__largest_stage(all_stages);
     enum { N = TT_MEM_CATEGORIES, LEGEND = TT__RIGHT + 24 };
     static const char *const colour[N] = {"#4e79a7", "#a0cbe8", "#f28e2b", "#b07aa1", "#59a14f", "#9c9490"};
     const tt_plan plan = tt_program_plan(p);

@@ -8,6 +8,7 @@
 #include "../passes/overlap.h"
 #include "../plan/place.h"
 #include "../ranks/threads.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/cpu.h"
 #include "../compile/program.h"
@@ -17,11 +18,6 @@
 #include "../run/ranks.h"
 #include "../run/memory.h"
 #include "../run/processes.h"
-
-/* ===========================================================================================================
-   REPORTS                                                                                           >>reports
-   A program and its memory plan as numbers, as text and as a picture. Uses all above.
-   ======================================================================================================== */
 
 const char *tt_category_name(tt_category c)
 {
@@ -112,24 +108,25 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
 }
 
 /* The stage that needs most bytes on a rank, of a program that may be a pipeline. */
-static const tt_program *tt__largest_stage(const tt_program *p, tt_program *room)
+static const tt_program *tt__largest_stage(const tt_program *p)
 {
-    int largest = 0;
-    for (int s = 1; s < tt__stages(p); s++) {
-        const tt__arena *a = p->stage[s]->arena, *most = p->stage[largest]->arena;
-        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(most, tt__first_rank(most))) largest = s;
+    const tt_program *largest = p;
+    for (int s = 1; s < p->stages; s++) {
+        const tt__arena *a = p->stage[s]->arena, *most = largest->arena;
+        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(most, tt__first_rank(most)))
+            largest = p->stage[s];
     }
-    return tt__stage_view(p, largest, room);
+    return largest;
 }
 
 /* The inputs of a pipeline's micro-batches on a data rank, which wait in the host's memory. */
 static size_t tt__fed_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
-    return p->stage ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
+    return p->fed_at ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
 }
 
-/* The plan of a program without other stages, or of a view of one that has some. */
+/* The plan of a stage. */
 static tt_plan tt__plan_of(const tt_program *p)
 {
     tt_plan plan;
@@ -142,7 +139,7 @@ static tt_plan tt__plan_of(const tt_program *p)
     plan.data = p->arena->data;
     plan.tensor = p->arena->tensor;
     plan.pipeline = p->arena->stages;
-    tt__count_params(p, &plan.params, &plan.split_params);
+    tt__count_params(p->head, &plan.params, &plan.split_params);
     plan.bytes = tt__arena_size(p->arena, first);
     plan.bytes_least = tt__arena_size(p->arena, end - 1);
     plan.persistent_bytes = plan.bytes - p->arena->transient;
@@ -152,12 +149,13 @@ static tt_plan tt__plan_of(const tt_program *p)
         plan.moved_bytes = (size_t)fmax((double)plan.moved_bytes, moved);
         plan.moved_least_bytes = (size_t)fmax((double)plan.moved_least_bytes, least);
     }
-    plan.host_bytes = tt__host_size(p, first) + p->arena->on_host + tt__staging_bytes(p) + tt__fed_bytes(p);
+    plan.host_bytes = tt__host_size(p, first) + p->arena->on_host + tt__staging_bytes(p);
+    plan.host_bytes += tt__fed_bytes(p->head);
     if (!p->settings.kind->host) plan.host_bytes += TT__BOUNCE;
     const tt__crew *c = p->settings.crew;
     if (!p->settings.kind->host && c->ranks > 1) plan.host_bytes += TT__STAGE;
     if (c->local < c->ranks) plan.host_bytes += p->settings.kind->host ? 2 * TT__STAGE : TT__STAGE;
-    double least, sent = tt__net_plan(p, &least);
+    double least, sent = tt__net_plan(p->head, &least);
     plan.sent_bytes = (size_t)sent;
     plan.sent_least_bytes = (size_t)least;
     tt__count_transfers(p, &plan);
@@ -199,16 +197,14 @@ static tt_plan tt__plan_of(const tt_program *p)
 
 tt_plan tt_stage_plan(const tt_program *p, int stage)
 {
-    tt_program room;
-    return tt__plan_of(tt__stage_view(p, stage < 0 || stage >= tt__stages(p) ? 0 : stage, &room));
+    return tt__plan_of(p->stage[stage < 0 || stage >= p->stages ? 0 : stage]);
 }
 
 tt_plan tt_program_plan(const tt_program *p)
 {
-    tt_program room;
-    tt_plan plan = tt__plan_of(tt__largest_stage(p, &room));
-    if (p->stage) plan.flops = plan.extra_flops = 0;
-    for (int s = 0; s < tt__stages(p) && p->stage; s++) {
+    tt_plan plan = tt__plan_of(tt__largest_stage(p));
+    if (p->stages > 1) plan.flops = plan.extra_flops = 0;
+    for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan of_stage = tt_stage_plan(p, s);
         if (of_stage.bytes < plan.bytes_least) plan.bytes_least = of_stage.bytes;
         plan.flops += of_stage.flops;
@@ -226,8 +222,7 @@ static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 
 int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity)
 {
-    tt_program room;
-    const tt_program *p = tt__largest_stage(all_stages, &room);
+    const tt_program *p = tt__largest_stage(all_stages);
     const int values = p->built.t->n_values, storages = tt__storages(p);
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);

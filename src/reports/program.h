@@ -4,7 +4,6 @@
 #include "../tape/record.h"
 #include "../context/memory.h"
 #include "../compile/program.h"
-#include "../run/ranks.h"
 
 /* The text of a program, or of a stage of one. */
 static void tt__print_program(const tt_program *p, tt__text *to)
@@ -39,10 +38,9 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
     if (capacity) to[0] = 0;
-    for (int s = 0; s < tt__stages(p); s++) {
-        tt_program room;
-        if (p->stage) tt__print(&text, "stage %d\n", s);
-        tt__print_program(tt__stage_view(p, s, &room), &text);
+    for (int s = 0; s < p->stages; s++) {
+        if (p->stages > 1) tt__print(&text, "stage %d\n", s);
+        tt__print_program(p->stage[s], &text);
     }
     return text.length;
 }

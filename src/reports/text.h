@@ -2,7 +2,7 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../passes/recompute.h"
-#include "../context/memory.h"
+#include "../ranks/groups.h"
 #include "../context/params.h"
 #include "../compile/program.h"
 
@@ -129,7 +129,7 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text 
 /* What each stage of a pipeline needs. */
 static void tt__print_stages(const tt_program *p, tt__text *text)
 {
-    for (int s = 0; s < tt__stages(p) && p->stage; s++) {
+    for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan plan = tt_stage_plan(p, s);
         tt__print(text, "  stage %d: %.1f MB, of which %.1f persistent; %.2f GFLOP a micro-batch", s,
                   1e-6 * (double)plan.bytes, 1e-6 * (double)plan.persistent_bytes, plan.flops / 1e9);

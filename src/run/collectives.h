@@ -2,55 +2,33 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../tape/record.h"
-#include "../ops/record.h"
 #include "../ranks/threads.h"
-#include "../context/memory.h"
-#include "../context/devices.h"
+#include "../ranks/groups.h"
+#include "../ranks/collectives.h"
 #include "../compile/program.h"
 #include "ranks.h"
 #include "inputs.h"
 
 /* ---- collectives ---- */
 
-static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
-
-/* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
-   device goes. */
-static tt_status tt__sync(tt_program *p, int rank, tt__members members, int stream)
-{
-    const tt__crew *c = p->settings.crew;
-    const tt__backend *b = c->kind->backend;
-    tt__device *d = c->device[rank];
-    tt_status status = TT_OK;
-    if (c->kind->host) return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE;
-    status = tt__device_status(p->ctx, c, rank, b->mark(d, stream, &p->rank[rank].event));
-    if (status != TT_OK) return status;
-    if (!tt__meet(c->world, rank, members)) return TT_ERR_DEVICE;
-    for (int k = 0; k < members.count && status == TT_OK; k++) {
-        const int other = members.first + k * members.stride;
-        if (other != rank) status = b->after(d, stream, p->rank[other].event);
-    }
-    if (status != TT_OK) return tt__device_status(p->ctx, c, rank, status);
-    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
-}
-
 /* How many members, from the first on, have something to add. */
-static int tt__present(const tt_program *p, const tt__instr *i, int members)
+static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
-    if (i->move.over == TT__OVER_SLOTS) return tt__slots_used(p, i->segment);
+    const tt__now *now = &p->rank[rank].now;
+    if (i->move.over == TT__OVER_SLOTS) return tt__slots_used(p, now->round, i->segment);
     if (i->move.over != TT__OVER_DATA) return members;
-    return i->segment == TT__EACH_MICRO ? p->present : i->slot ? p->in_slot[i->slot - 1] : members;
+    return i->segment == TT__EACH_MICRO ? now->present : i->slot ? p->head->in_slot[i->slot - 1] : members;
 }
 
 /* Where a rank of another stage has what is `own` here and value v there: of its size, as ranks at the same
    place of their stages have the same rows. */
-static tt__mat tt__on_stage(const tt_program *q, int other, int32_t v, tt__mat own)
+static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
     const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
     if (!v) return own;
     own.data = tt__storage_memory(q, other, base);
     if (own.data) own.data = (char *)own.data + (size_t)x->offset * tt_dtype_bytes(own.dtype);
-    if (x->parted) tt__resolve_part(q, other, v, &own);
+    if (x->parted) tt__resolve_part(q, now, other, v, &own);
     return own;
 }
 
@@ -59,9 +37,9 @@ static tt__mat tt__on_stage(const tt_program *q, int other, int32_t v, tt__mat o
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
-    tt_program room;
-    const tt_program *q = tt__rank_view(p, other, &room);
+    const tt_program *q = tt__stage_of(p, other);
     const tt_tape *t = q->built.t;
+    const tt__now *now = &p->rank[rank].now;
     const tt__mat x = tt__resolve(p, rank, i->in[0] ? i->in[0] : i->out[0]);
     int32_t from = i->in[0] ? 0 : i->out[0], to = from;
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code && i->in[0] && i->out[0]; k++) {
@@ -71,8 +49,8 @@ static void tt__set_stage_member(const tt_program *p, int rank, int other, const
         from = j->in[0];
         to = j->out[0];
     }
-    *in = tt__on_stage(q, other, from, x);
-    *out = tt__on_stage(q, other, to, x);
+    *in = tt__on_stage(q, now, other, from, x);
+    *out = tt__on_stage(q, now, other, to, x);
 }
 
 /* Fills in what a launch says of members: other ranks, or the slots of the operand. */
@@ -84,7 +62,7 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     l->me = 0;
     if (!slots) m = tt__members_of(p, rank, &i->move, &l->me);
     l->members = m.count;
-    l->present = tt__present(p, i, m.count);
+    l->present = tt__present(p, rank, i, m.count);
     l->peer_in = peers;
     l->peer_out = peers + m.count;
     const bool stages = i->move.over == TT__OVER_STAGES || i->move.over == TT__OVER_TIED;
@@ -94,19 +72,11 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
             tt__set_stage_member(p, rank, other, i, &peers[k], &peers[m.count + k]);
             continue;
         }
-        peers[k] = tt__resolve(p, other, i->in[0]);
-        peers[m.count + k] = tt__resolve(p, other, i->out[0]);
+        peers[k] = tt__resolve_in(p, &p->rank[rank].now, other, i->in[0]);
+        peers[m.count + k] = tt__resolve_in(p, &p->rank[rank].now, other, i->out[0]);
         const tt__value *base = &p->built.t->values[p->built.t->values[i->in[0]].base];
         if (slots) peers[k].data = (char *)l->in[0].data + (size_t)k * tt__slot_bytes(base);
     }
-}
-
-/* Runs a phase of n collectives on a rank. */
-static tt_status tt__launch_phase(tt_program *p, int rank, tt__launch *l, int n, tt__members members)
-{
-    const tt__crew *c = p->settings.crew;
-    tt_status status = tt__device_status(p->ctx, c, rank, c->kind->backend->launch(l, n));
-    return status == TT_OK ? tt__sync(p, rank, members, l->instr->stream) : status;
 }
 
 /* A collective of computation uses the same memory of the host as those of the other stream. */
@@ -122,35 +92,12 @@ static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
-   the host's. */
-static tt_status tt__launch_staged(tt_program *p, int rank, tt__launch *l, tt__members members)
+static tt__collective tt__collective_on(const tt_program *p, int rank, const tt__move *move)
 {
-    const tt__crew *c = p->settings.crew;
-    void *staged[TT__RANKS];
-    bool more = true;
-    tt_status status = tt__after_staged(p, rank, l->instr);
-    const tt__members all = tt__members_of(p, rank, &l->instr->move, &l->me);
-    for (int k = 0; k < l->members; k++) {
-        const int other = all.first + k * all.stride;
-        staged[k] = other == rank || c->apart[rank][other] ? c->stage[other] : NULL;
-    }
-    l->staged = staged;
-    l->most = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
-    for (l->from = 0; more && status == TT_OK; l->from += l->most) {
-        status = tt__device_status(p->ctx, c, rank, c->kind->backend->stage(l, &more));
-        if (status == TT_OK) status = tt__sync(p, rank, members, l->instr->stream);
-        if (status == TT_OK) status = tt__launch_phase(p, rank, l, 1, members);
-    }
-    l->staged = NULL;
-    return status;
+    int me;
+    const tt__members all = tt__members_of(p, rank, move, &me);
+    return tt__collective_of(p->settings.crew, rank, all, me, move->over);
 }
 
-/* Can a member not load from another's memory? */
-static bool tt__is_apart(const tt__crew *c, tt__members m)
-{
-    for (int a = 0; a < m.count; a++)
-        for (int b = 0; b < m.count; b++)
-            if (c->apart[m.first + a * m.stride][m.first + b * m.stride]) return true;
-    return false;
-}
+/* What the ranks of this process will send in a step of one full micro-batch on each data rank, and *least:
+   the least that they could. */

@@ -7,6 +7,7 @@
 #include "../ops/rules.h"
 #include "../plan/place.h"
 #include "../ops/cpu_launch.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/devices.h"
 #include "../context/params.h"
@@ -15,24 +16,25 @@
 #include "ranks.h"
 
 /* Of a view that has a rank's own rows: elements in front of them in the storage. */
-static int64_t tt__own_first(const tt_program *p, int rank, int32_t id)
+static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__value *v = &p->built.t->values[id];
     int64_t first = rank % p->arena->tensor * v->shape.rows;
-    if (v->shape.axis) tt__axis_rows(p, rank, v->shape.axis, &first);
+    if (v->shape.axis) tt__axis_rows(p, now, rank, v->shape.axis, &first);
     return first * v->ld;
 }
 
 /* Moves m from where a storage begins to the slot, piece or rank's own rows of it that the value is. */
-static void tt__resolve_part(const tt_program *p, int rank, int32_t id, tt__mat *m)
+static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
     const size_t item = m->data ? tt_dtype_bytes(base->shape.dtype) : 0;
     char *data = (char *)m->data;
     int64_t first;
-    if (base->slots > 1 && item) data += (size_t)(v->slot ? v->slot - 1 : tt__slot(p)) * tt__slot_bytes(base);
-    if (base->copies > 1) data += (size_t)(p->round % base->copies) * tt__slot_bytes(base);
-    if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, rank, id) * item;
+    const int slot = v->slot ? v->slot - 1 : tt__slot(p, now->round);
+    if (base->slots > 1 && item) data += (size_t)slot * tt__slot_bytes(base);
+    if (base->copies > 1) data += (size_t)(now->round % base->copies) * tt__slot_bytes(base);
+    if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, now, rank, id) * item;
     if (v->part.unit) {
         m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
@@ -41,8 +43,8 @@ static void tt__resolve_part(const tt_program *p, int rank, int32_t id, tt__mat 
     m->data = data;
 }
 
-/* The matrix that instruction operand `id` is on a rank in the coming run; data NULL: in another process. */
-static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
+/* The matrix that instruction operand `id` is on a rank in a run; data NULL: in another process. */
+static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
     if (!id) return m;
@@ -50,9 +52,14 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     const size_t item = tt_dtype_bytes(base->shape.dtype);
     m.data = tt__storage_memory(p, rank, base);
     if (m.data) m.data = (char *)m.data + (size_t)v->offset * item;
-    m.rows = tt__actual_rows(p, rank, id);
-    if (v->parted) tt__resolve_part(p, rank, id, &m);
+    m.rows = tt__actual_rows(p, now, rank, id);
+    if (v->parted) tt__resolve_part(p, now, rank, id, &m);
     return m;
+}
+
+static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
+{
+    return tt__resolve_in(p, &p->rank[rank].now, rank, id);
 }
 
 /* Writes a value on a rank before what is run from now on. The data may change once this returns. */
@@ -210,7 +217,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld%s",
                         (long long)rows, x->name, !x->shape.axis ? "" : x->shape.extra ? "2 to " : "1 to ",
                         (long long)x->shape.rows, x->shape.extra ? ": one more than sequences" : "");
-    if (p->stage) return tt__feed_input(p, rank, v.id, data, rows);
+    if (p->stages > 1) return tt__feed_input(p, rank, v.id, data, rows);
     for (int k = 0; k < p->arena->tensor && status == TT_OK; k++)
         status = tt__set_input(p, tt__first_of(p, rank) + k, v.id, data, rows);
     return status;
@@ -260,26 +267,22 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     return status;
 }
 
-/* The last stage that has a value, as the last micro-batch left it. */
-static tt_program *tt__view_with(const tt_program *p, int32_t v, tt_program *room)
+/* The last stage that has a value. */
+static tt_program *tt__stage_with(tt_program *p, int32_t v)
 {
-    tt_program *q = tt__stage_view(p, 0, room);
-    for (int s = tt__stages(p) - 1; s > 0 && p->stage; s--) {
+    for (int s = p->stages - 1; s > 0 && v > 0 && v < p->n_recorded; s--) {
         const tt_tape *t = p->stage[s]->built.t;
-        if (v <= 0 || v >= p->n_recorded) break;
         const tt__value *base = &t->values[t->values[v].base];
-        if (!base->persistent && base->place == TT__NO_PLACE) continue;
-        q = tt__stage_view(p, s, room);
-        break;
+        if (base->persistent || base->place != TT__NO_PLACE) return p->stage[s];
     }
-    if (p->stage) q->round = p->last_round;
-    return q;
+    return p;
 }
 
 tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t capacity)
 {
-    tt_program room, *p = tt__view_with(head, v.id, &room);
+    tt_program *p = tt__stage_with(head, v.id);
     const tt_tape *t = p->built.t;
+    tt__now now = tt__now_of(head);
     const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     tt_status status = tt__check_data_rank(p, "tt_get_rank", rank);
     if (status != TT_OK) return status;
@@ -291,13 +294,14 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
     if (!p->arena->allocated || (!x->persistent && head->arena->results_of != head))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this "
                         "program, before the next tt_set and other programs of its arena", x->name);
-    if (!x->persistent && rank >= p->present)
+    if (!x->persistent && rank >= now.present)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents on data rank %d, which had no "
                         "micro-batch in the last run", x->name, rank);
     if (x->storage == TT__PARAMETER && tt__is_in_parts(&t->values[x->base]))
         return tt__get_parameter(p, v.id, to, capacity);
     const int of = tt__first_of(p, rank);
-    const tt__mat m = tt__resolve(p, of, v.id);
+    if (head->stages > 1) now.round = head->last_round;
+    const tt__mat m = tt__resolve_in(p, &now, of, v.id);
     const size_t n = (size_t)(m.rows * m.cols);
     if (!tt__is_float(m.dtype))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name,
@@ -306,9 +310,11 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %zu floats, the buffer %zu", x->name, n,
                         capacity);
     status = x->persistent ? tt__zero_states(head) : TT_OK;
-    for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols)
-        status = tt__fetch_memory(p->ctx, p->arena, of, t->values[x->base].space, to, TT_F32,
-                                  m.data ? tt__at(&m, r) : NULL, m.dtype, (size_t)m.cols);
+    tt__memory row = {p->arena, of, t->values[x->base].space, m.dtype, NULL};
+    for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols) {
+        row.data = m.data ? tt__at(&m, r) : NULL;
+        status = tt__fetch_memory(&row, to, TT_F32, (size_t)m.cols);
+    }
     return status;
 }
 
@@ -330,8 +336,7 @@ static void tt__forget_inputs(tt_program *p)
 /* Does an input of a rank that instructions read have data, or has it had some? */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
-    const int values = p->stage ? p->n_recorded : p->built.t->n_values;
-    for (int32_t v = 1; v < values; v++)
+    for (int32_t v = 1; v < p->n_recorded; v++)
         if (p->rank[rank].input[v] != TT__UNSET && tt__reads_input(p, v)) return true;
     return false;
 }
@@ -369,7 +374,7 @@ static tt_status tt__inputs_ready(tt_program *p)
         if (tt__has_inputs(p, tt__first_of(p, p->present - 1))) break;
     for (int d = 0; d < p->present; d++)
         for (int s = 0; s < tt__stages(p) && status == TT_OK; s++)
-            status = tt__rank_inputs(p, tt__stage_of(p, s)->built.t, tt__first_of(p, d));
+            status = tt__rank_inputs(p, p->stage[s]->built.t, tt__first_of(p, d));
     if (status == TT_OK && p->round > 0 && p->present > before)
         status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "data rank %d has a micro-batch, and had none in an "
                           "earlier round of this step: only the last round may leave data ranks out", before);
@@ -401,10 +406,12 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     const tt__value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
-    if (x->storage != TT__INPUT || (!p->stage && !staged->buffer[0])) return m;
-    const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, rank, id) : 0;
-    const char *from = p->stage ? p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].inputs +
-                                  p->fed_at[x->base] : staged->buffer[staged->now];
+    const tt__now *now = &p->rank[rank].now;
+    const bool waits = tt__stages(p) > 1; /* in what a pipeline was fed */
+    if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
+    const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
+    const char *from = waits ? tt__fed_at(p, now->round, rank)->inputs + p->head->fed_at[x->base]
+                             : staged->buffer[staged->now];
     m.data = (char *)(uintptr_t)from + (size_t)(x->offset + own) * tt_dtype_bytes(m.dtype);
     return m;
 }
@@ -414,6 +421,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
     const tt__instr *i = l->instr;
     const int tensor = p->arena->tensor, me = rank % tensor;
+    const tt__now *now = &p->rank[rank].now;
     int32_t split = 0;
     l->first_row = l->first_col = l->whole_rows = 0;
     for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT && !split; j++) {
@@ -423,9 +431,9 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     const tt__value *v = &p->built.t->values[split];
     const bool own = v->part.split == TT__ROWS && v->shape.axis; /* of an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
-    if (own) l->whole_rows = tt__run_rows(p, rank)[p->built.t->axes[v->shape.axis].of];
+    if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
-    else if (own) tt__axis_rows(p, rank, v->shape.axis, &l->first_row);
+    else if (own) tt__axis_rows(p, now, rank, v->shape.axis, &l->first_row);
     else if (split) l->first_row = me * v->shape.rows;
     for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
 }
@@ -434,12 +442,13 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
    arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
-    tt_program room, *p = tt__rank_view((tt_program *)arg, rank, &room);
+    tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
     tt__launch *l = &p->rank[rank].launches[0];
     tt_status status = TT_OK;
     const int end = tt__segment_first(p->built.t, TT__EACH_LAP);
     p->rank[rank].flops = 0;
-    if (tt__data_rank(p, rank) >= p->present) return TT_OK;
+    p->rank[rank].now = tt__now_of(head);
+    if (tt__data_rank(p, rank) >= head->present) return TT_OK;
     memset(l, 0, sizeof *l);
     l->tape = p->built.t;
     for (int k = 0; k < end && status == TT_OK; k++) {
@@ -467,8 +476,9 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 {
     tt__rank *r = &p->rank[rank];
     const size_t all = sizeof *r->axis_rows * (size_t)p->built.t->n_axes;
-    const bool later = p->later;
-    const int slot = segment == TT__EACH_MICRO ? tt__slot(p) : tt__slots_used(p, segment);
+    const bool later = r->now.later;
+    const int slot = segment == TT__EACH_MICRO ? tt__slot(p, r->now.round)
+                                               : tt__slots_used(p, r->now.round, segment);
     for (int k = 0; k < TT__RECORDINGS; k++) {
         tt__recording *x = &r->recordings[k];
         if (!x->rows || x->segment != segment || x->later != later || x->slot != slot) continue;

@@ -8,8 +8,8 @@
 #include "../plan/place.h"
 #include "../ranks/threads.h"
 #include "../ranks/processes.h"
-#include "../context/memory.h"
-#include "../context/devices.h"
+#include "../ranks/groups.h"
+#include "../ranks/collectives.h"
 #include "../compile/program.h"
 #include "ranks.h"
 #include "memory.h"
@@ -22,15 +22,16 @@
 typedef struct tt__progress {
     tt__launch like;        /* what all launches have in common */
     bool absent;            /* the rank has no micro-batch, and runs only what all ranks do together */
+    bool later;             /* as tt__now has it */
     /* Ranks along this axis have waited for each other on this stream, and done nothing since: known alike on
        all of them, also on those without a micro-batch. */
     tt__over met;
     int met_stream;
 } tt__progress;
 
-static bool tt__is_left_out(const tt_program *p, const tt__progress *at, const tt__instr *i)
+static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
 {
-    return (at->absent && !i->always) || (i->later && !p->later);
+    return (at->absent && !i->always) || (i->later && !at->later);
 }
 
 /* Notes what the launch of instruction k on rank 0 has taken, when it is done. */
@@ -48,8 +49,8 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
-    const bool alone = p->settings.kind->host || p->poison || p->ctx->profile || p->arena->paging || p->stage;
-    if (alone || k + 1 >= tt__segment_first(p->built.t, i->segment + 1u)) return false;
+    const bool alone = p->settings.kind->host || p->head->poison || p->ctx->profile || p->arena->paging;
+    if (alone || tt__stages(p) > 1 || k + 1 >= tt__segment_first(p->built.t, i->segment + 1u)) return false;
     if (i->stream || next->stream || i->on_host || next->on_host) return false;
     if (i->with_next || next->with_next || i->later || next->later) return false;
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
@@ -63,7 +64,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     const tt__instr *i = &p->built.t->code[k];
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
     const bool pair = i->move.from != i->move.to, together = tt__is_collective(i);
-    const bool nothing = i->move.over && tt__present(p, i, 1) == 0;
+    const bool nothing = i->move.over && tt__present(p, rank, i, 1) == 0;
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
@@ -73,7 +74,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
     for (int n = 0; n == 0 || i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {
         tt__launch *l = &r->launches[some];
-        if (tt__is_left_out(p, at, &i[n])) continue;
+        if (tt__is_left_out(at, &i[n])) continue;
         *l = at->like;
         tt__set_launch(p, rank, &i[n], l, r->peers + (size_t)some * peers);
         const bool empty = tt__is_empty(&l->in[0]) || tt__is_empty(&l->out[0]);
@@ -105,7 +106,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(p, at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -141,20 +142,21 @@ static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
 static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *like, tt__segment segment)
 {
     tt_status status = TT_OK;
-    const bool absent = segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= p->present;
+    const tt__now *now = &p->rank[rank].now;
+    const bool absent = segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     const int end = tt__segment_first(p->built.t, segment + 1u);
-    tt__progress at = {*like, absent, TT__ALONE, TT__COMPUTE_STREAM};
+    tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {tt__segment_first(p->built.t, segment), end, {0}, 0, 0};
     for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure has left it */
     for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
-        if (p->stage) tt__go_on_passing(p, rank);
+        tt__go_on_passing(p, rank);
         for (n = 1; i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {}
         if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
         else if (i->stream != TT__COMPUTE_STREAM) status = tt__start(p, rank, &at, k);
         else status = tt__launch_together(p, rank, &at, k);
-        for (int j = 0; j < n && p->poison && status == TT_OK; j++) tt__poison(p, rank, k + j);
+        for (int j = 0; j < n && p->head->poison && status == TT_OK; j++) tt__poison(p, rank, k + j);
     }
     return status;
 }
@@ -180,11 +182,12 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
     const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
+    if (p->stages > 1) return; /* a pipeline's wait on the host */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->space != TT__DEVICE || box->first >= end || box->last < first) continue;
-        for (int r = 0; r < p->settings.crew->ranks && !p->stage; r++) /* a pipeline's wait on the host */
+        for (int r = 0; r < p->settings.crew->ranks; r++)
             tt__overwrite(p->arena, reader, r, box->place, box->bytes);
     }
 }
@@ -202,16 +205,30 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
 }
 
 /* Writes the step's settings and, where it is new, the loss scale to a rank. */
-static tt_status tt__write_settings(tt_program *p, int rank)
+static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
-    tt__run run = p->run;
+    const tt__results *results = &p->head->results;
+    tt__run run = p->head->run;
     tt_status status = TT_OK;
-    run.micro = p->round * p->arena->data + tt__data_rank(p, rank);
+    run.micro = p->rank[rank].now.round * p->arena->data + tt__data_rank(p, rank);
     if (t->run) status = tt__write_value(p, rank, t->run, &run, sizeof run);
-    if (status == TT_OK && t->scale && !p->scale_set)
-        status = tt__write_value(p, rank, t->results, &p->results, sizeof p->results);
+    if (status == TT_OK && t->scale && scale)
+        status = tt__write_value(p, rank, t->results, results, sizeof *results);
     return status;
+}
+
+/* What all launches of a rank have in common. */
+static tt__launch tt__launch_on(const tt_program *p, int rank)
+{
+    tt__launch l;
+    memset(&l, 0, sizeof l);
+    l.device = p->settings.crew->device[rank];
+    l.tape = p->built.t;
+    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    l.tuned = p->tunes;
+    l.resident = p->arena->memory[rank];
+    return l;
 }
 
 /* A segment that all ranks run. */
@@ -222,24 +239,20 @@ typedef struct tt__segment_job { tt_program *p; tt__segment segment; } tt__segme
 static tt_status tt__run_rank(void *arg, int rank)
 {
     const tt__segment_job *job = (const tt__segment_job *)arg;
-    tt_program room, *p = tt__rank_view(job->p, rank, &room);
+    tt_program *p = tt__stage_of(job->p, rank);
     const tt__segment segment = job->segment;
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
     tt__rank *r = &p->rank[rank];
-    tt__launch l;
+    tt__launch l = tt__launch_on(p, rank);
     char why[512] = "";
     tt__float_mode mode = tt__float_default();
-    memset(&l, 0, sizeof l);
-    l.device = c->device[rank];
-    l.tape = p->built.t;
-    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    l.tuned = p->tunes;
-    l.resident = p->arena->memory[rank];
-    tt_status status = tt__write_settings(p, rank);
+    r->now = tt__now_of(job->p);
+    r->now.later = tt__adds_later(job->p, segment);
+    tt_status status = tt__write_settings(p, rank, !job->p->scale_set);
     if (status == TT_OK && segment == TT__EACH_MICRO) status = tt__take_arrivals(p, rank);
     if (status == TT_OK) {
-        const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
+        const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= r->now.present;
         /* No graph prefetches managed memory. */
         const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
         const bool records = can_record && !absent && !tt__needs_host(p, segment);

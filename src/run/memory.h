@@ -6,6 +6,8 @@
 #include "../plan/place.h"
 #include "../ops/cpu_launch.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
+#include "../ranks/collectives.h"
 #include "../context/memory.h"
 #include "../context/cpu.h"
 #include "../context/devices.h"
@@ -392,9 +394,8 @@ static tt_status tt__memory_suffices(const tt_program *p)
     tt_context *ctx = p->ctx;
     double bytes = 0;
     int processes = 1;
-    for (int s = 0; s < tt__stages(p); s++) {
-        tt_program room;
-        const tt_program *q = tt__stage_view(p, s, &room);
+    for (int s = 0; s < p->stages; s++) {
+        const tt_program *q = p->stage[s];
         for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
             const size_t own = q->settings.kind->host ? tt__arena_size(q->arena, r) : 0;
             bytes += (double)own + (double)q->arena->on_host + (double)tt__host_size(q, r) +
@@ -427,16 +428,16 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
-    if (!p->arena->allocated && !p->is_later) { /* all look before one takes its memory */
+    if (!p->arena->allocated && p->head == p) { /* all look before one takes its memory */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
     if (status == TT_OK && p->built.t->on_host) status = tt__crew_open_host(p->ctx, p->settings.crew);
-    if (status == TT_OK && p->stage) status = tt__check_neighbours(p);
+    if (status == TT_OK && p->stages > 1) status = tt__check_neighbours(p);
     for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena) && status == TT_OK; r++)
         status = tt__device_status(p->ctx, c, r, tt__allocate_rank(p, r));
-    for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt_allocate(p->stage[s]);
+    for (int s = 1; s < p->stages && status == TT_OK; s++) status = tt_allocate(p->stage[s]);
     status = tt__agree(p->ctx, "tt_allocate", status, NULL, 0);
     p->ready = status == TT_OK;
     return status;

@@ -2,10 +2,7 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../tape/record.h"
-#include "../passes/precision.h"
 #include "../plan/place.h"
-#include "../ranks/processes.h"
-#include "../context/memory.h"
 #include "../context/devices.h"
 #include "../context/params.h"
 #include "../compile/program.h"
@@ -13,6 +10,7 @@
 #include "inputs.h"
 #include "stages.h"
 #include "launch.h"
+#include "tune.h"
 #include "results.h"
 
 /* ---- a pipeline: micro-batches wait, and run together */
@@ -54,15 +52,16 @@ static tt_status tt__feed(tt_program *p)
 /* Writes the inputs of a micro-batch to a rank. */
 static tt_status tt__write_fed(tt_program *p, int rank)
 {
-    const tt__fed *f = &p->fed[p->round * p->arena->data + tt__data_rank(p, rank)];
+    const tt__now *now = &p->rank[rank].now;
+    const tt__fed *f = tt__fed_at(p, now->round, rank);
     tt_status status = TT_OK;
-    if (tt__data_rank(p, rank) >= p->present) return TT_OK;
-    for (int32_t v = 1; v < p->n_recorded && status == TT_OK; v++) {
+    if (tt__data_rank(p, rank) >= now->present) return TT_OK;
+    for (int32_t v = 1; v < p->head->n_recorded && status == TT_OK; v++) {
         const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
         const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
-        status = tt__write_value(p, rank, v, f->inputs + p->fed_at[v],
-                                 (size_t)tt__actual_rows(p, rank, v) * row);
+        status = tt__write_value(p, rank, v, f->inputs + p->head->fed_at[v],
+                                 (size_t)tt__actual_rows(p, now, rank, v) * row);
     }
     return status;
 }
@@ -73,25 +72,21 @@ static tt_status tt__run_stage(void *arg, int rank)
     const tt_program *head = (const tt_program *)arg;
     const bool train = head->settings.options.train;
     const int64_t micros = head->round, slots = tt__slots(head);
-    tt_program room, *p = tt__rank_view(head, rank, &room);
+    tt_program *p = tt__stage_of(head, rank);
+    tt__now *now = &p->rank[rank].now;
+    tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
-    tt__launch l;
     tt__float_mode mode = tt__float_default();
-    memset(&l, 0, sizeof l);
-    l.device = p->settings.crew->device[rank];
-    l.tape = p->built.t;
-    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    l.resident = p->arena->memory[rank];
+    l.tuned = false; /* products are timed before the first segment that is no micro-batch */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
-        p->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
-        p->present = p->round == micros - 1 ? head->present : p->arena->data;
-        p->later = p->round >= slots;
+        now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
+        now->present = now->round == micros - 1 ? head->present : p->arena->data;
+        now->later = now->round >= slots;
         const tt__segment segment = backward ? TT__EACH_BACKWARD : TT__EACH_MICRO;
         status = tt__await_taken(p, rank, segment);
         if (status == TT_OK && !backward) status = tt__write_fed(p, rank);
-        if (status == TT_OK) status = tt__write_settings(p, rank);
-        p->scale_set = true;
+        if (status == TT_OK) status = tt__write_settings(p, rank, !k && !head->scale_set);
         if (status == TT_OK) status = tt__launch_segment(p, rank, &l, segment);
     }
     for (int k = 0; k < 2 * p->settings.in_flight && status == TT_OK; k++)
@@ -103,16 +98,11 @@ static tt_status tt__run_stage(void *arg, int rank)
 /* Runs the micro-batches that a pipeline has been fed. */
 static tt_status tt__run_pipeline(tt_program *p)
 {
-    const tt__crew *c = p->settings.crew;
     tt_status status = tt__check_whole(p->ctx, p->arena);
     if (status == TT_OK) status = tt__zero_states(p);
     p->arena->results_of = NULL;
+    if (status == TT_OK) status = tt__run_on_ranks(p, tt__run_stage, p);
     if (status != TT_OK) return status;
-    status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_stage, p);
-    for (int r = c->first; r < c->first + c->local && status != TT_OK; r++)
-        c->kind->backend->wait(c->device[r]);
-    if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
-    p->scale_set = true;
     p->arena->results_of = p;
     p->last_round = p->round - 1;
     return TT_OK;
@@ -125,7 +115,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const bool train = p->settings.options.train;
     int bad = 0; /* the first data rank with a loss that is not finite */
-    if (p->stage) return tt__feed(p);
+    if (p->stages > 1) return tt__feed(p);
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
@@ -161,7 +151,7 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
                         "train = false");
     tt__begin_step(p);
     tt_status status = tt__micro(p, true);
-    if (status == TT_OK && p->stage) {
+    if (status == TT_OK && p->stages > 1) {
         p->round++;
         status = tt__run_pipeline(p);
         if (status == TT_OK) status = tt__read_results(p);

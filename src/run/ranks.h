@@ -3,8 +3,8 @@
 #include "../tape/tape.h"
 #include "../tape/record.h"
 #include "../ranks/threads.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
-#include "../context/devices.h"
 #include "../context/params.h"
 #include "../compile/program.h"
 #include "../compile/build.h"
@@ -26,28 +26,13 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* The program as its stage number s has it: itself, or *room, where it has several. */
-static tt_program *tt__stage_view(const tt_program *p, int s, tt_program *room)
+/* The stage of a rank, and the last, which has the loss. */
+static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
-    if (!p->stage) return (tt_program *)(uintptr_t)p;
-    const tt_program *q = p->stage[s];
-    *room = *p;
-    room->settings = q->settings;
-    room->built = q->built;
-    room->arena = q->arena;
-    return room;
+    return p->head->stage[rank / tt__stage_ranks(p->arena)];
 }
 
-static tt_program *tt__rank_view(const tt_program *p, int rank, tt_program *room)
-{
-    return tt__stage_view(p, rank / tt__stage_ranks(p->arena), room);
-}
-
-/* The last stage, which has the loss. */
-static tt_program *tt__last_view(const tt_program *p, tt_program *room)
-{
-    return tt__stage_view(p, tt__stages(p) - 1, room);
-}
+static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
 /* Has this process such a rank, and a rank of such a data rank? */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
@@ -77,12 +62,6 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* Is a collective between two of its members? */
-static bool tt__is_pair(const tt__instr *i)
-{
-    return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
-}
-
 /* The rank of a neighbouring stage at the same place, and which way instruction i moves something: to the
    next stage (0) or to the one before (1). */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
@@ -99,38 +78,50 @@ static int tt__slots(const tt_program *p)
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
 }
 
-static int tt__slot(const tt_program *p) { return (int)(p->round % tt__slots(p)); }
+static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
 /* How many slots, from the first on, have contents when a segment sums them. */
-static int tt__slots_used(const tt_program *p, tt__segment segment)
+static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
-    return (int)(segment == TT__EACH_LAP ? (p->round + slots - 1) % slots + 1 : tt__min(p->round, slots));
+    return (int)(segment == TT__EACH_LAP ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
 }
 
-/* The rows of each axis in the coming run on a rank; of a pipeline, in the micro-batch at hand. */
-static const int64_t *tt__run_rows(const tt_program *p, int rank)
+/* What a pipeline was fed for a rank. */
+static const tt__fed *tt__fed_at(const tt_program *p, int64_t round, int rank)
 {
-    if (p->rows_in_place) return p->rows_in_place;
-    if (!p->stage) return p->rank[rank].axis_rows;
-    return p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].rows;
+    return &p->head->fed[round * p->arena->data + tt__data_rank(p, rank)];
 }
 
-/* The rows that a rank has of an axis in the coming run; *first: the number of the first. */
-static int64_t tt__axis_rows(const tt_program *p, int rank, int32_t axis, int64_t *first)
+static tt__now tt__now_of(const tt_program *head)
+{
+    const tt__now now = {head->round, head->present, false, NULL};
+    return now;
+}
+
+/* The rows of each axis in a run on a rank; of a pipeline, in the micro-batch at hand. */
+static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int rank)
+{
+    if (now->rows) return now->rows;
+    if (tt__stages(p) == 1) return p->rank[rank].axis_rows;
+    return tt__fed_at(p, now->round, rank)->rows;
+}
+
+/* The rows that a rank has of an axis then; *first: the number of the first. */
+static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__axis *a = &p->built.t->axes[axis];
-    const int64_t *rows = tt__run_rows(p, rank);
+    const int64_t *rows = tt__run_rows(p, now, rank);
     *first = 0;
     if (!a->parts) return rows[axis];
     return tt__piece(rows[a->of], 1, false, rank % p->arena->tensor, a->parts, first);
 }
 
-static int64_t tt__actual_rows(const tt_program *p, int rank, int32_t id)
+static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__shape *s = &p->built.t->values[id].shape;
     int64_t first;
-    return s->axis ? tt__axis_rows(p, rank, s->axis, &first) + s->extra : s->rows;
+    return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
 /* Parameters of another program must have memory there, and be what this one takes them for. */
@@ -190,7 +181,7 @@ static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
     tt_status status = TT_OK;
-    for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
+    for (int s = 1; s < p->stages && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
     for (int r = tt__near_rank(a); r < tt__near_end(a) && !p->zeroed && status == TT_OK; r++) {
         for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
             const tt__value *x = &p->built.t->values[v];

@@ -4,6 +4,7 @@
 #include "../tape/record.h"
 #include "../ops/cpu_launch.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/devices.h"
 #include "../context/params.h"
@@ -30,16 +31,12 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
-    p->later = tt__adds_later(p, segment);
     const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
-    for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = may_tear;
-    status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_rank, &job);
+    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = may_tear;
+    status = tt__run_on_ranks(p, tt__run_rank, &job);
     tt__tell_graphs(p);
-    for (int r = c->first; r < c->first + c->local && status != TT_OK; r++) /* no device goes on to read */
-        c->kind->backend->wait(c->device[r]); /* another's memory, no stream to use what nobody waits for */
-    if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
-    for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = false;
-    p->scale_set = true;
+    if (status != TT_OK) return status;
+    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = false;
     if (micro) p->arena->results_of = p;
     return TT_OK;
 }
@@ -53,14 +50,13 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     const tt__arena *a = p->arena;
     const tt__crew *c = a->crew;
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
-    const void *from = tt__resolve(p, rank, t->results).data;
-    if (t->values[t->results].space == TT__DEVICE) { /* by memory that it can copy to while others work */
-        status = tt__read_memory(p->ctx, a, rank, TT__DEVICE, a->bounce[rank], TT_U8, from, TT_U8,
-                                 sizeof r->results);
-        from = a->bounce[rank];
-    }
-    if (status == TT_OK) memcpy(&r->results, from, sizeof r->results);
-    if (!t->scale) r->results.scale = p->results.scale;
+    const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
+                              tt__resolve(p, rank, t->results).data};
+    /* By memory that the device can copy to while others work. */
+    void *to = from.space == TT__DEVICE && !a->kind->host ? (void *)a->bounce[rank] : &r->results;
+    status = tt__read_memory(&from, to, TT_U8, sizeof r->results);
+    if (status == TT_OK && to != &r->results) memcpy(&r->results, to, sizeof r->results);
+    if (!t->scale) r->results.scale = p->head->results.scale;
     return status;
 }
 
@@ -73,7 +69,7 @@ static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data;
-    tt_program room, *last = tt__last_view(p, &room);
+    tt_program *last = tt__last_stage(p);
     tt__found found[TT__RANKS]; /* of data ranks, if they are of this process */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
@@ -103,11 +99,17 @@ static tt_status tt__read_first(tt_program *p, int rank)
     const tt__crew *c = p->settings.crew;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_program room;
-    tt_status status = tt__read_rank(tt__rank_view(p, own, &room), own); /* waits for it, too */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for it, too */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
-    return tt__net_fetch(p->ctx, process, "what a step has found", results, sizeof *results);
+    return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
+}
+
+static void tt__add_totals(tt__totals *to, const tt__totals *x)
+{
+    to->loss += x->loss;
+    to->targets += x->targets;
+    to->correct += x->correct;
 }
 
 /* The same, of all ranks together: after the update on any of them, else (train = false) on those that
@@ -115,26 +117,19 @@ static tt_status tt__read_first(tt_program *p, int rank)
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
-    tt_program room, *q = tt__last_view(p, &room);
+    tt_program *q = tt__last_stage(p);
     if (!trains && net) {
         tt_status found = tt__exchange_results(p);
         memset(&p->results.totals, 0, sizeof p->results.totals);
-        for (int d = 0; d < p->present && found == TT_OK; d++) {
-            const tt__totals *own = &p->rank[tt__first_of(q, d)].results.totals;
-            p->results.totals.loss += own->loss;
-            p->results.totals.targets += own->targets;
-            p->results.totals.correct += own->correct;
-        }
+        for (int d = 0; d < p->present && found == TT_OK; d++)
+            tt__add_totals(&p->results.totals, &p->rank[tt__first_of(q, d)].results.totals);
         return found;
     }
     tt_status status = net ? tt__read_first(p, tt__first_of(q, 0)) : tt__read_rank(q, tt__first_of(q, 0));
     p->results = q->rank[tt__first_of(q, 0)].results;
     for (int d = 1; d < p->present && !trains && status == TT_OK; d++) {
-        const tt__totals *own = &q->rank[tt__first_of(q, d)].results.totals;
         status = tt__read_rank(q, tt__first_of(q, d));
-        p->results.totals.loss += own->loss;
-        p->results.totals.targets += own->targets;
-        p->results.totals.correct += own->correct;
+        tt__add_totals(&p->results.totals, &q->rank[tt__first_of(q, d)].results.totals);
     }
     return status;
 }
@@ -143,7 +138,7 @@ static tt_status tt__read_results(tt_program *p)
    sums has not been summed yet. Notes the first data rank whose loss is not finite (0: maybe none). */
 static tt_status tt__read_counts(tt_program *head, int *bad)
 {
-    tt_program room, *p = tt__last_view(head, &room);
+    tt_program *p = tt__last_stage(head);
     const tt_tape *t = p->built.t;
     const tt__value *x = &t->values[t->counted];
     const tt__crew *c = p->settings.crew;
@@ -155,21 +150,19 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     memset(some, 0, sizeof some);
     for (int k = 0; k < leaves && status == TT_OK; k++) {
         const int rank = tt__first_of(p, k % data);
-        if (!tt__is_here(p, rank) || k % data >= p->in_slot[k / data]) continue;
-        const char *from = tt__storage_memory(p, rank, x) + (size_t)(k / data) * tt__slot_bytes(x);
-        status = tt__read_memory(p->ctx, p->arena, rank, x->space, &some[k], TT_U8, from, TT_U8,
-                                 sizeof *some);
+        if (!tt__is_here(p, rank) || k % data >= head->in_slot[k / data]) continue;
+        char *from = tt__storage_memory(p, rank, x) + (size_t)(k / data) * tt__slot_bytes(x);
+        const tt__memory totals = {p->arena, rank, x->space, TT_U8, from};
+        status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
     status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
     for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order, whatever the ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
-        if (d >= p->in_slot[k / data]) continue;
+        if (d >= head->in_slot[k / data]) continue;
         if (isfinite(all.loss) && !isfinite(own->loss)) *bad = d;
-        all.loss += own->loss;
-        all.targets += own->targets;
-        all.correct += own->correct;
+        tt__add_totals(&all, own);
     }
     head->results.totals = all;
     return status;
@@ -203,15 +196,14 @@ static void tt__begin_step(tt_program *p)
    the device does not let itself be read: what it says of that matters more. */
 static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
-    const tt__arena *a = p->arena;
-    const tt__space space = p->built.t->values[v].space;
-    tt__mat m = tt__resolve(p, rank, v);
+    const tt__mat m = tt__resolve(p, rank, v);
+    tt__memory from = {p->arena, rank, p->built.t->values[v].space, m.dtype, NULL};
     float x[256], largest = 0;
     for (int64_t r = 0; r < m.rows; r++)
         for (int64_t c = 0, n; c < m.cols; c += n) {
             n = tt__min(TT__COUNT(x), m.cols - c);
-            const char *at = (const char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
-            if (tt__read_memory(p->ctx, a, rank, space, x, TT_F32, at, m.dtype, (size_t)n) != TT_OK) return 0;
+            from.data = (char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
+            if (tt__read_memory(&from, x, TT_F32, (size_t)n) != TT_OK) return 0;
             for (int64_t k = 0; k < n; k++) {
                 if (!isfinite(x[k])) return INFINITY;
                 largest = fmaxf(largest, fabsf(x[k]));
@@ -228,8 +220,8 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     const float huge = 1e10f;
     const char *name = NULL;
     float largest = huge;
-    for (int s = 0; s < tt__stages(p) && isfinite(largest); s++) {
-        tt_program room, *q = tt__stage_view(p, s, &room);
+    for (int s = 0; s < p->stages && isfinite(largest); s++) {
+        tt_program *q = p->stage[s];
         for (int32_t v = 1; v < q->built.t->n_values && isfinite(largest); v++) {
             const tt__value *x = &q->built.t->values[v];
             for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
@@ -264,17 +256,17 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
 /* Notes what the step must know of a round, which is ready to run. */
 static void tt__begin_micro(tt_program *p)
 {
-    tt_program room;
-    const tt_program *last = tt__last_view(p, &room);
+    const tt_program *last = tt__last_stage(p);
     const tt_tape *t = last->built.t;
+    const tt__now now = tt__now_of(p);
     if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number: undoing it is exact */
-        int exponent = 0;
+        int exponent = 0, first = tt__first_of(last, 0);
         for (int k = 0; k < t->n_code; k++)
             if (tt__is(&t->code[k], TT__LOSS))
-                frexp((double)tt__actual_rows(last, tt__first_of(last, 0), t->code[k].in[0]), &exponent);
+                frexp((double)tt__actual_rows(last, &now, first, t->code[k].in[0]), &exponent);
         p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
-    int *in_slot = &p->in_slot[tt__slot(p)];
+    int *in_slot = &p->in_slot[tt__slot(p, p->round)];
     *in_slot = p->present > *in_slot ? p->present : *in_slot;
 }

@@ -4,13 +4,13 @@
 #include "../ops/cpu_launch.h"
 #include "../ranks/threads.h"
 #include "../ranks/processes.h"
-#include "../context/memory.h"
+#include "../ranks/groups.h"
+#include "../ranks/collectives.h"
+#include "../ranks/net.h"
 #include "../context/cpu.h"
-#include "../context/devices.h"
 #include "../compile/program.h"
 #include "ranks.h"
 #include "memory.h"
-#include "processes.h"
 
 /* ---- from stage to stage */
 
@@ -23,28 +23,28 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype), most = (size_t)1 << 30;
     const int from = receives ? other : rank, to = receives ? rank : other;
     const int process = tt__process_of(p->settings.crew, other), tag = tt__pair_tag(from, to);
-    tt__passed *own = &p->rank[rank].passed[p->round % p->settings.in_flight];
-    tt__request part[TT__PARTS], *r = receives ? part : own->part[way];
+    const int64_t turn = p->rank[rank].now.round % p->settings.in_flight;
+    tt__passed *own = &p->rank[rank].passed[turn];
+    tt__request part[TT__PARTS];
+    tt__mail mail = {p->settings.crew, l->tape, l->instr, tag, 0, receives ? part : own->part[way]};
     const bool host = p->settings.kind->host;
     tt_status status = TT_OK;
     char *data = (char *)x->data;
-    int parts = 0;
     if (bytes > most * TT__PARTS)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: %zu bytes are more than go from process to process "
                         "at once", tt__instr_name(l->instr), bytes);
     if (!host && receives) data = p->rank[rank].receives[way];
     if (!host && !receives) {
         const size_t each = tt__message_bytes(p, l->instr) / (size_t)p->settings.in_flight;
-        data = p->rank[rank].sends[way] + (size_t)(p->round % p->settings.in_flight) * each;
-        status = tt__net_copy(p, rank, l, data, x->data, (int64_t)bytes);
+        data = p->rank[rank].sends[way] + (size_t)turn * each;
+        status = tt__net_copy(mail.crew, rank, l, data, x->data, (int64_t)bytes);
     }
-    if (status == TT_OK) status = tt__await_stream(p, rank, l->instr->stream);
-    if (status == TT_OK)
-        status = tt__net_post(p, l->instr, process, tag, data, bytes, most, receives, r, &parts);
-    if (!receives) tt__net_must_send(p, (double)bytes);
-    if (!receives) own->parts[way] = parts;
-    if (receives && status == TT_OK) status = tt__net_all_there(p, l->instr, r, &parts);
-    if (receives && status == TT_OK) status = tt__net_copy(p, rank, l, x->data, data, (int64_t)bytes);
+    if (status == TT_OK) status = tt__await_stream(p->settings.crew, rank, l->instr->stream);
+    if (status == TT_OK) status = tt__net_post(&mail, process, data, bytes, most, receives);
+    if (!receives) tt__net_must_send(p->ctx->net, (double)bytes);
+    if (!receives) own->parts[way] = mail.count;
+    if (receives && status == TT_OK) status = tt__net_all_there(&mail);
+    if (receives && status == TT_OK) status = tt__net_copy(mail.crew, rank, l, x->data, data, (int64_t)bytes);
     return status;
 }
 
@@ -65,7 +65,10 @@ static void tt__go_on_passing(const tt_program *p, int rank)
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
-    return tt__net_all_there(p, &p->built.t->code[p->built.send[way] - 1], x->part[way], &x->parts[way]);
+    const tt__instr *i = &p->built.t->code[p->built.send[way] - 1];
+    tt__mail mail = {p->settings.crew, p->built.t, i, 0, x->parts[way], x->part[way]};
+    x->parts[way] = 0;
+    return tt__net_all_there(&mail);
 }
 
 /* A SEND tells the other stage that its operand is there; nobody waits for its end. A RECV waits for that,
@@ -75,20 +78,19 @@ static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
-    tt_program room;
+    const int64_t round = p->rank[rank].now.round;
     int way;
     const int other = tt__neighbour(p, rank, l->instr, &way);
     if (!tt__is_here(p, other)) return tt__pass_over_net(p, rank, l, other, way);
-    const tt_program *q = tt__rank_view(p, other, &room);
-    tt__passed *own = &p->rank[rank].passed[p->round % p->settings.in_flight];
-    const tt__passed *theirs = &q->rank[other].passed[p->round % q->settings.in_flight];
+    tt__passed *own = &p->rank[rank].passed[round % p->settings.in_flight];
+    const tt__passed *theirs = &p->rank[other].passed[round % tt__stage_of(p, other)->settings.in_flight];
     tt_status status = TT_OK;
     if (!l->instr->out[0]) {
         status = b->mark(d, TT__COMPUTE_STREAM, &own->sent[way]);
         if (status == TT_OK) tt__count_on(c->world, &c->world->sent[rank][way]);
         return tt__device_status(p->ctx, c, rank, status);
     }
-    if (!tt__wait_for(c->world, rank, other, &c->world->sent[other][way], (uint64_t)p->round + 1))
+    if (!tt__wait_for(c->world, rank, other, &c->world->sent[other][way], (uint64_t)round + 1))
         return TT_ERR_DEVICE;
     l->phase = TT__SPREAD_PHASE;
     status = b->after(d, l->instr->stream, theirs->sent[way]);
@@ -103,25 +105,24 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
 {
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
+    const int64_t round = p->rank[rank].now.round;
     tt_status status = TT_OK;
-    for (int k = 0; k < 2 && p->stage && status == TT_OK; k++) {
+    for (int k = 0; k < 2 && status == TT_OK; k++) {
         if (!p->built.send[k] || p->built.sends_from[k] != segment) continue;
         const tt__instr *i = &p->built.t->code[p->built.send[k] - 1];
         const int32_t copies = p->built.t->values[p->built.t->values[i->in[0]].base].copies;
-        tt_program room;
         int way;
         const int other = tt__neighbour(p, rank, i, &way);
-        const tt_program *q = tt__rank_view(p, other, &room);
+        const int theirs = tt__stage_of(p, other)->settings.in_flight;
         if (!tt__is_here(p, other)) {
-            if (p->round >= copies) status = tt__await_passed(p, rank, way, p->round - copies);
+            if (round >= copies) status = tt__await_passed(p, rank, way, round - copies);
             continue;
         }
-        if (p->round >= copies &&
-            !tt__wait_for(c->world, rank, other, &c->world->taken[other][way],
-                          (uint64_t)(p->round + 1 - copies)))
+        if (round >= copies && !tt__wait_for(c->world, rank, other, &c->world->taken[other][way],
+                                             (uint64_t)(round + 1 - copies)))
             return TT_ERR_DEVICE;
-        for (int m = 0; m < q->settings.in_flight && !c->kind->host && status == TT_OK; m++)
-            status = b->after(c->device[rank], TT__COMPUTE_STREAM, q->rank[other].passed[m].taken[way]);
+        for (int m = 0; m < theirs && !c->kind->host && status == TT_OK; m++)
+            status = b->after(c->device[rank], TT__COMPUTE_STREAM, p->rank[other].passed[m].taken[way]);
     }
     return tt__device_status(p->ctx, c, rank, status);
 }
@@ -147,7 +148,7 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
-    tt_status status = on_host ? tt__await_stream(p, rank, TT__COMPUTE_STREAM) : TT_OK;
+    tt_status status = on_host ? tt__await_stream(p->settings.crew, rank, TT__COMPUTE_STREAM) : TT_OK;
     if (status != TT_OK) return status;
     if (on_host) return tt__cpu_launch(l, n);
     return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, n));

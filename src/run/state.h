@@ -68,9 +68,9 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
     for (int32_t v = 1; v < t->n_values; v++) {
         bool found = !tt__is_trained(t, v);
-        if (p->stage) {
+        if (p->stages > 1) {
             found = !tt__is_listed(t, v);
-            for (int s = 0; s < tt__stages(p) && !found; s++)
+            for (int s = 0; s < p->stages && !found; s++)
                 found = tt__hash_update(p->stage[s]->built.t, v, &hash);
         }
         for (int k = 0; k < count && !found; k++, at = (at + next) % count) {
@@ -127,3 +127,7 @@ static tt__state_header tt__state_header_of(const tt_program *p)
                                 (int64_t)tt__program_hash(p)};
     return h;
 }
+/* ===========================================================================================================
+   REPORTS                                                                                           >>reports
+   A program and its memory plan as numbers, as text and as a picture; what a device costs. Uses all above.
+   ======================================================================================================== */

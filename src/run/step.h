@@ -4,6 +4,7 @@
 #include "../tape/record.h"
 #include "../passes/step.h"
 #include "../passes/update.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/devices.h"
 #include "../context/params.h"
@@ -18,16 +19,15 @@
 /* What the last run of a program that does not train has found on one data rank. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
-    tt_program room;
-    const tt_program *p = tt__last_view(head, &room);
+    const tt_program *p = tt__last_stage(head);
     const tt__totals *own = &p->rank[tt__first_of(p, data_rank)].results.totals;
-    tt__give_stats(p, stats, 0);
+    tt__give_stats(head, stats, 0);
     stats->loss = own->targets > 0 ? own->loss / own->targets : 0;
     stats->targets = own->targets;
     stats->correct = own->correct;
     stats->flops = 0;
-    for (int s = 0; s < tt__stages(head); s++) {
-        p = tt__stage_view(head, s, &room);
+    for (int s = 0; s < head->stages; s++) {
+        p = head->stage[s];
         for (int k = 0; k < p->arena->tensor; k++)
             stats->flops += p->rank[tt__first_of(p, data_rank) + k].flops;
     }
@@ -43,11 +43,11 @@ static tt_status tt__check_lr(tt_program *p, float lr)
 static tt_status tt__norm_failed(tt_program *head)
 {
     const int first = head->settings.crew->first;
-    tt_program own, *p = tt__rank_view(head, first, &own);
+    tt_program *p = tt__stage_of(head, first);
     const tt_tape *t = p->built.t;
     const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
     const long long step = (long long)head->run.step;
-    const char *at = (const char *)tt__resolve(p, first, t->squares).data;
+    char *at = (char *)tt__resolve(p, first, t->squares).data;
     int n, parted;
     int32_t *list = tt__trained(t, &n, &parted), bad = 0;
     float square = 0;
@@ -55,8 +55,8 @@ static tt_status tt__norm_failed(tt_program *head)
     char cause[300];
     tt_status status = list ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < n && !bad && status == TT_OK; k++) {
-        status = tt__read_memory(p->ctx, p->arena, first, TT__DEVICE, &square, TT_F32, at + (size_t)k * 4,
-                                 TT_F32, 1);
+        const tt__memory x = {p->arena, first, TT__DEVICE, TT_F32, at + (size_t)k * 4};
+        status = tt__read_memory(&x, &square, TT_F32, 1);
         if (status == TT_OK && !isfinite(square)) bad = list[k];
     }
     tt__free(p->ctx, list);
@@ -66,8 +66,8 @@ static tt_status tt__norm_failed(tt_program *head)
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
-    for (int s = 0; s < tt__stages(p) && bad; s++) {
-        tt_program room, *q = tt__stage_view(p, s, &room);
+    for (int s = 0; s < head->stages && bad; s++) {
+        tt_program *q = head->stage[s];
         const int end = tt__is_trained(q->built.t, bad) ? tt__near_end(q->arena) : 0;
         for (int r = tt__near_rank(q->arena); r < end; r++)
             finite = finite && isfinite(tt__largest_of(q, r, q->built.t->values[bad].grad));
@@ -165,7 +165,7 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
     const double skipped = p->results.scale.skipped;
     const bool one = p->round == 1 && p->arena->data == 1;
     p->run.lr = lr;
-    tt_status status = p->stage ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
+    tt_status status = p->stages > 1 ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
     if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP);
     if (status != TT_OK) return status;
     if (!stats && tt__reads_later(p) && p->rank[tt__first_of(p, 0)].found) return tt__leave_unread(p, one);
@@ -239,9 +239,10 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
     const tt__value *x = &p->built.t->values[v];
-    const char *from = tt__storage_memory(p, rank, x);
+    char *from = tt__storage_memory(p, rank, x);
     if (from) from += (size_t)slot * tt__slot_bytes(x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
-    return tt__fetch_memory(p->ctx, p->arena, rank, x->space, to, TT_F32, from, x->shape.dtype, (size_t)n);
+    const tt__memory memory = {p->arena, rank, x->space, x->shape.dtype, from};
+    return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
 /* The gradient of a parameter as it is so far, in what may be several storages, which are stored alike. Sums
@@ -306,7 +307,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
     const tt__results *of = &p->results;
     tt__so_far g;
     int bad;
-    if (p->stage)
+    if (p->stages > 1)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "tt_get_gradient: a pipeline runs the micro-batches of a "
                         "step together with its update, and keeps no gradients before");
     if (!p->settings.options.train || !p->settings.options.accumulate || p->round == 0)

@@ -2,9 +2,9 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../ops/linear/rules.h"
-#include "../passes/precision.h"
 #include "../passes/overlap.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/devices.h"
 #include "../compile/program.h"
@@ -53,27 +53,22 @@ static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const
    nothing (`times`). *untimed grows by those that there was no memory for. */
 static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
 {
-    tt_program room, *p = tt__rank_view(of, rank, &room);
+    tt_program *p = tt__stage_of(of, rank);
     const tt_tape *t = p->built.t;
-    const tt__rank *r = &p->rank[rank];
+    tt__rank *r = &p->rank[rank];
     const tt__backend *b = p->settings.kind->backend;
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
-    const bool later = p->later;
-    const int64_t round = p->round, rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
+    const tt__now before = r->now;
+    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
+    int64_t *round = &r->now.round; /* gradients of each slot, which then are added to */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
-    tt__launch like;
-    memset(&like, 0, sizeof like);
-    like.device = p->settings.crew->device[rank];
-    like.tape = t;
-    like.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    like.tuned = true;
-    like.resident = p->arena->memory[rank];
-    const tt__progress at = {like, false, TT__ALONE, TT__COMPUTE_STREAM};
+    const tt__launch like = tt__launch_on(p, rank);
+    tt__progress at = {like, false, false, TT__ALONE, TT__COMPUTE_STREAM};
     for (int32_t k = 0; k < t->n_axes && rows; k++) rows[k] = t->axes[k].capacity;
-    p->rows_in_place = rows;
-    for (p->round = 0; p->round <= rounds; p->round++) { /* gradients of each slot, which then are added to */
-        p->later = p->round && p->round == rounds;
+    r->now.rows = rows;
+    for (*round = 0; *round <= rounds; ++*round) {
+        r->now.later = at.later = *round && *round == rounds;
         for (int k = 0, n; k < t->n_code && status == TT_OK; k += n) {
             const tt__instr *i = &t->code[k];
             int some = 0;
@@ -81,7 +76,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
             if (i->on_host || tt__cost_of(i) != TT__COST_PRODUCT) continue;
             for (int j = 0; j < n; j++) {
                 tt__launch *l = &r->launches[some];
-                if (tt__is_left_out(p, &at, &i[j])) continue;
+                if (tt__is_left_out(&at, &i[j])) continue;
                 *l = like;
                 tt__set_launch(p, rank, &i[j], l, r->peers + (size_t)some * peers);
                 some += !tt__is_empty(&l->in[0]) && !tt__is_empty(&l->out[0]);
@@ -92,9 +87,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
                                            b->tune(r->launches, some, times, untimed));
         }
     }
-    p->rows_in_place = NULL;
-    p->round = round;
-    p->later = later;
+    r->now = before;
     tt__free(p->ctx, rows);
     return status;
 }
@@ -134,7 +127,7 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
             tt__free(ctx, *text);
             *text = (char *)tt__alloc(ctx, bytes);
         }
-        if (bytes && *text) status = tt__net_fetch(ctx, process, "the fastest products", *text, bytes);
+        if (bytes && *text) status = tt__net_fetch(ctx, process, -1, "the fastest products", *text, bytes);
         else if (bytes) status = tt__net_fail(ctx, TT_ERR_MEMORY);
     }
     return status;
@@ -222,3 +215,14 @@ static void tt__forget_recordings(tt_program *p)
 }
 
 static tt_status tt__read_unread(tt_program *p);
+/* Has all ranks run. After an error no device goes on to read another's memory, and no stream to use what
+   nobody waits for. */
+static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
+{
+    tt__crew *c = p->settings.crew;
+    tt_status status = tt__on_ranks(p->ctx, c, run, arg);
+    if (status == TT_OK) p->scale_set = true;
+    if (status == TT_OK) return status;
+    for (int r = c->first; r < c->first + c->local; r++) c->kind->backend->wait(c->device[r]);
+    return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
+}

@@ -28,7 +28,7 @@ static int tt__index(tt_tape *t)
 {
     for (int32_t v = 0; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
-        x->producer = x->uses = x->writes = x->views = x->reader = x->writer = x->instead = 0;
+        x->producer = x->uses = x->writes = x->views = x->reader = x->writer = 0;
     }
     for (int32_t v = 1; v < t->n_values; v++) t->values[t->values[v].base].views += t->values[v].base != v;
     for (int k = 0; k < t->n_code; k++) {
@@ -36,6 +36,23 @@ static int tt__index(tt_tape *t)
         for (int j = 0; j < TT__MAX_IN; j++) t->values[t->values[t->code[k].in[j]].base].reader = k;
     }
     return t->n_code;
+}
+
+static bool tt__is_of(const tt_tape *t, const int32_t *ids, int n, int32_t base)
+{
+    for (int j = 0; j < n; j++) if (ids[j] && t->values[ids[j]].base == base) return true;
+    return false;
+}
+
+/* Does an instruction read, or write, a storage or a view of it? */
+static bool tt__reads(const tt_tape *t, const tt__instr *i, int32_t base)
+{
+    return tt__is_of(t, i->in, TT__MAX_IN, base);
+}
+
+static bool tt__writes(const tt_tape *t, const tt__instr *i, int32_t base)
+{
+    return tt__is_of(t, i->out, TT__MAX_OUT, base);
 }
 
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
@@ -56,12 +73,32 @@ static bool tt__may_wait(const tt_tape *t, int at, int later)
     if (t->values[t->code[at].out[0]].writes != 1) return false;
     for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
     for (int k = at + 1; k <= later && written; k++)
-        for (int o = 0; o < TT__MAX_OUT; o++)
-            for (int j = 0; j < TT__MAX_IN && t->code[k].out[o]; j++) {
-                int32_t in = t->code[at].in[j];
-                if (in && t->values[in].base == t->values[t->code[k].out[o]].base) return false;
-            }
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const int32_t in = t->code[at].in[j];
+            if (in && tt__writes(t, &t->code[k], t->values[in].base)) return false;
+        }
     return true;
+}
+
+/* An instruction of `op`, x -> y. */
+static tt__instr tt__instr_of(int op, int32_t x, int32_t y)
+{
+    tt__instr i = tt__new_instr(op);
+    i.in[0] = x;
+    i.out[0] = y;
+    return i;
+}
+
+/* The same, of the segment and stage of `like`, and run by the same ranks. */
+static tt__instr tt__instr_like(const tt__instr *like, int op, int32_t x, int32_t y)
+{
+    tt__instr i = tt__instr_of(op, x, y);
+    i.segment = like->segment;
+    i.stage = like->stage;
+    i.backward = like->backward;
+    i.always = like->always;
+    i.later = like->later;
+    return i;
 }
 
 static void tt__drop(tt_tape *t, int k)

@@ -83,6 +83,27 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
+/* Makes value id (0: none) like v in what passes know of both. Returns id. */
+static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
+{
+    const tt__value *like = &t->values[v];
+    tt__value *x = &t->values[id];
+    if (!id) return 0;
+    x->part = like->part;
+    x->needs_grad = like->needs_grad;
+    x->pinned_f32 = like->pinned_f32 && x->shape.dtype == TT_F32;
+    return id;
+}
+
+/* A view of `of`, from element `offset` on, that is as view v is of another storage. */
+static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
+{
+    const tt__value like = t->values[v];
+    const int32_t id = tt__new_view(t, of, &like.shape, offset, like.ld, like.name);
+    if (id) t->values[id].part = like.part;
+    return id;
+}
+
 static tt__instr tt__new_instr(int op)
 {
     tt__instr i;

@@ -106,7 +106,6 @@ typedef struct tt__value {
        and writer. */
     int32_t producer, uses, writes, views, reader, writer;
     int32_t behind;     /* of a persistent storage, a later one that is to lie right behind it; 0: none */
-    int32_t instead;    /* within a pass, what is to be read instead of it; 0: itself */
     int32_t arrival;    /* of an input, where the host writes that of the next run (>>passes); 0: itself */
     bool named;         /* by tt_name, or by a pass */
     size_t place;       /* planner: byte offset in its region of the arena */

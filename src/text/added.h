@@ -1,102 +1,130 @@
 #pragma once
 #include "../base/base.h"
-#include "../files/utf8.h"
-#include "unicode.h"
-#include "vocabulary.h"
-#include "wordpiece.h"
-#include "bpe.h"
-#include "merges.h"
-#include "split.h"
+#include "../files/lists.h"
+#include "../files/json.h"
+#include "parts.h"
+#include "lookups.h"
+#include "encoder.h"
 #include "normalize.h"
+#include "read.h"
+#include "vocabulary.h"
 
-/* ---- added tokens */
+/* -------------------------------------------------------------------------------- tokenizer: added tokens */
 
-static bool tt__bpe_word_at(const tt__bpe *b, const char *text, size_t bytes, size_t at)
+/* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of
+   two of the same text the later counts. */
+static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, int id)
 {
-    return at < bytes && (b->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
+    tt__added a;
+    memset(&a, 0, sizeof a);
+    a.id = id;
+    tt_status status = tt__read_text(k, j, node, "content", &a.text, &a.bytes);
+    int number = tt__json_get(j, node, "id");
+    if (status == TT_OK && number >= 0) status = tt__read_id(j, number, "an added token", &id), a.id = id;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "special", &a.special);
+    a.normalized = !a.special;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "normalized", &a.normalized);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "single_word", &a.single_word);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "lstrip", &a.lstrip);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "rstrip", &a.rstrip);
+    if (status != TT_OK) return status;
+    if (a.bytes > TT__ADDED_BYTES)
+        return tt__fail(k->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: an added token of %zu bytes; at most %d are read",
+                        j->path, j->base + j->nodes[node].offset, a.bytes, TT__ADDED_BYTES);
+    if (!TT__GROW(k->ctx, k->added, k->n_added, k->cap_added)) return TT_ERR_MEMORY;
+    k->added[k->n_added++] = a;
+    return TT_OK;
 }
 
-/* Cuts a text at the added tokens of a trie: 0 before normalization, 1 after it. */
-static void tt__bpe_cut(tt__encoder *e, int trie, const char *text, size_t bytes, bool first);
-
-static void tt__bpe_between(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
+static tt_status tt__read_added_list(tt_tokenizer *k, const tt__json *j, int list)
 {
-    if (trie == 1) {
-        tt__bpe_split(e, 0, text, bytes, first);
-        return;
-    }
-    text = e->origin = tt__bpe_normalize(e, text, &bytes);
-    e->origin_bytes = bytes;
-    if (!e->failed) tt__bpe_cut(e, 1, text, bytes, first);
+    tt_status status = TT_OK;
+    if (list < 0 || j->nodes[list].kind == TT__JSON_NULL) return TT_OK;
+    if (j->nodes[list].kind != TT__JSON_ARRAY)
+        return tt__json_wrong(j, "added_tokens", list, NULL, "an array");
+    for (int child = list + 1; child < j->nodes[list].after && status == TT_OK; child = j->nodes[child].after)
+        status = tt__read_added(k, j, child, -1);
+    return status;
 }
 
-static void tt__bpe_cut(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
+/* Adds a text to a tree. */
+static tt_status tt__trie_add(tt_context *ctx, tt__trie *t, const char *text, size_t bytes, int32_t added)
 {
-    const tt__bpe *b = e->b;
-    const tt__trie *t = &b->tries[trie];
-    size_t from = 0, white_to = 0; /* what is before white_to, and behind a token, is white space */
-    for (size_t at = 0; t->count && at < bytes && !tt__encoder_done(e);) {
-        size_t start = at, stop = at, i = at;
-        int32_t found = -1;
-        for (int32_t node = t->root[(uint8_t)text[at]]; node >= 0;) {
-            if (t->nodes[node].added >= 0) found = t->nodes[node].added, stop = i + 1;
-            if (++i == bytes) break;
-            for (node = t->nodes[node].child; node >= 0 && t->nodes[node].byte != (uint8_t)text[i];)
-                node = t->nodes[node].sibling;
+    int32_t parent = -1, *link = &t->root[(uint8_t)text[0]];
+    t->first = t->count && t->first != (uint8_t)text[0] ? -1 : (uint8_t)text[0];
+    for (size_t i = 0; i < bytes; i++) {
+        int32_t node = i ? t->nodes[parent].child : t->root[(uint8_t)text[0]];
+        while (i && node >= 0 && t->nodes[node].byte != (uint8_t)text[i]) node = t->nodes[node].sibling;
+        if (node < 0) {
+            if (!TT__GROW(ctx, t->nodes, t->count, t->capacity)) return TT_ERR_MEMORY;
+            node = t->count++;
+            link = i ? &t->nodes[parent].child : &t->root[(uint8_t)text[0]];
+            const tt__trie_node fresh = {-1, i ? *link : -1, -1, (uint8_t)text[i]};
+            t->nodes[node] = fresh;
+            *link = node;
         }
-        if (found < 0) { at++; continue; }
-        const tt__added *a = &b->added[found];
-        at = stop;
-        if (a->single_word &&
-            ((start && tt__bpe_word_at(b, text, start, tt__utf8_last(text, start))) ||
-             tt__bpe_word_at(b, text, bytes, stop)))
-            continue;
-        while (a->lstrip && start > from) {
-            const size_t last = tt__utf8_last(text, start);
-            size_t next = last;
-            if (!(b->bits[tt__utf8_next(text, start, &next)] & TT__IS_SPACE)) break;
-            start = last;
-        }
-        if (a->rstrip && stop >= white_to)
-            white_to = tt__bits_end(b->bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, stop, SIZE_MAX);
-        if (a->rstrip) stop = white_to;
-        const bool starts = trie ? tt__is_first(e, first, text, from) : first && !from;
-        if (from < start) tt__bpe_between(e, trie, text + from, start - from, starts);
-        if (!e->failed) tt__encoder_id(e, a->id);
-        from = stop;
+        parent = node;
     }
-    const bool starts = trie ? tt__is_first(e, first, text, from) : first && !from;
-    if (from < bytes && !tt__encoder_done(e)) tt__bpe_between(e, trie, text + from, bytes - from, starts);
+    t->nodes[parent].added = added;
+    return TT_OK;
 }
 
-/* The ids of a text without those around it: `room` are kept. Returns how many there are, all if `whole`; -1:
-   out of memory. */
-static int64_t tt__bpe_encode(const tt__bpe *b, const char *text, size_t bytes, int32_t *ids, int64_t room,
-                              bool whole)
+/* Gives an added token the text that it is looked for as, among texts that are normalized. */
+static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *path)
 {
     tt__encoder e;
-    memset(&e, 0, sizeof e);
-    e.b = b;
-    e.ids = ids;
-    e.room = room;
-    e.whole = whole;
-    size_t invalid = tt__utf8_invalid(text, bytes);
-    if (invalid < bytes) {
-        char *out = bytes < SIZE_MAX / 3 ? (char *)tt__encoder_room(&e, &e.clean, 3 * bytes, 1) : NULL;
-        size_t n = invalid;
-        if (!out) return -1;
-        memcpy(out, text, invalid);
-        for (size_t at = invalid; at < bytes;) {
-            const uint32_t c = tt__utf8_next(text, bytes, &at);
-            n += (size_t)tt__utf8_put(c == TT__INVALID ? 0xFFFD : c, out + n);
-        }
-        text = out;
-        bytes = n;
+    tt__encoder_init(&e, k);
+    size_t bytes = a->bytes;
+    const char *text = tt__normalize(&e, a->text, &bytes);
+    const bool same = !e.failed && bytes == a->bytes && memcmp(text, a->text, bytes) == 0;
+    const char *copy = same ? a->text : e.failed ? NULL : tt__chunks_text(k->ctx, &k->chunks, text, bytes);
+    tt__encoder_free(&e);
+    if (!copy) return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", path);
+    a->skipped &= same;
+    a->text = copy;
+    a->bytes = bytes;
+    return TT_OK;
+}
+
+/* Gives the added tokens their ids and makes what they are found by. */
+static tt_status tt__place_added(tt_tokenizer *k, const char *path)
+{
+    size_t used = 0;
+    tt_status status = TT_OK;
+    for (int id = 0; id < k->vocab.own; id++) {
+        const tt__slice *text = &k->vocab.text[id];
+        if (text->bytes != TT__NO_TOKEN)
+            used = (size_t)tt__max((int64_t)used, (int64_t)text->start + text->bytes + 1);
     }
-    if (bytes) tt__bpe_cut(&e, 0, text, bytes, true);
-    tt__buffer *const buffers[] = {&e.clean, &e.normal[0], &e.normal[1], &e.points, &e.spare, &e.symbols,
-                                   &e.heap};
-    for (int i = 0; i < TT__COUNT(buffers); i++) tt__free(b->ctx, buffers[i]->memory);
-    for (int i = 0; i < TT__BPE_STAGES; i++) tt__free(b->ctx, e.stages[i].memory);
-    return e.failed ? -1 : e.count;
+    for (int i = 0; i < k->n_added; i++) {
+        tt__added *a = &k->added[i];
+        const int there = tt__token_find(&k->vocab.by_text, a->text, a->bytes);
+        if (a->id < 0) a->id = there;
+        if (a->id < 0) continue; /* a default that this vocabulary has not */
+        if (there >= 0 ? there != a->id : k->vocab.text[a->id].bytes != TT__NO_TOKEN)
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
+                            path,
+                            a->text, a->id,
+                            there >= 0 ? "is another than the vocabulary's" : "another token has");
+        if (there < 0) {
+            const tt__slice slice = {(uint32_t)used, (uint32_t)a->bytes};
+            memcpy(k->vocab.texts + used, a->text, a->bytes + 1);
+            used += a->bytes + 1;
+            k->vocab.text[a->id] = slice;
+            tt__token_put(&k->vocab.by_text, a->id);
+        }
+        k->added_of[a->id] = i;
+    }
+    memset(k->tries[0].root, 0xFF, sizeof k->tries[0].root);
+    memset(k->tries[1].root, 0xFF, sizeof k->tries[1].root);
+    for (int i = 0; i < k->n_added && status == TT_OK; i++) {
+        tt__added *a = &k->added[i];
+        if (a->id < 0 || k->added_of[a->id] != i) continue;
+        a->skipped = a->special;
+        if (a->normalized && k->normalize.n) status = tt__normalize_added(k, a, path);
+        if (status == TT_OK && a->bytes) /* else a normalizer removes all of it */
+            status = tt__trie_add(k->ctx, &k->tries[a->normalized], a->text, a->bytes, i);
+    }
+    return status;
 }

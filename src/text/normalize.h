@@ -1,68 +1,158 @@
 #pragma once
 #include "../base/base.h"
-#include "../files/utf8.h"
+#include "code_points.h"
 #include "unicode.h"
-#include "vocabulary.h"
-#include "wordpiece.h"
-#include "bpe.h"
-#include "merges.h"
-#include "split.h"
+#include "../files/utf8.h"
+#include "parts.h"
+#include "lookups.h"
+#include "encoder.h"
 
-/* ---- normalizers */
+/* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
-/* What becomes of the front of a text (see tt__encoder), as `tokenizers` aligns it (NormalizedString): a
-   normalizer gives new characters, one by one. One with a change of 0 stands for the old text's next
-   character, one of -n for the n behind that too, and one of 1 for what the one before it stands for. */
-typedef struct tt__aligner {
-    const char *text;
-    size_t bytes, front;  /* of the old text */
-    size_t at, to;        /* what of it is passed; the new front, so far */
-    size_t size;          /* of the new character at hand, whose change may still become less; 0: none is */
+/* A new text that a normalizer makes of an old one, and how much of the new one's front stands for the front
+   of the old one (see tt__encoder), as `tokenizers` aligns them (NormalizedString): what is put with a change
+   of 0 stands for the old text's next character, with a change of -n for the n characters behind that too,
+   and with a change of 1 for the same as what was put before. */
+typedef struct tt__rewrite {
+    tt__encoder *e;
+    tt__buffer *to;
+    char *out;             /* the new text so far, n bytes */
+    size_t n, room;
+    bool aligns;           /* does the front matter? Else the rest is not used. */
+    const char *text;      /* the old text */
+    size_t bytes, front;
+    size_t at, to_front;   /* what of the old text is passed; the new front, so far */
+    size_t size;           /* of what was put last, whose change may still become less; 0: of none */
+
     int64_t change;
-} tt__aligner;
+} tt__rewrite;
 
-static void tt__front_pass(tt__aligner *f)
+/* Room for so many bytes more. False: there is none, now or before. */
+static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 {
-    const bool with = f->change > 0 ? !f->at || f->at - 1 < f->front : f->at < f->front;
-    if (!f->size) return;
-    if (with) f->to += f->size;
-    for (int64_t n = f->change; n <= 0 && f->at < f->bytes; n++) tt__utf8_next(f->text, f->bytes, &f->at);
-    f->size = 0;
+    tt_context *ctx = w->e->k->ctx;
+    if (!w->e->failed && w->room - w->n >= more) return true;
+    const bool fits = more < SIZE_MAX / 8 && w->room < SIZE_MAX / 8 && !w->e->failed;
+    const size_t room = 2 * (w->room + more);
+    char *larger = fits ? (char *)tt__try_alloc(ctx, room) : NULL;
+    w->e->failed = !larger;
+    if (!larger) return false;
+    if (w->n) memcpy(larger, w->out, w->n);
+    tt__free(ctx, w->to->memory);
+    w->to->memory = w->out = larger;
+    w->to->bytes = w->room = room;
+    return true;
 }
 
-static void tt__front_put(tt__aligner *f, size_t size, int64_t change)
+/* Begins a text in one of the encoder's buffers. */
+static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *text, size_t bytes, bool aligns)
 {
-    tt__front_pass(f);
-    f->size = size;
-    f->change = change;
+    tt__rewrite w = {e, &e->buffers[buffer], NULL, 0, 0, aligns, text, bytes, e->front, 0, 0, 0, 0};
+    const bool few = buffer < TT__SPLIT_TEXT && !w.to->memory;
+    w.out = few ? e->few[buffer] : (char *)w.to->memory;
+    w.room = few ? (size_t)TT__FEW : w.to->bytes;
+    tt__rewrite_room(&w, bytes);
+    return w;
 }
 
-/* Is all passed that the front can be? */
-static bool tt__front_done(const tt__aligner *f) { return f->at > f->front; }
+/* Passes what was put last. */
+static void tt__rewrite_pass(tt__rewrite *w)
+{
+    const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
+    if (!w->size) return;
+    if (with) w->to_front += w->size;
+    for (int64_t n = w->change; n <= 0 && w->at < w->bytes; n++) tt__utf8_next(w->text, w->bytes, &w->at);
+    w->size = 0;
+}
 
-/* Characters that stand for a part of the old text together; to NULL: the part itself. */
-static void tt__front_part(tt__aligner *f, const char *part, size_t bytes, const char *to, size_t to_bytes)
+static void tt__rewrite_put(tt__rewrite *w, const char *text, size_t bytes, int64_t change)
+{
+    if (!tt__rewrite_room(w, bytes)) return;
+    if (bytes) memcpy(w->out + w->n, text, bytes);
+    w->n += bytes;
+    if (!w->aligns) return;
+    tt__rewrite_pass(w);
+    w->size = bytes;
+    w->change = change;
+}
+
+static void tt__rewrite_point(tt__rewrite *w, uint32_t c, int64_t change)
+{
+    char text[4];
+    tt__rewrite_put(w, text, (size_t)tt__utf8_put(c, text), change);
+}
+
+/* Leaves out bytes of the old text. */
+static void tt__rewrite_skip(tt__rewrite *w, size_t bytes)
+{
+    tt__rewrite_pass(w);
+    w->at += bytes;
+}
+
+/* Puts a text that stands for a part of the old one; to NULL: the part itself. */
+static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, const char *to, size_t to_bytes)
 {
     int64_t old = 0, made = 0;
+    if (!to) to = part, to_bytes = bytes;
+    if (!w->aligns) {
+        tt__rewrite_put(w, to, to_bytes, 0);
+        return;
+    }
     for (size_t at = 0; at < bytes; old++) tt__utf8_next(part, bytes, &at);
     for (size_t at = 0, from = 0; at < to_bytes; from = at) {
-        tt__utf8_next(to ? to : part, to_bytes, &at);
-        tt__front_put(f, at - from, made++ >= old);
+        tt__utf8_next(to, to_bytes, &at);
+        tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) f->change -= old - made; /* of none, where the text begins with what is taken away */
+    if (made < old) w->change -= old - made; /* of none, where the text begins with what is taken away */
 }
 
-typedef struct tt__changed { uint32_t point; int64_t change; } tt__changed;
+/* Ends the new text. */
+static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
+{
+    tt__rewrite_pass(w);
+    if (w->aligns) w->e->front = w->to_front;
+    *bytes = w->n;
+    return w->out;
+}
 
-/* NFC composes these, which are decomposed and sorted. Returns how many remain. */
-static size_t tt__front_compose(const tt__letters *l, tt__changed *c, size_t count)
+/* ---- composition and decomposition: the Unicode Standard, section 3.11 */
+
+typedef struct tt__changed { uint32_t point; int32_t change; } tt__changed;
+
+/* Sorts each run of marks by combining class; spare has room for as many. */
+static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__changed *spare)
+{
+    for (size_t i = 0, end; i < n; i = end + 1) {
+        size_t to = i;
+        uint32_t lowest = UINT32_MAX, rank, before = 0;
+        bool sorted = true;
+        for (end = i; end < n && (rank = tt__mark_rank(u, c[end].point)) > 0; end++) {
+            sorted &= rank >= before;
+            lowest = rank < lowest ? rank : lowest;
+            before = rank;
+        }
+        while (!sorted && to < end) { /* a pass for each class that there is, of at most 63 */
+            uint32_t next = UINT32_MAX;
+            for (size_t k = i; k < end; k++) {
+                rank = tt__mark_rank(u, c[k].point);
+                if (rank == lowest) spare[to++] = c[k];
+                else if (rank > lowest && rank < next) next = rank;
+            }
+            lowest = next;
+        }
+        if (!sorted) memcpy(c + i, spare + i, (end - i) * sizeof *c);
+    }
+}
+
+/* Composes what is decomposed and sorted. Returns how many remain. */
+static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count)
 {
     size_t kept = 0, starter = SIZE_MAX;
     uint32_t before = 0; /* the rank of what was kept behind the starter; 0: nothing was */
     for (size_t i = 0; i < count; i++) {
-        const uint32_t rank = tt__mark_rank(l, c[i].point);
+        const uint32_t rank = tt__mark_rank(u, c[i].point);
         const bool free_way = starter != SIZE_MAX && (kept == starter + 1 || before < rank);
-        const uint32_t composed = free_way ? tt__compose(l, c[starter].point, c[i].point) : 0;
+        const uint32_t composed = free_way ? tt__compose(u, c[starter].point, c[i].point) : 0;
         if (composed) {
             c[starter].point = composed;
             c[starter].change += c[i].change - 1;
@@ -74,90 +164,65 @@ static size_t tt__front_compose(const tt__letters *l, tt__changed *c, size_t cou
     }
     return kept;
 }
-
-/* NFC, NFD and NFKD: of the start of the text up to where nothing moves or composes over. */
-static void tt__front_decomposed(tt__encoder *e, const tt__stage *s, tt__aligner *f)
+/* Puts a part of the old text decomposed, and composed again for NFC. Nothing moves or composes over the ends
+   of the part. */
+static void tt__rewrite_decomposed(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
 {
-    const tt__letters *l = e->b->letters;
-    const bool composes = s->kind == TT__STAGE_NFC, compat = s->kind == TT__STAGE_NFKD;
-    uint32_t to[TT__DECOMPOSED];
-    size_t end = 0, count = 0, sorted = 0;
-    for (size_t next = 0; next < f->bytes; end = next) {
-        const uint32_t c = tt__utf8_next(f->text, f->bytes, &next);
-        tt__decompose(l, c, compat, to);
-        const bool stands = composes ? !(e->b->bits[c] & TT__IS_UNSTABLE) : !tt__mark_rank(l, to[0]);
-        if (end >= f->front && stands) break;
+    const tt__unicode *u = w->e->k->unicode;
+    tt__changed few[2][640], *c = few[0], *spare = few[1];
+    /* Characters but the first have two bytes at least. */
+    size_t count = 0, most = (size_t)(kind == TT__STAGE_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
+    if (bytes > INT32_MAX) { w->e->failed = true; return; }
+    if (most > TT__COUNT(few[0])) {
+        c = (tt__changed *)tt__encoder_room(w->e, TT__POINTS, 2 * most, sizeof *c);
+        if (!c) return;
+        spare = c + most;
     }
-    if (end > SIZE_MAX / 1024) { e->failed = true; return; }
-    tt__changed *c = (tt__changed *)tt__encoder_room(e, &e->points, TT__DECOMPOSED * end, sizeof *c);
-    tt__changed *spare = (tt__changed *)tt__encoder_room(e, &e->spare, TT__DECOMPOSED * end, sizeof *c);
-    if (e->failed) return;
-    for (size_t at = 0; at < end;) {
-        const size_t n = tt__decompose(l, tt__utf8_next(f->text, end, &at), compat, to);
+    for (size_t at = 0; at < bytes;) {
+        uint32_t to[TT__DECOMPOSED];
+        const size_t n = tt__decompose(u, tt__utf8_next(text, bytes, &at), kind == TT__STAGE_NFKD, to);
         for (size_t i = 0; i < n; i++) c[count].point = to[i], c[count++].change = i > 0;
     }
-    for (size_t run = 0, stop; run < count; run = stop + 1) { /* of marks, a pass for each rank there is */
-        uint32_t rank, lowest = UINT32_MAX;
-        for (stop = run; stop < count && (rank = tt__mark_rank(l, c[stop].point)) > 0; stop++)
-            lowest = rank < lowest ? rank : lowest;
-        for (sorted = run; sorted < stop;) {
-            uint32_t next = UINT32_MAX;
-            for (size_t i = run; i < stop; i++) {
-                rank = tt__mark_rank(l, c[i].point);
-                if (rank == lowest) spare[sorted++] = c[i];
-                else if (rank > lowest && rank < next) next = rank;
-            }
-            lowest = next;
-        }
-        memcpy(c + run, spare + run, (stop - run) * sizeof *c);
-    }
-    if (composes) count = tt__front_compose(l, c, count);
-    for (size_t i = 0; i < count && !tt__front_done(f); i++) {
-        char spelled[4];
-        tt__front_put(f, (size_t)tt__utf8_put(c[i].point, spelled), c[i].change);
+    tt__sort_marks(u, c, count, spare);
+    if (kind == TT__STAGE_NFC) count = tt__compose_all(u, c, count);
+    for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
+}
+
+/* Does nothing move or compose over the start of this character? */
+static bool tt__stands(const tt__unicode *u, tt__stage_kind kind, uint32_t c)
+{
+    uint32_t to[TT__DECOMPOSED];
+    if (c < 0x300) return true;
+    if (kind == TT__STAGE_NFC) return !(u->bits[c] & TT__IS_UNSTABLE);
+    tt__decompose(u, c, kind == TT__STAGE_NFKD, to);
+    return !tt__mark_rank(u, to[0]);
+}
+
+/* NFC, NFD and NFKD. */
+static void tt__rewrite_composition(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
+{
+    const tt__unicode *u = w->e->k->unicode;
+    for (size_t at = 0, end = 0; at < bytes && !w->e->failed; at = end) {
+        const uint32_t c = tt__utf8_next(text, bytes, &end);
+        bool same = kind == TT__STAGE_NFC ? !(u->bits[c] & TT__IS_UNSTABLE) : c < 0x80;
+        for (size_t next = end; next < bytes; end = next, same = false)
+            if (tt__stands(u, kind, tt__utf8_next(text, bytes, &next))) break;
+        if (same) tt__rewrite_put(w, text + at, end - at, 0);
+        else tt__rewrite_decomposed(w, kind, text + at, end - at);
     }
 }
 
-/* NFC of a text that has an unstable character at `at`. Only what is around those is looked at. */
-static const char *tt__bpe_nfc(tt__encoder *e, const char *text, size_t *bytes, tt__buffer *to)
-{
-    const uint8_t *bits = e->b->bits;
-    const size_t all = *bytes;
-    /* U+1D160: 4 to 12. */
-    char *out = all < SIZE_MAX / 3 ? (char *)tt__encoder_room(e, to, 3 * all, 1) : NULL;
-    size_t copied = 0, last = 0, n = 0;
-    if (!out) { e->failed = true; return NULL; }
-    for (size_t at = 0; at < all;) {
-        size_t from = at, count = 0;
-        if (!(bits[tt__utf8_next(text, all, &at)] & TT__IS_UNSTABLE)) { last = from; continue; }
-        size_t end = at; /* of the unstable run */
-        for (size_t next = at; next < all; end = next)
-            if (!(bits[tt__utf8_next(text, all, &next)] & TT__IS_UNSTABLE)) break;
-        memcpy(out + n, text + copied, last - copied);
-        n += last - copied;
-        if (end - last > SIZE_MAX / 16) { e->failed = true; return NULL; }
-        uint32_t *points = (uint32_t *)tt__encoder_room(e, &e->points, 4 * (end - last), 4);
-        uint32_t *spare = (uint32_t *)tt__encoder_room(e, &e->spare, 4 * (end - last), 4);
-        if (e->failed) return NULL;
-        for (size_t next = last; next < end;) points[count++] = tt__utf8_next(text, end, &next);
-        count = tt__nfc(e->b->letters, points, count, spare);
-        for (size_t i = 0; i < count; i++) n += (size_t)tt__utf8_put(points[i], out + n);
-        copied = last = at = end;
-    }
-    memcpy(out + n, text + copied, all - copied);
-    *bytes = n + all - copied;
-    return out;
-}
+/* ---- Precompiled */
 
 /* Where the grapheme that begins at `at` ends. */
-static size_t tt__grapheme_end(const tt__letters *l, const char *text, size_t bytes, size_t at)
+static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
     bool picture = false, joined = false;     /* a picture and what extends it; and a joiner */
     bool consonant = false, linked = false;   /* a consonant and what extends it, with a linker in that */
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
-        const int kind = tt__grapheme_class(l, c);
+        const int kind = tt__grapheme_class(u, c);
         const bool extends = kind == TT__GRAPHEME_EXTEND || kind == TT__GRAPHEME_EXTEND_ALONE ||
                              kind == TT__GRAPHEME_LINKER;
         if (end > at) {
@@ -216,17 +281,14 @@ static const char *tt__precompiled_find(const tt__stage *s, const char *text, si
 }
 
 /* A Precompiled, as `tokenizers` applies it: to graphemes of less than 6 bytes, of which it replaces all by
-   what it has for their start, and to the characters of others. Returns the bytes; out NULL: only these.
-   front, or NULL: is told what the characters stand for, as long as that may be the text's front. */
-static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *text, size_t bytes, char *out,
-                              tt__aligner *front)
+   what it has for their start, and to the characters of others. */
+static void tt__rewrite_precompiled(tt__rewrite *w, const tt__stage *s, const char *text, size_t bytes)
 {
-    size_t n = 0;
     for (size_t at = 0; at < bytes;) {
         size_t end = at + 1, to_bytes = 0;
         const bool ascii = (uint8_t)text[at] < 0x80 && text[at] != '\r' &&
                            (end == bytes || (uint8_t)text[end] < 0x80);
-        if (!ascii) end = tt__grapheme_end(b->letters, text, bytes, at);
+        if (!ascii) end = tt__grapheme_end(w->e->k->unicode, text, bytes, at);
         const char *to = end - at < 6 ? tt__precompiled_find(s, text + at, end - at, &to_bytes) : NULL;
         while (at < end) {
             size_t next = end;
@@ -235,89 +297,87 @@ static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *
                 tt__utf8_next(text, end, &next);
                 to = tt__precompiled_find(s, text + at, next - at, &to_bytes);
             }
-            if (!to) to_bytes = next - at;
-            if (front && tt__front_done(front)) return n;
-            if (front) tt__front_part(front, text + at, next - at, to, to_bytes);
-            if (out) memcpy(out + n, to ? to : text + at, to_bytes);
-            n += to_bytes;
+            tt__rewrite_part(w, text + at, next - at, to, to_bytes);
             at = next;
             to = NULL;
         }
     }
-    return n;
 }
 
-/* What a character becomes by NFD, NFKD, StripAccents, Lowercase or one of BERT's: so many code points. */
-static size_t tt__mapped(const tt__bpe *b, tt__stage_kind kind, uint32_t c, uint32_t to[TT__DECOMPOSED])
+/* ---- normalizers of single characters, and of strings */
+
+/* What a character becomes by StripAccents, Lowercase or one of BERT's: so many code points. */
+static size_t tt__mapped(const tt__unicode *u, tt__stage_kind kind, uint32_t c, uint32_t to[3])
 {
-    if (kind == TT__STAGE_LOWER) return tt__lower_case(b->letters, c, to);
-    if (kind <= TT__STAGE_NFKD) return tt__decompose(b->letters, c, kind == TT__STAGE_NFKD, to);
-    const int of = kind >= TT__STAGE_CLEAN ? tt__bpe_class_of(b, c) : (int)TT__CLASS_LETTER;
     to[0] = c;
     switch (kind) {
+    case TT__STAGE_LOWER: return tt__lower_case(u, c, to);
     case TT__STAGE_CLEAN:
-        if (of == TT__CLASS_SPACE) to[0] = ' ';
-        return of == TT__CLASS_DROP || c == 0xFFFD ? 0 : 1;
+        if (u->bits[c] & TT__IS_SPACE) to[0] = ' ';
+        return u->bert[c] == TT__BERT_DROP ? 0 : 1;
     case TT__STAGE_CJK:
         to[1] = c;
         if (tt__is_cjk(c)) to[0] = to[2] = ' ';
         return tt__is_cjk(c) ? 3 : 1;
-    case TT__STAGE_NONSPACING: return of == TT__CLASS_ACCENT || of == TT__CLASS_STARTER_ACCENT ? 0 : 1;
-    default: return b->bits[c] & TT__IS_ACCENT ? 0 : 1;
+    case TT__STAGE_NONSPACING: return u->bert[c] == TT__BERT_ACCENT ? 0 : 1;
+    default: return u->bits[c] & TT__IS_ACCENT ? 0 : 1;
     }
 }
 
-/* Applies such a normalizer, without sorting marks. Returns the bytes; out NULL: only these. */
-static size_t tt__map(const tt__bpe *b, tt__stage_kind kind, const char *text, size_t bytes, char *out)
+/* The same of ASCII, of which there is most; above 0x7F: it is dropped. */
+static uint8_t tt__mapped_ascii(tt__stage_kind kind, uint8_t c)
 {
-    size_t n = 0;
-    for (size_t at = 0; at < bytes;) {
-        uint32_t to[TT__DECOMPOSED];
-        char spelled[4];
-        const size_t count = tt__mapped(b, kind, tt__utf8_next(text, bytes, &at), to);
-        for (size_t i = 0; i < count; i++) n += (size_t)tt__utf8_put(to[i], out ? out + n : spelled);
-    }
-    return n;
+    if (kind == TT__STAGE_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
+    if (kind != TT__STAGE_CLEAN || (c >= ' ' && c != 0x7F)) return c;
+    return c == '\t' || c == '\n' || c == '\r' ? ' ' : 0x80;
 }
 
-/* Sorts the runs of marks of a text that is decomposed. */
-static void tt__sort_text(tt__encoder *e, char *text, size_t bytes)
+static void tt__rewrite_mapped(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
 {
-    const tt__letters *l = e->b->letters;
-    for (size_t at = 0; at < bytes;) {
-        size_t next = at, count = 0; /* of the run; `next` is behind the character that ends it */
-        while (next < bytes && tt__mark_rank(l, tt__utf8_next(text, bytes, &next))) count++;
-        if (count > 1) {
-            uint32_t *points = (uint32_t *)tt__encoder_room(e, &e->points, count, 4);
-            uint32_t *spare = (uint32_t *)tt__encoder_room(e, &e->spare, count, 4);
-            if (e->failed) return;
-            for (size_t i = 0, from = at; i < count; i++) points[i] = tt__utf8_next(text, bytes, &from);
-            tt__sort_marks(l, points, count, spare);
-            for (size_t i = 0; i < count; i++) at += (size_t)tt__utf8_put(points[i], text + at);
+    for (size_t at = 0, from = 0; at < bytes; from = at) {
+        uint32_t to[3];
+        while (!w->aligns && at < bytes && (uint8_t)text[at] < 0x80) at++;
+        if (at > from && tt__rewrite_room(w, at - from)) {
+            char *out = w->out + w->n;
+            for (; from < at; from++) {
+                const uint8_t c = tt__mapped_ascii(kind, (uint8_t)text[from]);
+                *out = (char)c;
+                out += c < 0x80;
+            }
+            w->n = (size_t)(out - w->out);
         }
-        at = next;
+        if (at == bytes || w->e->failed) break;
+        const size_t n = tt__mapped(w->e->k->unicode, kind, tt__utf8_next(text, bytes, &at), to);
+        for (size_t i = 0; i < n; i++) tt__rewrite_point(w, to[i], i > 0);
+        if (!n) tt__rewrite_skip(w, at - from);
     }
 }
 
-/* Replaces runs of two and more spaces; out has room for all. Returns the bytes. */
-static size_t tt__replace_spaces(const tt__stage *s, const char *text, size_t bytes, char *out)
+/* Replaces every `from` of a stage, or runs of two and more spaces: the replacement stands for the last
+   character. */
+static void tt__rewrite_replaced(tt__rewrite *w, const tt__stage *s, const char *text, size_t bytes)
 {
-    size_t n = 0;
-    for (size_t at = 0, end; at < bytes; at = end) {
-        end = at + 1;
-        while (text[at] == ' ' && end < bytes && text[end] == ' ') end++;
-        const bool run = end - at > 1;
-        memcpy(out + n, run ? s->to : text + at, run ? s->to_bytes : 1);
-        n += run ? s->to_bytes : 1;
+    size_t from = 0; /* what is not in the new text yet */
+    for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
+        n = 0;
+        if (text[at] != s->from[0]) continue;
+        if (s->kind == TT__STAGE_SPACES) while (at + n < bytes && text[at + n] == ' ') n++;
+        else if (bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0)
+            n = s->from_bytes;
+        if (n < s->from_bytes) continue;
+        tt__rewrite_part(w, text + from, at - from, NULL, 0);
+        tt__rewrite_skip(w, n);
+        tt__rewrite_put(w, s->to, s->to_bytes, 1);
+        from = at + n;
     }
-    return n;
+    tt__rewrite_part(w, text + from, bytes - from, NULL, 0);
 }
 
 static const char *tt__trim(tt__encoder *e, const tt__stage *s, const char *text, size_t *bytes)
 {
-    const uint8_t *bits = e->b->bits;
+    const uint8_t *bits = e->k->unicode->bits;
     size_t from = 0, end = *bytes;
-    if (s->left) from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, end, 0, SIZE_MAX);
+    if (s->left) from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, end, 0);
     while (s->right && end > from) {
         const size_t last = tt__utf8_last(text, end);
         size_t next = last;
@@ -325,102 +385,73 @@ static const char *tt__trim(tt__encoder *e, const tt__stage *s, const char *text
         end = last;
     }
     *bytes = end - from;
+    e->front = e->front > from ? e->front - from : 0;
     return text + from;
 }
 
-/* Sets e->front to what a normalizer will make of it. */
-static void tt__front_after(tt__encoder *e, const tt__stage *s, const char *text, size_t bytes)
+/* Does a normalizer leave the text as it is? */
+static bool tt__is_normal(const tt__unicode *u, tt__stage_kind kind, const char *text, size_t bytes)
 {
-    const tt__bpe *b = e->b;
-    tt__aligner f = {text, bytes, e->front, 0, 0, 0, 0};
-    size_t at = 0, end = 0;
-    switch (s->kind) {
-    case TT__STAGE_NFC: case TT__STAGE_NFD: case TT__STAGE_NFKD: tt__front_decomposed(e, s, &f); break;
-    case TT__STAGE_PRECOMPILED: tt__precompiled(b, s, text, bytes, NULL, &f); break;
-    case TT__STAGE_ACCENTS: case TT__STAGE_LOWER: case TT__STAGE_CLEAN: case TT__STAGE_CJK:
-    case TT__STAGE_NONSPACING: f.to = tt__map(b, s->kind, text, e->front, NULL); break;
-    case TT__STAGE_PREPEND: f.to = e->front ? e->front + s->to_bytes : 0; break;
-    case TT__STAGE_TRIM:
-        if (s->left) at = tt__bits_end(b->bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, 0, SIZE_MAX);
-        f.to = e->front > at ? e->front - at : 0;
-        break;
-    default: /* REPLACE, SPACES: what replaces stands for the last of what it replaces */
-        for (; at < e->front; at = end) {
-            bool here = s->kind == TT__STAGE_REPLACE && bytes - at >= s->from_bytes &&
-                        memcmp(text + at, s->from, s->from_bytes) == 0;
-            end = at + (here ? s->from_bytes : 1);
-            if (s->kind == TT__STAGE_SPACES) {
-                while (text[at] == ' ' && end < bytes && text[end] == ' ') end++;
-                here = end - at > 1;
-            }
-            if (end <= e->front) f.to += here ? s->to_bytes : 1;
-        }
-    }
-    tt__front_pass(&f);
-    e->front = f.to;
+    if (kind > TT__STAGE_NONSPACING || kind == TT__STAGE_LOWER || kind == TT__STAGE_CLEAN) return false;
+    if (kind != TT__STAGE_NFC) return tt__is_ascii(text, bytes);
+    return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
-static bool tt__is_ascii(const char *text, size_t bytes)
+/* What all normalizers do to ASCII, of which there is most. */
+static void tt__normalize_ascii_by(tt_tokenizer *k)
 {
-    uint8_t all = 0;
-    for (size_t i = 0; i < bytes; i++) all |= (uint8_t)text[i];
-    return all < 0x80;
+    bool maps = false, others = false;
+    for (uint8_t c = 0; c < 128; c++) k->ascii[c] = c;
+    for (int i = 0; i < k->normalize.n; i++) {
+        const tt__stage_kind kind = k->normalize.all[i].kind;
+        maps |= kind == TT__STAGE_LOWER || kind == TT__STAGE_CLEAN;
+        others |= kind > TT__STAGE_NONSPACING;
+        for (uint8_t c = 0; c < 128; c++)
+            if (k->ascii[c] < 128) k->ascii[c] = tt__mapped_ascii(kind, k->ascii[c]);
+    }
+    k->maps_ascii = maps && !others;
 }
 
 /* Returns what the normalizers make of a text, which stays where it is if they change nothing. */
-static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *bytes)
+static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
-    const tt__bpe *b = e->b;
-    bool fronts = false; /* does it matter what is the text's front? */
-    for (int i = 0; i < b->n_splitters; i++) fronts |= b->splitters[i].prefix_first;
+    const tt_tokenizer *k = e->k;
+    bool aligns = false; /* does it matter what is the text's front? */
+    for (int i = 0; i < k->split.n; i++) aligns |= k->split.all[i].prefix_first;
     e->front = 0;
     if (*bytes) tt__utf8_next(text, *bytes, &e->front);
-    for (int i = 0, turn = 0; i < b->n_normalizers && *bytes && !e->failed; i++) {
-        const tt__stage *s = &b->normalizers[i];
-        tt__buffer *to = &e->normal[turn]; /* the text may be in the other one */
-        const char *before = text;
-        char *out = NULL;
-        const bool decomposes = s->kind == TT__STAGE_NFD || s->kind == TT__STAGE_NFKD;
-        const bool marks = s->kind == TT__STAGE_ACCENTS || s->kind == TT__STAGE_NONSPACING;
-        if ((decomposes || marks || s->kind == TT__STAGE_CJK) && tt__is_ascii(text, *bytes)) continue;
-        if (fronts) tt__front_after(e, s, text, *bytes);
-        if (e->failed) break;
-        if (s->kind == TT__STAGE_NFC) {
-            bool stable = true;
-            for (size_t at = 0; at < *bytes && stable;)
-                stable = (uint8_t)text[at] < 0x80 ? (at++, true)
-                       : !(b->bits[tt__utf8_next(text, *bytes, &at)] & TT__IS_UNSTABLE);
-            if (!stable) text = tt__bpe_nfc(e, text, bytes, to);
-        } else if (s->kind == TT__STAGE_PREPEND) {
-            if (*bytes < SIZE_MAX - s->to_bytes)
-                out = (char *)tt__encoder_room(e, to, *bytes + s->to_bytes, 1);
-            if (!out) { e->failed = true; break; }
-            memcpy(out, s->to, s->to_bytes);
-            memcpy(out + s->to_bytes, text, *bytes);
-            *bytes += s->to_bytes;
-            text = out;
-        } else if (s->kind == TT__STAGE_TRIM) {
-            text = tt__trim(e, s, text, bytes);
-        } else if (s->kind == TT__STAGE_PRECOMPILED) {
-            out = (char *)tt__encoder_room(e, to, tt__precompiled(b, s, text, *bytes, NULL, NULL), 1);
-            if (!out) break;
-            *bytes = tt__precompiled(b, s, text, *bytes, out, NULL);
-            text = out;
-        } else if (s->kind >= TT__STAGE_NFD && s->kind <= TT__STAGE_NONSPACING) {
-            out = (char *)tt__encoder_room(e, to, tt__map(b, s->kind, text, *bytes, NULL), 1);
-            if (!out) break;
-            *bytes = tt__map(b, s->kind, text, *bytes, out);
-            if (s->kind <= TT__STAGE_NFKD) tt__sort_text(e, out, *bytes);
-            text = out;
-        } else {
-            const size_t room = tt__replace_bytes(s, *bytes);
-            if (room < SIZE_MAX) out = (char *)tt__encoder_room(e, to, room, 1);
-            if (!out) { e->failed = true; break; }
-            *bytes = s->kind == TT__STAGE_SPACES ? tt__replace_spaces(s, text, *bytes, out)
-                                                 : tt__replace(s, text, *bytes, out);
-            text = out;
+    if (e->ascii && k->maps_ascii && !aligns) {
+        tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT, text, *bytes, false);
+        for (size_t i = 0; i < *bytes && !e->failed; i++) {
+            const uint8_t c = k->ascii[(uint8_t)text[i]];
+            w.out[w.n] = (char)c;
+            w.n += c < 128;
         }
-        turn ^= s->kind != TT__STAGE_TRIM && text != before;
+        return tt__rewrite_end(&w, bytes);
+    }
+    for (int i = 0, turn = 0; i < k->normalize.n && *bytes && !e->failed; i++) {
+        const tt__stage *s = &k->normalize.all[i];
+        if (s->kind == TT__STAGE_TRIM) text = tt__trim(e, s, text, bytes);
+        if (s->kind == TT__STAGE_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
+        /* the text may be in the other one */
+        tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
+        size_t first = 0;
+        switch (s->kind) {
+        case TT__STAGE_NFC: case TT__STAGE_NFD: case TT__STAGE_NFKD:
+            tt__rewrite_composition(&w, s->kind, text, *bytes);
+            break;
+        case TT__STAGE_PREPEND:
+            tt__utf8_next(text, *bytes, &first);
+            tt__rewrite_put(&w, s->to, s->to_bytes, 0);
+            tt__rewrite_put(&w, text, first, 1);
+            tt__rewrite_part(&w, text + first, *bytes - first, NULL, 0);
+            break;
+        case TT__STAGE_PRECOMPILED: tt__rewrite_precompiled(&w, s, text, *bytes); break;
+        case TT__STAGE_REPLACE: case TT__STAGE_SPACES: tt__rewrite_replaced(&w, s, text, *bytes); break;
+        default: tt__rewrite_mapped(&w, s->kind, text, *bytes);
+        }
+        text = tt__rewrite_end(&w, bytes);
+        turn ^= 1;
     }
     return text;
 }

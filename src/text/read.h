@@ -1,14 +1,11 @@
 #pragma once
 #include "../base/base.h"
-#include "../ops/linear/cpu_packing.h"
 #include "../files/lists.h"
 #include "../files/utf8.h"
 #include "../files/json.h"
-#include "unicode.h"
-#include "vocabulary.h"
-#include "bpe.h"
+#include "parts.h"
 
-/* ---- reading tokenizer.json */
+/* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
 /* A string of JSON, which may hold a NUL; NULL for another kind. */
 static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
@@ -18,22 +15,28 @@ static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
     return j->pool + j->nodes[node].integer;
 }
 
-/* The string `key` of an object, of at least one character; kept as long as b. */
-static tt_status tt__bpe_string(tt__bpe *b, const tt__json *j, int object, const char *key, const char **text,
-                                size_t *bytes)
+/* Keeps a text as long as k. */
+static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *from, size_t bytes,
+                               const char **text)
+{
+    *text = tt__chunks_text(k->ctx, &k->chunks, from, bytes);
+    return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+}
+
+/* The string `key` of an object, of at least one character, which is kept. */
+static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, const char *key,
+                               const char **text, size_t *bytes)
 {
     tt_status status;
     const char expected[] = "a string of at least one character";
     int node = tt__json_member(j, object, key, true, 1 << TT__JSON_STRING, expected, &status);
     if (node < 0) return status;
     const char *from = tt__json_bytes(j, node, bytes);
-    if (!*bytes) return tt__json_wrong(j, key, node, "\"\"", expected);
-    *text = tt__chunks_text(b->ctx, &b->chunks, from, *bytes);
-    return *text ? TT_OK : tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+    return *bytes ? tt__keep_text(k, j, from, *bytes, text) : tt__json_wrong(j, key, node, "\"\"", expected);
 }
 
 /* The "type" of a component of a tokenizer; NULL and an error where it has none. */
-static const char *tt__bpe_type(const tt__json *j, int node, const char *what)
+static const char *tt__component_type(const tt__json *j, int node, const char *what)
 {
     const char *type = tt__json_text(j, tt__json_get(j, node, "type"));
     if (!type)
@@ -42,46 +45,52 @@ static const char *tt__bpe_type(const tt__json *j, int node, const char *what)
     return type;
 }
 
-static tt_status tt__bpe_unknown(const tt__json *j, int node, const char *what, const char *name,
+static tt_status tt__unsupported(const tt__json *j, int node, const char *what, const char *name,
                                  const char *known)
 {
     return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: the %s %.200s is not supported; expected %s",
                     j->path, j->base + j->nodes[node].offset, what, name, known);
 }
 
-static tt__stage *tt__bpe_stage(const tt__json *j, int node, tt__stage *stages, int *n, tt__stage_kind kind)
+typedef struct tt__stage_name { const char *type; tt__stage_kind kind; } tt__stage_name;
+
+/* Adds the stage that a type names. NULL and an error: the type is none of `known`, or there are too many
+   stages. */
+static tt__stage *tt__read_stage(const tt__json *j, int node, const char *what, const char *type,
+                                 const tt__stage_name *names, int n, const char *known,
+                                 tt__stage_list *stages)
 {
-    if (*n == TT__BPE_STAGES) {
-        tt__bpe_unknown(j, node, "step", "that begins here", "at most 16 steps of a kind");
-        return NULL;
-    }
-    tt__stage *s = &stages[(*n)++];
+    int at = 0;
+    while (at < n && strcmp(type, names[at].type) != 0) at++;
+    if (at == n) tt__unsupported(j, node, what, type, known);
+    else if (stages->n == TT__STAGES)
+        tt__unsupported(j, node, "step", "that begins here", "at most 16 steps of a kind");
+    if (at == n || stages->n == TT__STAGES) return NULL;
+    tt__stage *s = &stages->all[stages->n++];
     memset(s, 0, sizeof *s);
-    s->kind = kind;
+    s->kind = names[at].kind;
     return s;
 }
 
-typedef tt_status (*tt__bpe_reader)(tt__bpe *b, const tt__json *j, int node);
+typedef tt_status (*tt__reader)(tt_tokenizer *k, const tt__json *j, int node);
 
 /* Reads the members of a Sequence, the array `key`, one after the other. */
-static tt_status tt__bpe_sequence(tt__bpe *b, const tt__json *j, int node, const char *key,
-                                  tt__bpe_reader read)
+static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node, const char *key,
+                                  tt__reader read)
 {
     tt_status status;
     int list = tt__json_member(j, node, key, true, 1 << TT__JSON_ARRAY, "an array", &status);
     for (int i = 0, child = list + 1; list >= 0 && i < j->nodes[list].count && status == TT_OK; i++) {
-        status = read(b, j, child);
+        status = read(k, j, child);
         child = j->nodes[child].after;
     }
     return status;
 }
-
 /* {"pattern": {"String": from}, "content": to}, or a regular expression instead of a String */
-static tt_status tt__bpe_replace(tt__bpe *b, const tt__json *j, int node, tt__stage *s)
+static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__stage *s)
 {
     static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
     tt_status status;
-    const char *to = NULL;
     int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, expected, &status);
     if (pattern < 0) return status;
     const char *regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
@@ -91,18 +100,15 @@ static tt_status tt__bpe_replace(tt__bpe *b, const tt__json *j, int node, tt__st
         s->from = spaces ? "  " : "\n";
         s->from_bytes = strlen(s->from);
     } else if (tt__json_get(j, pattern, "String") < 0) {
-        return tt__bpe_unknown(j, pattern, "pattern of a Replace,", regex ? regex : "none,", expected);
+        return tt__unsupported(j, pattern, "pattern of a Replace,", regex ? regex : "none,", expected);
     } else {
-        status = tt__bpe_string(b, j, pattern, "String", &s->from, &s->from_bytes);
+        status = tt__read_text(k, j, pattern, "String", &s->from, &s->from_bytes);
     }
-    int content = tt__json_get(j, node, "content");
+    const char *to = tt__json_bytes(j, tt__json_get(j, node, "content"), &s->to_bytes);
     if (status != TT_OK) return status;
-    if (!(to = tt__json_bytes(j, content, &s->to_bytes)))
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace needs \"content\", a string",
-                        j->path,
-                        j->base + j->nodes[node].offset);
-    s->to = tt__chunks_text(b->ctx, &b->chunks, to, s->to_bytes);
-    return s->to ? TT_OK : tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+    if (to) return tt__keep_text(k, j, to, s->to_bytes, &s->to);
+    return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace needs \"content\", a string", j->path,
+                    j->base + j->nodes[node].offset);
 }
 
 /* A digit of base 64 (RFC 4648); -1: none. */
@@ -115,7 +121,7 @@ static int tt__base64_digit(char c)
 }
 
 /* {"precompiled_charsmap": base 64 of the bytes of a trie, that trie, and texts with a NUL behind each} */
-static tt_status tt__bpe_precompiled(tt__bpe *b, const tt__json *j, int node, tt__stage *s)
+static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__stage *s)
 {
     static const char key[] = "precompiled_charsmap";
     tt_status status;
@@ -127,8 +133,8 @@ static tt_status tt__bpe_precompiled(tt__bpe *b, const tt__json *j, int node, tt
     const int member = tt__json_member(j, node, key, true, 1 << TT__JSON_STRING, "a string", &status);
     if (member < 0) return status;
     digits = tt__json_bytes(j, member, &n);
-    uint8_t *all = (uint8_t *)tt__chunks_take(b->ctx, &b->chunks, n / 4 * 3 + 4);
-    if (!all) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+    uint8_t *all = (uint8_t *)tt__chunks_take(k->ctx, &k->chunks, n / 4 * 3 + 4);
+    if (!all) return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
     for (int end = 0; end < 2 && n && digits[n - 1] == '='; end++) n--;
     for (size_t i = 0; i < n && valid; i++) {
         const int digit = tt__base64_digit(digits[i]);
@@ -151,18 +157,8 @@ static tt_status tt__bpe_precompiled(tt__bpe *b, const tt__json *j, int node, tt
     return TT_OK;
 }
 
-/* What classes of characters there are for BERT's stages. */
-static tt_status tt__bpe_classes_of_bert(tt__bpe *b)
-{
-    if (b->low) return TT_OK;
-    b->unicode = tt__unicode_new(b->ctx);
-    b->low = b->unicode ? (uint8_t *)tt__alloc(b->ctx, TT__LOW) : NULL;
-    for (uint32_t c = 0; c < TT__LOW && b->low; c++) b->low[c] = (uint8_t)tt__class(b->unicode, c);
-    return b->low ? TT_OK : TT_ERR_MEMORY;
-}
-
 /* "clean_text", "handle_chinese_chars", "lowercase", "strip_accents" (null: as "lowercase") */
-static tt_status tt__bpe_read_bert(tt__bpe *b, const tt__json *j, int node)
+static tt_status tt__read_bert(tt_tokenizer *k, const tt__json *j, int node)
 {
     bool clean = true, cjk = true, lower = true, accents = true;
     tt_status status = tt__json_read_bool(j, node, "clean_text", &clean);
@@ -170,198 +166,209 @@ static tt_status tt__bpe_read_bert(tt__bpe *b, const tt__json *j, int node)
     if (status == TT_OK) status = tt__json_read_bool(j, node, "lowercase", &lower);
     accents = lower;
     if (status == TT_OK) status = tt__json_read_bool(j, node, "strip_accents", &accents);
-    if (status == TT_OK) status = tt__bpe_classes_of_bert(b);
-    if (status != TT_OK) return status;
-    const struct { bool asked; tt__stage_kind kind; } steps[] = {
-        {clean, TT__STAGE_CLEAN}, {cjk, TT__STAGE_CJK}, {accents, TT__STAGE_NFD},
-        {accents, TT__STAGE_NONSPACING}, {lower, TT__STAGE_LOWER}};
-    for (int i = 0; i < TT__COUNT(steps); i++)
-        if (steps[i].asked && !tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, steps[i].kind))
-            return TT_ERR_UNSUPPORTED;
-    return TT_OK;
+    const struct { bool asked; tt__stage_name name; } steps[] = {
+        {clean, {"", TT__STAGE_CLEAN}}, {cjk, {"", TT__STAGE_CJK}}, {accents, {"", TT__STAGE_NFD}},
+        {accents, {"", TT__STAGE_NONSPACING}}, {lower, {"", TT__STAGE_LOWER}}};
+    for (int i = 0; i < TT__COUNT(steps) && status == TT_OK; i++)
+        if (steps[i].asked && !tt__read_stage(j, node, "", "", &steps[i].name, 1, "", &k->normalize))
+            status = TT_ERR_UNSUPPORTED;
+    return status;
 }
 
-static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node)
+static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int node)
 {
-    static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
+    static const tt__stage_name names[] = {
         {"NFC", TT__STAGE_NFC}, {"Prepend", TT__STAGE_PREPEND}, {"Replace", TT__STAGE_REPLACE},
         {"Strip", TT__STAGE_TRIM}, {"Precompiled", TT__STAGE_PRECOMPILED}, {"NFD", TT__STAGE_NFD},
         {"NFKD", TT__STAGE_NFKD}, {"StripAccents", TT__STAGE_ACCENTS}, {"Lowercase", TT__STAGE_LOWER}};
-    int known = -1;
-    tt_status status = TT_OK;
     if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__bpe_type(j, node, "normalizer");
+    const char *type = tt__component_type(j, node, "normalizer");
     if (!type) return j->ctx->status;
     if (strcmp(type, "Sequence") == 0)
-        return tt__bpe_sequence(b, j, node, "normalizers", tt__bpe_read_normalizer);
-    if (strcmp(type, "BertNormalizer") == 0) return tt__bpe_read_bert(b, j, node);
-    for (int i = 0; i < TT__COUNT(kinds); i++)
-        if (strcmp(type, kinds[i].type) == 0) known = i;
-    if (known < 0)
-        return tt__bpe_unknown(j, node, "normalizer", type,
-                               "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, Strip, "
-                               "Precompiled or BertNormalizer");
-    tt__stage *s = tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, kinds[known].kind);
-    if (!s) return TT_ERR_UNSUPPORTED;
-    switch (s->kind) {
-    case TT__STAGE_PREPEND: return tt__bpe_string(b, j, node, "prepend", &s->to, &s->to_bytes);
-    case TT__STAGE_REPLACE: return tt__bpe_replace(b, j, node, s);
-    case TT__STAGE_PRECOMPILED: return tt__bpe_precompiled(b, j, node, s);
-    case TT__STAGE_TRIM:
-        status = tt__json_read_bool(j, node, "strip_left", &s->left);
-        return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
-    default: return TT_OK;
-    }
+        return tt__read_sequence(k, j, node, "normalizers", tt__read_normalizer);
+    if (strcmp(type, "BertNormalizer") == 0) return tt__read_bert(k, j, node);
+    tt__stage *s = tt__read_stage(j, node, "normalizer", type, names, TT__COUNT(names),
+                                  "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, "
+                                  "Strip, Precompiled or BertNormalizer", &k->normalize);
+    if (!s) return j->ctx->status;
+    if (s->kind == TT__STAGE_PREPEND) return tt__read_text(k, j, node, "prepend", &s->to, &s->to_bytes);
+    if (s->kind == TT__STAGE_REPLACE) return tt__read_replace(k, j, node, s);
+    if (s->kind == TT__STAGE_PRECOMPILED) return tt__read_precompiled(k, j, node, s);
+    if (s->kind != TT__STAGE_TRIM) return TT_OK;
+    const tt_status status = tt__json_read_bool(j, node, "strip_left", &s->left);
+    return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
 }
 
-static tt_status tt__bpe_read_split(tt__bpe *b, const tt__json *j, int node)
+/* The regular expressions that splitters know, but for that of three digits. */
+static const struct { const char *regex; tt__pattern pattern; } tt__patterns[] = {
+    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+     {false, false, false, 0}}, /* GPT-2 */
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* LLaMA 3 */
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 1}}, /* Qwen2 */
+    {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* cl100k */
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
+     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}},
+};
+static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
 {
+    static const tt__stage_name names[] = {{"Regex", TT__STAGE_REGEX}, {"Triples", TT__STAGE_TRIPLES}};
     tt_status status;
     const char *behavior = "", *regex = NULL;
     bool invert = false;
+    int known = -1;
     int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, "{\"Regex\": ...}",
                                   &status);
     if (status == TT_OK) status = tt__json_read_string(j, node, "behavior", true, &behavior);
     if (status == TT_OK) status = tt__json_read_bool(j, node, "invert", &invert);
     if (status != TT_OK) return status;
     regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
-    const bool triples = regex && strcmp(regex, tt__three_digits) == 0;
+    const bool triples = regex && strcmp(regex, "[0-9][0-9][0-9]") == 0; /* Falcon's */
     const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    int known = -1;
     for (int i = 0; regex && i < TT__COUNT(tt__patterns); i++)
         if (strcmp(regex, tt__patterns[i].regex) == 0) known = i;
     if (known < 0 && !triples)
-        return tt__bpe_unknown(j, pattern, "pattern of a Split,", regex ? regex : "a String,",
+        return tt__unsupported(j, pattern, "pattern of a Split,", regex ? regex : "a String,",
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
     /* The long patterns match every character: what lies between matches is nothing. */
     if (triples ? !isolated || invert : !isolated && !(removed && invert))
-        return tt__bpe_unknown(j, node, "behavior of a Split,", behavior,
+        return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
-    tt__stage *s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
-                                 triples ? TT__STAGE_TRIPLES : TT__STAGE_REGEX);
+    const tt__stage_name *name = &names[triples];
+    tt__stage *s = tt__read_stage(j, node, "", name->type, name, 1, "", &k->split);
     if (!s) return TT_ERR_UNSUPPORTED;
     if (known >= 0) s->pattern = tt__patterns[known].pattern;
-    if (known >= 0 && b->mapped_at < b->n_splitters - 1)
-        return tt__bpe_unknown(j, node, "place of a Split,", "behind ByteLevel,", "it before ByteLevel");
+    if (known >= 0 && k->mapped_at < k->split.n - 1)
+        return tt__unsupported(j, node, "place of a Split,", "behind ByteLevel,", "it before ByteLevel");
     return TT_OK;
 }
 
 /* "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files */
-static tt_status tt__bpe_metaspace(tt__bpe *b, const tt__json *j, int node, const char **mark, size_t *bytes,
-                                   const char **scheme)
+static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node, const char **mark,
+                                    size_t *bytes, const char **scheme)
 {
     bool prefix = true;
     size_t at = 0;
     *scheme = "always";
-    tt_status status = tt__bpe_string(b, j, node, "replacement", mark, bytes);
+    tt_status status = tt__read_text(k, j, node, "replacement", mark, bytes);
     if (status == TT_OK) status = tt__json_read_string(j, node, "prepend_scheme", false, scheme);
     if (status == TT_OK) status = tt__json_read_bool(j, node, "add_prefix_space", &prefix);
     if (status != TT_OK) return status;
     if (tt__utf8_next(*mark, *bytes, &at) == TT__INVALID || at != *bytes)
-        return tt__bpe_unknown(j, node, "replacement", *mark, "one character");
+        return tt__unsupported(j, node, "replacement", *mark, "one character");
     if (!prefix) *scheme = "never";
     if (strcmp(*scheme, "always") != 0 && strcmp(*scheme, "first") != 0 && strcmp(*scheme, "never") != 0)
-        return tt__bpe_unknown(j, node, "prepend_scheme", *scheme, "always, first or never");
+        return tt__unsupported(j, node, "prepend_scheme", *scheme, "always, first or never");
     return TT_OK;
 }
 
-static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
+static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
 {
+    static const tt__stage_name names[] = {
+        {"ByteLevel", TT__STAGE_BYTES}, {"Metaspace", TT__STAGE_METASPACE}, {"Digits", TT__STAGE_DIGITS},
+        {"Punctuation", TT__STAGE_PUNCTUATION}, {"WhitespaceSplit", TT__STAGE_WHITE},
+        {"BertPreTokenizer", TT__STAGE_BERT}};
     tt_status status = TT_OK;
-    tt__stage *s;
     const char *behavior = "Isolated", *scheme;
     if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__bpe_type(j, node, "pre_tokenizer");
+    const char *type = tt__component_type(j, node, "pre_tokenizer");
     if (!type) return j->ctx->status;
     if (strcmp(type, "Sequence") == 0)
-        return tt__bpe_sequence(b, j, node, "pretokenizers", tt__bpe_read_splitter);
-    if (strcmp(type, "Split") == 0) return tt__bpe_read_split(b, j, node);
-    const bool bytes = strcmp(type, "ByteLevel") == 0, metaspace = strcmp(type, "Metaspace") == 0;
-    const bool digits = strcmp(type, "Digits") == 0, punctuation = strcmp(type, "Punctuation") == 0;
-    const bool white = strcmp(type, "WhitespaceSplit") == 0, bert = strcmp(type, "BertPreTokenizer") == 0;
-    if (!bytes && !metaspace && !digits && !punctuation && !white && !bert)
-        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "Sequence, ByteLevel, Split, Digits, "
-                               "Punctuation, WhitespaceSplit, Metaspace or BertPreTokenizer");
-    if (bytes && (b->unigram || b->wordpiece))
-        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "none that maps bytes");
-    if ((bytes || metaspace || white || bert) && b->mapped_at < b->n_splitters)
-        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
-    for (int i = 0; i < b->n_splitters && metaspace; i++)
-        if (b->splitters[i].kind == TT__STAGE_METASPACE)
-            return tt__bpe_unknown(j, node, "pre_tokenizer", "Metaspace behind Metaspace", "one of them");
-    const int place = b->n_splitters;
-    s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
-                      bytes ? TT__STAGE_BYTES : metaspace ? TT__STAGE_METASPACE
-                      : digits ? TT__STAGE_DIGITS : white ? TT__STAGE_WHITE
-                      : bert ? TT__STAGE_BERT : TT__STAGE_PUNCTUATION);
-    if (!s) return TT_ERR_UNSUPPORTED;
-    if (bytes) b->mapped_at = place;
+        return tt__read_sequence(k, j, node, "pretokenizers", tt__read_splitter);
+    if (strcmp(type, "Split") == 0) return tt__read_split(k, j, node);
+    tt__stage *s = tt__read_stage(j, node, "pre_tokenizer", type, names, TT__COUNT(names),
+                                  "Sequence, ByteLevel, Split, Digits, Punctuation, WhitespaceSplit, "
+                                  "Metaspace or BertPreTokenizer", &k->split);
+    if (!s) return j->ctx->status;
+    const int place = k->split.n - 1;
+    const bool of_classes = s->kind == TT__STAGE_DIGITS || s->kind == TT__STAGE_PUNCTUATION;
+    if (s->kind == TT__STAGE_BYTES && k->model.kind != TT__MODEL_BPE)
+        return tt__unsupported(j, node, "pre_tokenizer", type, "none that maps bytes");
+    if (!of_classes && k->mapped_at < place)
+        return tt__unsupported(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
     s->splits = true;
-    if (bytes) {
+    switch (s->kind) {
+    case TT__STAGE_BYTES:
+        k->mapped_at = place;
         status = tt__json_read_bool(j, node, "add_prefix_space", &s->prefix_space);
-        if (status == TT_OK) status = tt__json_read_bool(j, node, "use_regex", &s->splits);
-    } else if (digits) {
-        status = tt__json_read_bool(j, node, "individual_digits", &s->each);
-    } else if (white || bert) {
-        return bert ? tt__bpe_classes_of_bert(b) : TT_OK;
-    } else if (punctuation) {
+        return status == TT_OK ? tt__json_read_bool(j, node, "use_regex", &s->splits) : status;
+    case TT__STAGE_DIGITS: return tt__json_read_bool(j, node, "individual_digits", &s->each);
+    case TT__STAGE_PUNCTUATION:
         status = tt__json_read_string(j, node, "behavior", false, &behavior);
         s->each = strcmp(behavior, "Isolated") == 0;
         if (status == TT_OK && !s->each && strcmp(behavior, "Contiguous") != 0)
-            return tt__bpe_unknown(j, node, "behavior of Punctuation,", behavior, "Isolated or Contiguous");
-    } else {
-        status = tt__bpe_metaspace(b, j, node, &s->to, &s->to_bytes, &scheme);
+            return tt__unsupported(j, node, "behavior of Punctuation,", behavior, "Isolated or Contiguous");
+        return status;
+    case TT__STAGE_METASPACE:
+        for (int i = 0; i < place; i++)
+            if (k->split.all[i].kind == TT__STAGE_METASPACE)
+                return tt__unsupported(j, node, "pre_tokenizer", "Metaspace behind Metaspace", "one of them");
+        status = tt__read_metaspace(k, j, node, &s->to, &s->to_bytes, &scheme);
         if (status == TT_OK) status = tt__json_read_bool(j, node, "split", &s->splits);
         if (status != TT_OK) return status;
         s->prefix_always = strcmp(scheme, "always") == 0;
         s->prefix_first = strcmp(scheme, "first") == 0;
         s->from = " ";
         s->from_bytes = 1;
+        return TT_OK;
+    default: return TT_OK;
     }
-    return status;
 }
 
-static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
+static tt_status tt__read_decoder(tt_tokenizer *k, const tt__json *j, int node)
 {
-    static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
+    static const tt__stage_name names[] = {
         {"ByteLevel", TT__STAGE_BYTES}, {"Replace", TT__STAGE_REPLACE}, {"Fuse", TT__STAGE_FUSE},
         {"ByteFallback", TT__STAGE_BYTE_FALLBACK}, {"Strip", TT__STAGE_STRIP},
         {"Metaspace", TT__STAGE_METASPACE}, {"WordPiece", TT__STAGE_WORDPIECE}};
+    tt_status status = TT_OK;
     const char *scheme;
-    int known = -1;
     size_t at = 0;
     if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__bpe_type(j, node, "decoder");
+    const char *type = tt__component_type(j, node, "decoder");
     if (!type) return j->ctx->status;
-    b->decodes = true;
-    if (strcmp(type, "Sequence") == 0)
-        return tt__bpe_sequence(b, j, node, "decoders", tt__bpe_read_decoder);
-    for (int i = 0; i < TT__COUNT(kinds); i++)
-        if (strcmp(type, kinds[i].type) == 0) known = i;
-    if (known < 0)
-        return tt__bpe_unknown(j, node, "decoder", type,
-                               "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
-                               "WordPiece");
-    tt__stage *s = tt__bpe_stage(j, node, b->decoders, &b->n_decoders, kinds[known].kind);
-    if (!s) return TT_ERR_UNSUPPORTED;
-    if (s->kind == TT__STAGE_REPLACE) return tt__bpe_replace(b, j, node, s);
-    if (s->kind == TT__STAGE_METASPACE) {
-        tt_status status = tt__bpe_metaspace(b, j, node, &s->from, &s->from_bytes, &scheme);
+    k->finish.decodes = true;
+    if (strcmp(type, "Sequence") == 0) return tt__read_sequence(k, j, node, "decoders", tt__read_decoder);
+    tt__stage *s = tt__read_stage(j, node, "decoder", type, names, TT__COUNT(names),
+                                  "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
+                                  "WordPiece", &k->finish.decode);
+    if (!s) return j->ctx->status;
+    switch (s->kind) {
+    case TT__STAGE_REPLACE: return tt__read_replace(k, j, node, s);
+    case TT__STAGE_METASPACE:
+        status = tt__read_metaspace(k, j, node, &s->from, &s->from_bytes, &scheme);
         if (status != TT_OK) return status;
         s->prefix_first = strcmp(scheme, "never") != 0;
         s->to = " ";
         s->to_bytes = 1;
-    } else if (s->kind == TT__STAGE_WORDPIECE) {
+        return TT_OK;
+    case TT__STAGE_WORDPIECE:
         s->each = true;
-        tt_status status = tt__bpe_string(b, j, node, "prefix", &s->from, &s->from_bytes);
+        status = tt__read_text(k, j, node, "prefix", &s->from, &s->from_bytes);
         return status == TT_OK ? tt__json_read_bool(j, node, "cleanup", &s->each) : status;
-    } else if (s->kind == TT__STAGE_STRIP) {
-        tt_status status = tt__bpe_string(b, j, node, "content", &s->from, &s->from_bytes);
+    case TT__STAGE_STRIP:
+        status = tt__read_text(k, j, node, "content", &s->from, &s->from_bytes);
         if (status == TT_OK) status = tt__json_read_int(j, node, "start", true, 0, INT32_MAX, &s->start);
         if (status == TT_OK) status = tt__json_read_int(j, node, "stop", true, 0, INT32_MAX, &s->stop);
         if (status != TT_OK) return status;
         if (tt__utf8_next(s->from, s->from_bytes, &at) == TT__INVALID || at != s->from_bytes)
-            return tt__bpe_unknown(j, node, "content of a Strip,", s->from, "one character");
+            return tt__unsupported(j, node, "content of a Strip,", s->from, "one character");
+        return TT_OK;
+    default: return TT_OK;
     }
-    return TT_OK;
+}
+
+/* The id at `node`, in range. */
+static tt_status tt__read_id(const tt__json *j, int node, const char *what, int *id)
+{
+    const tt__json_node *at = &j->nodes[node];
+    const bool integer = at->kind == TT__JSON_NUMBER_KIND && at->exact;
+    if (integer && at->integer >= 0 && at->integer < TT__IDS_LIMIT) return *id = (int)at->integer, TT_OK;
+    return tt__fail(j->ctx, TT_ERR_FORMAT,
+                    "'%s', byte %zu: the id of %s is %s; expected an integer from 0 to %d", j->path,
+                    j->base + at->offset, what, integer ? "out of range" : tt__json_kind_name(j, node),
+                    TT__IDS_LIMIT - 1);
 }

@@ -2,8 +2,7 @@
 #include "../base/base.h"
 #include "../files/lists.h"
 #include "../files/json.h"
-#include "vocabulary.h"
-#include "bpe.h"
+#include "parts.h"
 
 /* ---- a tokenizer as a Hugging Face folder holds it */
 
@@ -19,14 +18,14 @@ static void tt__print_tokenizer_config(tt__text *to, const void *tokenizer)
               ((const tt_tokenizer *)tokenizer)->lowercase ? "true" : "false");
 }
 
-static tt_status tt__bpe_save(const tt__bpe *b, const char *folder)
+static tt_status tt__save_kept(const tt_tokenizer *k, const char *folder)
 {
     char path[TT__PATH];
     tt_status status = TT_OK;
-    for (int i = 0; i < b->n_kept && status == TT_OK; i++) {
-        const tt__kept_file *kept = &b->kept[i];
-        status = tt__path_join(b->ctx, path, folder, kept->name);
-        if (status == TT_OK) status = tt__write_bytes(b->ctx, path, kept->file.bytes, kept->file.size);
+    for (int i = 0; i < k->n_kept && status == TT_OK; i++) {
+        const tt__kept_file *kept = &k->kept[i];
+        status = tt__path_join(k->ctx, path, folder, kept->name);
+        if (status == TT_OK) status = tt__write_bytes(k->ctx, path, kept->file.bytes, kept->file.size);
     }
     return status;
 }
@@ -34,7 +33,7 @@ static tt_status tt__bpe_save(const tt__bpe *b, const char *folder)
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
 {
     tt_status status = tt__make_folder(k->ctx, folder);
-    if (status == TT_OK && k->bpe) return tt__bpe_save(k->bpe, folder);
+    if (status == TT_OK && k->n_kept) return tt__save_kept(k, folder);
     if (status == TT_OK) status = tt__save_printed(k->ctx, folder, "vocab.txt", tt__print_vocab, k);
     if (status != TT_OK) return status;
     return tt__save_printed(k->ctx, folder, "tokenizer_config.json", tt__print_tokenizer_config, k);

@@ -1,207 +1,240 @@
 #pragma once
 #include "../base/base.h"
-#include "../ops/linear/cpu_packing.h"
-#include "../files/lists.h"
+#include "code_points.h"
 #include "../files/utf8.h"
 #include "../files/json.h"
-#include "unicode.h"
+#include "parts.h"
+#include "lookups.h"
+#include "read.h"
 
-/* --------------------------------------------------------------------------------------------- tokenizer */
+/* ---------------------------------------------------------------------------------- tokenizer: vocabulary */
 
-/* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py compares the two. A word is looked
-   up whole, then by ever shorter starts; the hashes of all starts come from one pass over its bytes (FNV-1a).
-   Pieces that continue a word ("##ing") have the same table and another seed. */
-#define TT__WORD_CHARS 100 /* a longer word is [UNK] */
-#define TT__WORD_BYTES (TT__WORD_CHARS * 4)
-#define TT__WORD_SEED 2166136261u
-#define TT__PIECE_SEED 3735928559u
-#define TT__LOW 0x3000 /* alphabets, punctuation, jamo */
-#define TT__VOCAB_BYTES ((size_t)1 << 28) /* a larger vocab.txt is refused; offsets into it have 32 bits */
+/* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
+   as "add_prefix_space" of tokenizer_config.json says, or as tt__llama_way. */
+typedef enum tt__first_word { TT__FIRST_FILE, TT__FIRST_BYTES, TT__FIRST_LLAMA } tt__first_word;
 
-static uint32_t tt__hash_byte(uint32_t hash, unsigned char byte) { return (hash ^ byte) * 16777619u; }
-
-/* A text that spells out one of these has that token there. The first three must be in the vocabulary. */
-static const char *const tt__special_tokens[] = {"[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"};
-enum { TT__UNK, TT__CLS, TT__SEP };
-
-/* In the file, without ##. */
-typedef struct tt__wordpiece { uint32_t start, bytes; bool continues; } tt__wordpiece;
-typedef struct tt__bucket { uint32_t hash; int32_t id; } tt__bucket;              /* id -1: free */
-
-typedef struct tt__bpe tt__bpe; /* a tokenizer of a tokenizer.json: byte-pair or Unigram */
-enum { TT__AROUND = 16 };       /* ids that stand before or behind those of a text, at most */
-
-struct tt_tokenizer {
-    tt_context *ctx;
-    tt__bpe *bpe;             /* NULL: words and pieces of them, as the following */
-    int32_t before[TT__AROUND], behind[TT__AROUND]; /* ids around those of a text */
-    int n_before, n_behind;
-    int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
-    tt__unicode *unicode;
-    tt__file_bytes file;      /* vocab.txt with a NUL behind each token */
-    tt__wordpiece *pieces;      /* by id */
-    tt__bucket *slots;        /* open addressing, at most half full */
-    uint32_t mask;
-    int size, capacity, longest;
-    int special[TT__COUNT(tt__special_tokens)]; /* ids; -1: absent */
-    bool lowercase;
-    uint8_t classes[256];     /* a TT__CLASS_..., or a letter or digit, folded; 0: "[", or beyond ASCII */
-    uint8_t low[TT__LOW];     /* TT__CLASS_... of the code points that most words have */
-    int32_t punctuation[128]; /* id of the words that are one ASCII punctuation character */
-};
-
-/* The slot that holds the piece, or the free one where it belongs. */
-static uint32_t tt__vocab_slot(const tt_tokenizer *k, const char *text, uint32_t bytes, bool continues,
-                               uint32_t hash)
+/* Room for `size` ids in a table. */
+static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
+                          size_t size)
 {
-    uint32_t at = (hash ^ hash >> 15) & k->mask;
-    for (; k->slots[at].id >= 0; at = (at + 1) & k->mask) {
-        if (k->slots[at].hash != hash) continue;
-        const tt__wordpiece *piece = &k->pieces[k->slots[at].id];
-        if (piece->bytes == bytes && piece->continues == continues &&
-            memcmp(k->file.bytes + piece->start, text, bytes) == 0)
-            break;
-    }
-    return at;
-}
-
-static uint32_t tt__vocab_hash(const char *text, size_t bytes, bool continues)
-{
-    uint32_t hash = continues ? TT__PIECE_SEED : TT__WORD_SEED;
-    for (size_t i = 0; i < bytes; i++) hash = tt__hash_byte(hash, (unsigned char)text[i]);
-    return hash;
-}
-
-static int tt__vocab_find(const tt_tokenizer *k, const char *token)
-{
-    size_t bytes = strlen(token);
-    bool continues = bytes > 2 && token[0] == '#' && token[1] == '#';
-    if (continues) { token += 2; bytes -= 2; }
-    if (bytes > TT__VOCAB_BYTES) return -1;
-    return k->slots[tt__vocab_slot(k, token, (uint32_t)bytes, continues, tt__vocab_hash(token, bytes,
-        continues))].id;
-}
-
-static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
-{
-    tt_context *ctx = k->ctx;
-    tt_status status = tt__file_open(ctx, path, &k->file);
-    if (status != TT_OK) return status;
-    char *text = k->file.bytes;
-    if (k->file.size > TT__VOCAB_BYTES)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a vocabulary of at most %zu is read", path,
-                        k->file.size, TT__VOCAB_BYTES);
-    for (size_t at = 0; at < k->file.size;) {
-        const char *newline = (const char *)memchr(text + at, '\n', k->file.size - at);
-        size_t start = at, end = newline ? (size_t)(newline - text) : k->file.size;
-        at = end + 1;
-        size_t invalid = tt__utf8_invalid(text + start, end - start);
-        if (invalid < end - start || memchr(text + start, 0, end - start))
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary "
-                            "has one token a line", path, k->size + 1);
-        while (end > start) { /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
-            size_t last = tt__utf8_last(text, end), next = last;
-            uint32_t c = tt__utf8_next(text, end, &next);
-            bool white = (c >= 9 && c <= 13) || c == 0x85 || tt__class(k->unicode, c) == TT__CLASS_SPACE;
-            if (!white) break;
-            end = last;
-        }
-        text[end] = 0;
-        if (!TT__GROW(ctx, k->pieces, k->size, k->capacity))
-            return tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %d tokens of '%s'", k->size + 1, path);
-        tt__wordpiece *piece = &k->pieces[k->size++];
-        piece->continues = end - start > 2 && text[start] == '#' && text[start + 1] == '#';
-        piece->start = (uint32_t)(start + (piece->continues ? 2 : 0));
-        piece->bytes = (uint32_t)(end - piece->start);
-    }
     size_t slots = 64;
-    while (slots < (size_t)k->size * 2) slots *= 2;
-    k->mask = (uint32_t)(slots - 1);
-    k->slots = (tt__bucket *)tt__alloc(ctx, slots * sizeof *k->slots);
-    if (!k->slots) return TT_ERR_MEMORY;
-    memset(k->slots, 0xFF, slots * sizeof *k->slots);
-    /* a token that is there twice has the id of the last, as in transformers */
-    for (int id = 0; id < k->size; id++) {
-        const tt__wordpiece *piece = &k->pieces[id];
-        const char *token = text + piece->start;
-        uint32_t hash = tt__vocab_hash(token, piece->bytes, piece->continues);
-        tt__bucket *slot = &k->slots[tt__vocab_slot(k, token, piece->bytes, piece->continues, hash)];
-        slot->hash = hash;
-        slot->id = id;
-        if (piece->bytes <= TT__WORD_BYTES) k->longest = (int)tt__max(k->longest, (int64_t)piece->bytes);
+    while (slots < size * 2) slots *= 2;
+    t->base = base;
+    t->slices = slices;
+    t->mask = (uint32_t)(slots - 1);
+    t->slots = (tt__bucket *)tt__alloc(ctx, slots * sizeof *t->slots);
+    if (t->slots) memset(t->slots, 0xFF, slots * sizeof *t->slots);
+    return t->slots != NULL;
+}
+
+static void tt__token_put(tt__ids_by_text *t, int id)
+{
+    const char *text = t->base + t->slices[id].start;
+    const size_t bytes = t->slices[id].bytes;
+    const tt__bucket bucket = {tt__token_head(text, bytes, bytes), (uint32_t)bytes, id};
+    *tt__token_slot(t, text, bytes, bucket.head) = bucket;
+}
+
+
+typedef struct tt__recipe { /* what a tokenizer is made of */
+    const tt__json *j;            /* tokenizer.json, or what stands for it without the vocabulary */
+    const char *text;             /* what j was parsed from */
+    const tt__json *way;          /* what has the pipeline in place of j; NULL: nothing */
+    tt__first_word first;
+    const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j, or in lines */
+    const tt__file_bytes *lines;  /* vocab.txt, or NULL */
+    const tt__file_bytes *merges; /* merges.txt; NULL: merges are in j */
+    const char *path;             /* of vocab.txt or merges.txt */
+    const tt__json *config;       /* tokenizer_config.json; NULL, or empty: there is none */
+} tt__recipe;
+
+typedef struct tt__vocab_reader {
+    const tt__recipe *r;
+    const tt__json *j;
+    int node, child, place;       /* the vocabulary; the next token's node and number */
+    size_t at, offset;            /* the next line's place; that of a token of JSON */
+} tt__vocab_reader;
+
+/* The next line of vocab.txt. */
+static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes)
+{
+    const char *text = v->r->lines->bytes + v->at;
+    const size_t left = v->r->lines->size - v->at;
+    const char *newline = (const char *)memchr(text, '\n', left);
+    size_t end = newline ? (size_t)(newline - text) : left;
+    v->at += end + 1;
+    if (tt__utf8_invalid(text, end) < end || memchr(text, 0, end))
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
+                        "one token a line", v->r->path, v->place + 1);
+    while (end) { /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
+        const size_t last = tt__utf8_last(text, end);
+        size_t next = last;
+        if (!(k->unicode->bits[tt__utf8_next(text, end, &next)] & TT__IS_SPACE)) break;
+        end = last;
     }
-    for (int i = 0; i < TT__COUNT(tt__special_tokens); i++) {
-        k->special[i] = tt__vocab_find(k, tt__special_tokens[i]);
-        if (i <= TT__SEP && k->special[i] < 0)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no %s among its %d tokens: is it the vocab.txt of "
-                            "a BERT, one token a line?", path, tt__special_tokens[i], k->size);
-    }
+    *token = text;
+    *bytes = end;
     return TT_OK;
 }
 
-tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase)
+/* The next token of a vocabulary: a member of {token: id, ...}, or a line or [token, score] whose number is
+   the id. *token: NULL behind the last one. */
+static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes,
+                                int *id)
 {
-    tt_tokenizer *k = (tt_tokenizer *)tt__calloc(ctx, sizeof *k);
-    if (!k) return NULL;
-    k->ctx = ctx;
-    k->lowercase = lowercase;
-    k->unicode = tt__unicode_new(ctx);
-    if (!k->unicode || tt__vocab_read(k, vocab_path) != TT_OK) {
-        tt_tokenizer_free(k);
-        return NULL;
+    const tt__json *j = v->j;
+    const int child = v->child;
+    *token = NULL;
+    *id = v->place;
+    if (v->r->lines ? v->at >= v->r->lines->size : child >= j->nodes[v->node].after) return TT_OK;
+    if (v->r->lines) {
+        const tt_status status = tt__next_line(k, v, token, bytes);
+        v->place++;
+        return status;
     }
-    for (uint32_t c = 0; c < 128; c++) {
-        char one[2] = {(char)c, 0};
-        bool upper = c >= 'A' && c <= 'Z';
-        k->classes[c] = (uint8_t)tt__class(k->unicode, c);
-        if (k->classes[c] == TT__CLASS_LETTER) k->classes[c] = (uint8_t)(upper && lowercase ? c + 32 : c);
-        int id = c ? tt__vocab_find(k, one) : -1;
-        k->punctuation[c] = id < 0 ? k->special[TT__UNK] : id;
+    const tt__json_node *at = &j->nodes[child];
+    v->child = at->after;
+    v->offset = j->base + at->offset;
+    if (k->model.kind != TT__MODEL_UNIGRAM) {
+        *token = j->pool + at->key;
+        *bytes = at->key_bytes;
+        return tt__read_id(j, child, "a token of the vocabulary", id);
     }
-    for (uint32_t c = 0; c < TT__LOW; c++) k->low[c] = (uint8_t)tt__class(k->unicode, c);
-    k->classes[(int)'['] = TT__CLASS_LETTER; /* it may begin a special token */
-    static const int roles[TT__COUNT(tt__special_tokens)] = {TT_TOKEN_UNK, TT_TOKEN_CLS, TT_TOKEN_SEP,
-                                                             TT_TOKEN_PAD, TT_TOKEN_MASK};
-    for (int i = 0; i < TT_TOKEN_COUNT; i++) k->roles[i] = -1;
-    for (int i = 0; i < TT__COUNT(roles); i++) k->roles[roles[i]] = k->special[i];
-    k->before[0] = k->special[TT__CLS];
-    k->behind[0] = k->special[TT__SEP];
-    k->n_before = k->n_behind = 1;
-    return k;
+    const bool pair = at->kind == TT__JSON_ARRAY && at->count == 2;
+    *token = pair ? tt__json_bytes(j, child + 1, bytes) : NULL;
+    if (v->place++ < TT__IDS_LIMIT && *token &&
+        j->nodes[j->nodes[child + 1].after].kind == TT__JSON_NUMBER_KIND) return TT_OK;
+    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: token %d of the vocabulary is %s; expected "
+                    "at most %d tokens, each an array of a text and its score", j->path,
+                    j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
 }
 
-/* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
-   freed in any case. */
-static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
-                                        const char *file)
+/* The bytes that a token of byte-level encoding stands for, at `to`. Returns how many; TT__NO_TOKEN: no text
+   has it. */
+static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
 {
-    bool there = false;
-    memset(j, 0, sizeof *j);
-    tt_status status = tt__path_join(ctx, path, folder, file);
-    if (status == TT_OK) status = tt__folder_has(ctx, folder, file, &there);
-    return status == TT_OK && there ? tt__json_open(j, ctx, path) : status;
+    uint32_t made = 0;
+    for (size_t at = 0; at < n; made++) {
+        const int byte = tt__char_byte(tt__utf8_next(token, n, &at));
+        if (byte < 0) return TT__NO_TOKEN;
+        to[made] = (char)byte;
+    }
+    return made;
 }
 
-/* What of tokenizer_config.json changes ids. */
-static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
+/* Room for a vocabulary of so many tokens and bytes, with the ids below k->size. */
+static bool tt__vocab_room(tt_tokenizer *k, size_t count, size_t bytes)
 {
-    tt_status status = TT_OK;
-    bool accents = true, cjk = true, basic = true, split_special = false;
-    const struct { const char *key; bool *to; } members[] = {
-        {"do_lower_case", lowercase}, {"strip_accents", &accents}, {"tokenize_chinese_chars", &cjk},
-        {"do_basic_tokenize", &basic}, {"split_special_tokens", &split_special}};
-    if (j->nodes[0].kind != TT__JSON_OBJECT)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", j->path,
-                        tt__json_kind_name(j, 0));
-    for (int k = 0; k < TT__COUNT(members) && status == TT_OK; k++) {
-        status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
-        if (k == 0) accents = *lowercase; /* strip_accents follows do_lower_case when it is null */
+    tt__vocab *v = &k->vocab;
+    const size_t ids = (size_t)tt__max(k->size, 1);
+    const bool mapped = k->mapped_at < k->split.n;
+    v->texts = (char *)tt__alloc(k->ctx, bytes + 1);
+    v->words = mapped ? (char *)tt__alloc(k->ctx, bytes + 1) : v->texts;
+    v->text = (tt__slice *)tt__alloc(k->ctx, ids * sizeof *v->text);
+    v->word = mapped ? (tt__slice *)tt__alloc(k->ctx, ids * sizeof *v->word) : v->text;
+    k->model.whole = (uint8_t *)tt__calloc(k->ctx, ids);
+    k->added_of = (int32_t *)tt__alloc(k->ctx, ids * 4);
+    if (!v->texts || !v->words || !v->text || !v->word || !k->model.whole || !k->added_of ||
+        !tt__token_table(k->ctx, &v->by_text, v->texts, v->text, count + (size_t)k->n_added) ||
+        !tt__token_table(k->ctx, &v->by_word, v->words, v->word, count))
+        return false;
+    memset(v->text, 0xFF, ids * sizeof *v->text);
+    memset(v->word, 0xFF, ids * sizeof *v->word);
+    memset(k->added_of, 0xFF, ids * 4);
+    return true;
+}
+
+/* Reads the vocabulary, and makes room for the added tokens. */
+static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__json *j, int node)
+{
+    const tt__vocab_reader begin = {r, j, node, node + 1, 0, 0, 0};
+    tt__vocab_reader reader = begin;
+    tt__vocab *v = &k->vocab;
+    size_t bytes = 0, used = 0, count = 0, n = 0;
+    const char *key;
+    int id;
+    tt_status status = tt__read_token(k, &reader, &key, &n, &id);
+    for (; key && status == TT_OK; status = tt__read_token(k, &reader, &key, &n, &id), count++) {
+        v->own = (int)tt__max(v->own, id + 1);
+        bytes += n + 1;
     }
-    const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
-                            : !cjk                  ? "\"tokenize_chinese_chars\" is false"
-                            : !basic                ? "\"do_basic_tokenize\" is false"
-                            : split_special         ? "\"split_special_tokens\" is true" : NULL;
-    if (status != TT_OK || !unsupported) return status;
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which this tokenizer does not do", j->path,
-                    unsupported);
+    if (status != TT_OK) return status;
+    k->size = v->own;
+    for (int i = 0; i < k->n_added; i++) {
+        k->size = (int)tt__max(k->size, k->added[i].id + 1);
+        bytes += k->added[i].bytes + 1;
+    }
+    if (!tt__vocab_room(k, count, bytes)) return TT_ERR_MEMORY;
+    const bool mapped = v->words != v->texts;
+    reader = begin;
+    for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; used += n + 1) {
+        const tt__slice slice = {(uint32_t)used, (uint32_t)n};
+        if (v->text[id].bytes != TT__NO_TOKEN)
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the "
+                            "id %d", j->path, reader.offset, id);
+        memcpy(v->texts + used, key, n);
+        v->texts[used + n] = 0;
+        v->text[id] = slice; /* of tokens that are there twice the last counts */
+        tt__token_put(&v->by_text, id);
+        if (mapped) {
+            v->word[id].start = slice.start;
+            v->word[id].bytes = tt__token_bytes(key, n, v->words + used);
+        }
+        if (v->word[id].bytes == TT__NO_TOKEN) continue;
+        tt__token_put(&v->by_word, id);
+        v->longest = (uint32_t)tt__max(v->longest, v->word[id].bytes);
+    }
+    return status;
+}
+
+static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* room for twice as many edges */
+{
+    const size_t slots = t->slots ? 2 * t->slots : 1024;
+    uint64_t *old = t->edges;
+    uint64_t *edges = (uint64_t *)tt__alloc(ctx, slots * sizeof *edges);
+    if (!edges) return false;
+    memset(edges, 0xFF, slots * sizeof *edges);
+    const size_t before = t->slots;
+    t->edges = edges;
+    t->shift = t->slots ? t->shift - 1 : 64 - 10;
+    t->slots = slots;
+    for (size_t i = 0; i < before; i++)
+        if (old[i] != UINT64_MAX) t->edges[tt__prefix_slot(t, old[i] >> 28)] = old[i];
+    tt__free(ctx, old);
+    return true;
+}
+
+static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *text, size_t bytes,
+                                  int32_t id)
+{
+    int32_t node = 0;
+    for (size_t i = 0; i <= bytes; i++) {
+        const int32_t parent = node;
+        if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
+            if (t->count == (1 << 28) - 1) /* the last one is an edge that is free */
+                return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
+                                t->count);
+            if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
+                (t->slots < 2 * ((size_t)t->count + 1) && !tt__prefixes_grow(ctx, t))) return TT_ERR_MEMORY;
+            node = t->count++;
+            t->ids[node] = -1;
+            const uint64_t key = (uint64_t)parent << 8 | (uint8_t)(i ? text[i - 1] : 0);
+            if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
+        }
+    }
+    if (bytes) t->ids[node] = id; /* of two tokens with the same text the last counts */
+    return TT_OK;
+}
+
+/* The tree of the tokens. */
+static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
+{
+    tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1);
+    for (int id = 0; id < k->vocab.own && status == TT_OK; id++) {
+        const tt__slice *text = &k->vocab.text[id];
+        const char *from = k->vocab.texts + text->start;
+        if (text->bytes != TT__NO_TOKEN)
+            status = tt__prefixes_add(k->ctx, &k->model.prefixes, from, text->bytes, id);
+    }
+    return status;
 }

@@ -8,7 +8,6 @@
 #include "../run/inputs.h"
 #include "../run/results.h"
 #include "../run/step.h"
-#include "../text/vocabulary.h"
 #include "trainer.h"
 
 /* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as

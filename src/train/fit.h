@@ -440,7 +440,7 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     size_t state = 0, model = 0;
     tt__kept *kept = r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
     for (int k = 0; kept && k < count; k++) {
-        const tt__value *x = &tt__stage_tape(r->train, kept[k].stage)->values[kept[k].value];
+        const tt__value *x = &r->train->stage[kept[k].stage]->built.t->values[kept[k].value];
         const size_t bytes = (size_t)r->ctx->params[x->param]->size * tt_dtype_bytes(x->shape.dtype);
         state += bytes;
         if (!kept[k].state) model += bytes;

@@ -1,7 +1,6 @@
 #pragma once
 #include "../base/base.h"
 #include "../reports/picture.h"
-#include "../models/config.h"
 #include "progress.h"
 
 /* ---- loss.svg: panels of loss, metric and learning rate over the steps ---- */
@@ -172,7 +171,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         const int up = (int)(height * (tick - a.from) / (a.to - a.from) + 0.5);
         if (fabs(at) > FLT_MAX) continue;
         tt__print(svg, "<text x='%d' y='%d'>%s</text>", TT__FIT_LEFT - 8, top + 4 + height - up,
-                  tt__json_float((float)at, label));
+                  tt__shortest((float)at, label));
     }
     /* From here on in tenths of a pixel from the panel's lower left corner, upwards. */
     tt__print(svg,

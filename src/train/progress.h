@@ -3,7 +3,6 @@
 #include "../ranks/processes.h"
 #include "../files/lists.h"
 #include "../files/json.h"
-#include "../models/config.h"
 #include "trainer.h"
 
 /* ---------------------------------------------------------------------------------------------------- fit */
@@ -153,7 +152,7 @@ static size_t tt__fit_heading(const tt__fit *f, char to[160])
 
 static const char *tt__fit_number(double x, char to[32])
 {
-    if (fabs(x) <= FLT_MAX) return tt__json_float((float)x, to);
+    if (fabs(x) <= FLT_MAX) return tt__shortest((float)x, to);
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 

@@ -12,7 +12,6 @@
 #include "../run/tune.h"
 #include "../run/state.h"
 #include "../files/safetensors.h"
-#include "../models/save.h"
 #include "trainer.h"
 
 /* -------------------------------------------------------------------------------------------------- state */
@@ -98,11 +97,11 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->tensors = 1 + s->count + (t->fp8_history != 0) + (s->frozen > 0) + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
-        const tt__value *x = &tt__stage_tape(p, s->kept[k].stage)->values[s->kept[k].value];
+        const tt__value *x = &p->stage[s->kept[k].stage]->built.t->values[s->kept[k].value];
         const tt_param *param = ctx->params[x->param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
-        info->dtype = tt__safetensors_dtype(x->shape.dtype);
+        info->dtype = tt__dtypes[x->shape.dtype].safetensors;
         info->ndim = param->ndim;
         memcpy(info->dims, param->dims, sizeof param->dims);
         info->bytes = (size_t)param->size * tt_dtype_bytes(x->shape.dtype);
@@ -110,7 +109,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     if (t->fp8_history) {
         tt_tensor_info *info = &s->info[s->count + 1];
         info->name = "tinytrain.fp8";
-        info->dtype = tt__safetensors_dtype(TT_F32);
+        info->dtype = tt__dtypes[TT_F32].safetensors;
         info->ndim = 2;
         info->dims[0] = t->values[t->fp8_history].shape.rows;
         info->dims[1] = t->values[t->fp8_history].shape.cols;
@@ -127,8 +126,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
    all have theirs, in `history`, or (write) from there to each rank. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
-    tt_program room;
-    const tt_program *p = tt__stage_view(s->p, stage, &room);
+    const tt_program *p = s->p->stage[stage];
     const tt_tape *t = p->built.t;
     const tt__arena *a = p->arena;
     const int first = tt__first_rank(a);
@@ -141,11 +139,11 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
         const size_t bytes = row * sizeof(float);
         for (int r = tt__near_rank(a); r < tt__near_end(a) && status == TT_OK; r++) {
             float *at = (float *)tt__resolve(p, r, i->in[1]).data + (to - history);
-            if (write) status = tt__write_memory(p->ctx, a, r, TT__DEVICE, at, TT_U8, to, TT_U8, bytes);
-            else if (r == first)
-                status = tt__read_memory(p->ctx, a, r, TT__DEVICE, to, TT_U8, at, TT_U8, bytes);
+            const tt__memory x = {a, r, TT__DEVICE, TT_U8, at};
+            if (write) status = tt__write_memory(&x, to, TT_U8, bytes);
+            else if (r == first) status = tt__read_memory(&x, to, TT_U8, bytes);
         }
-        if (!write && status == TT_OK) status = tt__net_to_first(p->ctx, a->crew, first, to, bytes);
+        if (!write && status == TT_OK) status = tt__net_to_first(a->crew, first, to, bytes);
     }
     return status;
 }
@@ -159,7 +157,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
     const int tensor = w ? -1 : tt_safetensors_find(s->file, info->name);
     tt_status status = history ? TT_OK : TT_ERR_MEMORY;
     if (tensor >= 0 && history) status = tt_safetensors_read(s->file, tensor, 0, info->bytes, history);
-    for (int k = 0; k < tt__stages(s->p) && status == TT_OK; k++) status = tt__stage_fp8(s, k, !w, history);
+    for (int k = 0; k < s->p->stages && status == TT_OK; k++) status = tt__stage_fp8(s, k, !w, history);
     if (w && status == TT_OK) status = tt_safetensors_write(w, history, info->bytes);
     tt__free(s->p->ctx, history);
     return status;
@@ -169,8 +167,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
    process 0 has the hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
-    tt_program room;
-    const tt_program *p = tt__stage_view(s->p, s->kept[k].stage, &room);
+    const tt_program *p = s->p->stage[s->kept[k].stage];
     const tt__value *x = &p->built.t->values[s->kept[k].value];
     const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
     const int64_t size = stored.rows * stored.cols, item = (int64_t)tt_dtype_bytes(x->shape.dtype);
@@ -178,13 +175,12 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
     for (int64_t e = 0, n; e < size && status == TT_OK; e += n) {
         int rank;
         const int64_t at = tt__stored_at(&stored, e, &rank, &n);
-        const char *from = (const char *)tt__resolve(p, rank, s->kept[k].value).data;
+        char *from = (char *)tt__resolve(p, rank, s->kept[k].value).data;
         n = tt__min(n, (int64_t)s->room / item);
         const size_t bytes = (size_t)(n * item);
-        if (from)
-            status = tt__read_memory(p->ctx, p->arena, rank, x->space, s->piece, TT_U8, from + at * item,
-                                     TT_U8, bytes);
-        if (status == TT_OK) status = tt__net_to_first(p->ctx, p->arena->crew, rank, s->piece, bytes);
+        const tt__memory memory = {p->arena, rank, x->space, TT_U8, from ? from + at * item : NULL};
+        if (from) status = tt__read_memory(&memory, s->piece, TT_U8, bytes);
+        if (status == TT_OK) status = tt__net_to_first(p->arena->crew, rank, s->piece, bytes);
         if (status == TT_OK && w) status = tt_safetensors_write(w, s->piece, bytes);
         if (status == TT_OK && !w) *hash = tt__hash_elements(*hash, s->piece, bytes, item);
     }
@@ -232,9 +228,8 @@ static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, 
         n = tt__min(n, (int64_t)s->room / item);
         const size_t bytes = (size_t)(n * item);
         status = tt_safetensors_read(s->file, tensor, (size_t)(e * item), bytes, s->piece);
-        if (status == TT_OK)
-            status = tt__write_memory(p->ctx, p->arena, rank, x->space, to + at * item, TT_U8, s->piece,
-                                      TT_U8, bytes);
+        const tt__memory memory = {p->arena, rank, x->space, TT_U8, to + at * item};
+        if (status == TT_OK) status = tt__write_memory(&memory, s->piece, TT_U8, bytes);
     }
     return status;
 }
@@ -245,9 +240,8 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
     tt_status status = TT_OK;
     for (int k = 0; k < s->count && status == TT_OK; k++) {
         if (w) status = tt__state_write(s, k, w, NULL);
-        for (int stage = 0; stage < tt__stages(s->p) && !w; stage++) {
-            tt_program room;
-            const tt_program *p = tt__stage_view(s->p, stage, &room);
+        for (int stage = 0; stage < s->p->stages && !w; stage++) {
+            const tt_program *p = s->p->stage[stage];
             const int32_t v = tt__kept_in(s->p, stage, &s->kept[k]);
             for (int r = tt__near_rank(p->arena); v && r < tt__near_end(p->arena) && status == TT_OK; r++)
                 status = tt__state_read(s, k, p, v, r);

@@ -10,26 +10,22 @@ of another source equals it. compare_tokens.py checks the tables, and the C code
 A table is a string of numbers (see digits) of rows in the order of code points. s(x) is 2x, or -2x - 1 if
 x < 0.
 
-    class        the distance from the end of the row before; last - first (7 bits) << 4 | class. What is in
-                 no row is a letter, or for private use, which is dropped
-    fold_*       lower(NFD(c) without accents) where that is not c; c is no accent and not Hangul:
-        runs     the distance from the first of the row before; last - first (8 bits) << 3 | kind, where kind
-                 is stride * 3 - 3 + step; s(to - to of the row before - that distance). c becomes
-                 to + (c - first) / stride * step, when stride divides c - first
-        cjk      the two blocks of CJK compatibility ideographs, each code point: s(to - to of the one before)
-        many     the distance from the row before; s() of the distances to two or three code points, the first
-                 from c, the others from the one before (0: none)
-    Hangul syllables (U+AC00..U+D7A3) decompose by arithmetic, see hangul().
-
-Of byte-pair tokenizers (what is in no row has no property):
-    letters      the distance from the end of the row before; last - first << 7 | bits, see PROPERTIES
+What is in no row has no property:
+    bert         of BertNormalizer: the distance from the end of the row before; last - first << 2 | class, see
+                 probe()
+    cjk          the two blocks of CJK compatibility ideographs, each code point that NFD makes of one:
+                 s(to - to of the one before)
+    letters      the distance from the end of the row before; last - first << 8 | bits, see PROPERTIES
     marks        the distance from the end of the row before; last - first << 6 | rank, where marks of a higher
                  combining class have a higher rank, from 1
     graphemes    the distance from the end of the row before; last - first << 4 | class, see GRAPHEMES
-    lower_runs   lower(c) where that is not c, as fold_runs; but of U+0130, which becomes two code points
+    lower        lower(c) where that is not c, but of U+0130, which becomes two code points: the distance from
+                 the first of the row before; last - first (8 bits) << 3 | kind, where kind is
+                 stride * 3 - 3 + step; s(to - to of the row before - that distance). c becomes
+                 to + (c - first) / stride * step, when stride divides c - first
     compat       NFKD(c) where that is not NFD(c): 18 * (the distance from the row before - 1) + code points - 1;
                  s(first - first of the row before - that distance); of the others s(it - the one before)
-    pairs        canonical decompositions but Hangul's and those of the CJK blocks (fold_cjk has them): the
+    pairs        canonical decompositions but those of Hangul, which are arithmetic, and of the CJK blocks: the
                  distance from the row before << 1 | whether NFC composes it; s(first of the two - that of the
                  row before); s(second, or 0 - that of the row before)
 """
@@ -44,12 +40,10 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, Digits, Punctuation, Spl
 ALL = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
 CJK_BLOCKS = ((0xF900, 0xFAFF), (0x2F800, 0x2FA1F))
 HANGUL = range(0xAC00, 0xD7A4)
-# In the order of the enum in tinytrain.h. "mark" is the first of several classes, sorted as NFD sorts them.
-CLASSES = ["letter", "space", "drop", "punctuation", "accent", "starter accent", "mark"]
 
-CLEAN, CHINESE, STRIP, FOLD = (
-    BertNormalizer(clean_text=i == 0, handle_chinese_chars=i == 1, strip_accents=i >= 2, lowercase=i == 3)
-    for i in range(4))
+CLEAN, CHINESE, STRIP = (
+    BertNormalizer(clean_text=i == 0, handle_chinese_chars=i == 1, strip_accents=i == 2, lowercase=False)
+    for i in range(3))
 
 
 def nfd(*points):
@@ -63,37 +57,30 @@ def is_reordered(c):
 
 
 def probe():
-    """{code point: class} without letters, {code point: fold} of what is kept, and what is Chinese"""
-    kinds, folds, chinese = {}, {}, []
+    """{code point: 1 if cleaning drops it, 2 if it is an accent}, white space and punctuation of words, and what
+    is Chinese"""
+    kinds, space, punctuation, chinese = {}, set(), set(), []
     words = BertPreTokenizer()
     for c in ALL:
         text = f"a{chr(c)}b"
         clean = CLEAN.normalize_str(text)
-        if clean in ("ab", "a b"):
-            kinds[c] = "drop" if clean == "ab" else "space"
+        if clean == "ab":
+            kinds[c] = 1
+            continue
+        if clean == "a b":
+            space.add(c)
             continue
         assert clean == text
         if CHINESE.normalize_str(text) != text:
             chinese.append(c)
         parts = len(words.pre_tokenize_str(text))
         assert parts in (1, 3), "white space that cleaning leaves"
-        fold = tuple(map(ord, FOLD.normalize_str(text)[1:-1]))
         if STRIP.normalize_str(text) == "ab":
-            assert parts == 1 and not fold, "an accent that is punctuation"
-            kinds[c] = "accent" if is_reordered(c) else "starter accent"
-            continue
-        folds[c] = fold
+            assert parts == 1, "an accent that is punctuation"
+            kinds[c] = 2
         if parts == 3:
-            kinds[c] = "punctuation"
-        if is_reordered(c):
-            assert c not in kinds and fold == (c,) and nfd(c) == chr(c), "a mark that is more than that"
-            kinds[c] = "mark"
-    gone = {c for c, kind in kinds.items() if kind in ("space", "drop", "accent", "starter accent")}
-    marks = {c for c, kind in kinds.items() if kind == "mark"}
-    for c, fold in folds.items():
-        assert fold and not gone & set(fold), "a fold that needs a second look"
-        assert not marks & set(fold) or len(fold) == len(nfd(c)), "an accent among the marks of a fold"
-    return kinds, folds, chinese
+            punctuation.add(c)
+    return kinds, space, punctuation, chinese
 
 
 def mark_classes(marks):
@@ -102,37 +89,10 @@ def mark_classes(marks):
     return {c: sorted(set(below.values())).index(n) for c, n in below.items()}
 
 
-def is_private(c):
-    """What the C code drops without a table."""
-    return 0xE000 <= c <= 0xF8FF or (c >= 0xF0000 and c & 0xFFFE != 0xFFFE)
-
-
 def is_chinese(c):
     """tt__is_cjk of the C code."""
     return (0x4E00 <= c <= 0x9FFF or 0x3400 <= c <= 0x4DBF or 0xF900 <= c <= 0xFAFF or 0x20000 <= c <= 0x2A6DF
             or 0x2A700 <= c <= 0x2B81F or 0x2B920 <= c <= 0x2CEAF or 0x2F800 <= c <= 0x2FA1F)
-
-
-def hangul(c):
-    s = c - 0xAC00
-    t = s % 28
-    return (0x1100 + s // 588, 0x1161 + s % 588 // 28) + ((0x11A7 + t,) if t else ())
-
-
-def class_table(kinds):
-    marks = mark_classes([c for c, kind in kinds.items() if kind == "mark"])
-    number = {c: CLASSES.index(kind) + marks.get(c, 0) for c, kind in kinds.items()}
-    assert max(number.values()) < 16
-    out = []
-    for c, n in sorted(number.items()):
-        if is_private(c):
-            assert kinds[c] == "drop"
-        elif out and out[-1][1:] == [c - 1, n] and c - out[-1][0] < 128:
-            out[-1][1] = c
-        else:
-            out.append([c, c, n])
-    assert all(is_private(c) <= (c in kinds) for c in ALL)
-    return out
 
 
 def run_table(one):
@@ -160,18 +120,6 @@ def run_table(one):
 def look_back(runs):
     """How many rows at most lie between the run that holds c and the last with first <= c."""
     return max(i - min([j for j in range(i) if runs[j][1] > runs[i][0]] or [i]) for i in range(len(runs)))
-
-
-def fold_tables(folds):
-    one, many = {}, {}
-    for c, f in folds.items():
-        if c in HANGUL:
-            assert f == hangul(c)
-        elif f != (c,):
-            (one if len(f) == 1 else many)[c] = f
-    blocks = [[one.pop(c, (c,))[0] for c in range(a, b + 1)] for a, b in CJK_BLOCKS]
-    assert all(len(f) <= 3 for f in many.values())
-    return run_table({c: f[0] for c, f in one.items()}), blocks, many
 
 
 def digits(n):
@@ -202,13 +150,6 @@ def emit(name, numbers, width=110):
           else f"static const char tt__{name}_text[] =\n{body};")
 
 
-def class_numbers(ranges):
-    end = -1
-    for first, last, n in ranges:
-        yield from (first - end - 1, (last - first) << 4 | n)
-        end = last
-
-
 def run_numbers(runs):
     before = (0, 0)
     for first, last, stride, to, step in runs:
@@ -222,17 +163,6 @@ def cjk_numbers(blocks):
     for to in (x for block in blocks for x in block):
         yield signed(to - before)
         before = to
-
-
-def many_numbers(many):
-    before = 0
-    for c, points in sorted(many.items()):
-        yield c - before
-        for a, b in zip((c,) + points, points):
-            assert a != b
-            yield signed(b - a)
-        yield from [0] * (3 - len(points))
-        before = c
 
 
 # The bits of a code point, from the lowest: \\p{L}, \\p{N} and \\s of a Split; Punctuation; \\w, the word of an
@@ -397,28 +327,24 @@ def compat_numbers(rows):
 
 
 def main():
-    kinds, folds, chinese = probe()
+    kinds, space, punctuation, chinese = probe()
     assert chinese == [c for c in ALL if is_chinese(c)]
-    classes = class_table(kinds)
-    runs, blocks, many = fold_tables(folds)
-    version = importlib.metadata.version("tokenizers")
-    print(f"/* Written by tests/golden/make_unicode.py from the package tokenizers {version} of Python. */\n"
-          f"enum {{\n    TT__CLASS_RANGES = {len(classes)}, TT__FOLD_RUNS = {len(runs)}, "
-          f"TT__FOLD_MANY = {len(many)},\n    TT__FOLD_CJK = {sum(map(len, blocks))},\n"
-          f"    TT__FOLD_LOOK_BACK = {look_back(runs)} /* rows at most from the run that holds c to the last run with "
-          "first <= c */\n};")
-    emit("class", class_numbers(classes))
-    emit("fold_runs", run_numbers(runs))
-    emit("fold_cjk", cjk_numbers(blocks))
-    emit("fold_many", many_numbers(many))
-    for (first, last), block in zip(CJK_BLOCKS, blocks):
-        assert all(nfd(c) == chr(to) for c, to in zip(range(first, last + 1), block))
+    bert_rows, bert = row_numbers(kinds, 2)
+    blocks = [[ord(nfd(c)) for c in range(first, last + 1)] for first, last in CJK_BLOCKS]
     rows, marks = pair_rows(), combining_marks()
-    letter_rows, letters = row_numbers(properties(rows, marks), len(PROPERTIES))
+    bits = properties(rows, marks)
+    letter_rows, letters = row_numbers(bits, len(PROPERTIES))
+    assert space == {c for c, b in bits.items() if b & 4 and kinds.get(c) != 1}
+    assert punctuation == {c for c, b in bits.items() if b & 8}
     mark_rows, ranks = row_numbers(marks, 6)
     grapheme_rows, graphemes = row_numbers(grapheme_classes(), 4)
-    print(f"enum {{ TT__LETTER_ROWS = {letter_rows}, TT__MARK_ROWS = {mark_rows}, TT__PAIRS = {len(rows)}, "
-          f"TT__COMPOSED_PAIRS = {sum(row[3] for row in rows)} }};")
+    version = importlib.metadata.version("tokenizers")
+    print(f"/* Written by tests/golden/make_unicode.py from the package tokenizers {version} of Python. */\n"
+          f"enum {{\n    TT__LETTER_ROWS = {letter_rows}, TT__BERT_ROWS = {bert_rows}, "
+          f"TT__CJK_POINTS = {sum(map(len, blocks))}, TT__MARK_ROWS = {mark_rows}, TT__PAIRS = {len(rows)},\n"
+          f"    TT__COMPOSED_PAIRS = {sum(row[3] for row in rows)}\n}};")
+    emit("bert", bert)
+    emit("cjk", cjk_numbers(blocks))
     emit("letter", letters)
     emit("mark", ranks)
     emit("pair", pair_numbers(rows))
@@ -427,7 +353,7 @@ def main():
     lower, compat = lower_runs(), compat_rows()
     print(f"enum {{\n    TT__LOWER_RUNS = {len(lower)}, TT__LOWER_LOOK_BACK = {look_back(lower)}, "
           f"TT__COMPAT_ROWS = {len(compat)},\n    TT__COMPAT_POINTS = {sum(map(len, compat.values()))}\n}};")
-    emit("lower_runs", run_numbers(lower))
+    emit("lower", run_numbers(lower))
     emit("compat", compat_numbers(compat))
 
 

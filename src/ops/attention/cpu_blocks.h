@@ -374,9 +374,7 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
         const void *from = tt__attention_row(m, number, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
         tt__attention_prefetch(m, number, column, d, true);
-        if (m->dtype == TT_F32) TT__K(attention_row_in)(TT_F32, to, from, d, scale);
-        else if (m->dtype == TT_BF16) TT__K(attention_row_in)(TT_BF16, to, from, d, scale);
-        else TT__K(attention_row_in)(TT_F16, to, from, d, scale);
+        TT__BY_FLOAT(m->dtype, D, TT__K(attention_row_in)(D, to, from, d, scale));
     }
 }
 
@@ -388,9 +386,7 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
     for (int64_t i = 0; i < n && m->data; i++, from += stride) {
         void *to = tt__attention_row(m, at ? at[row + i] : row + i, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
-        if (m->dtype == TT_F32) TT__K(attention_row_out)(TT_F32, to, from, d, scale, add);
-        else if (m->dtype == TT_BF16) TT__K(attention_row_out)(TT_BF16, to, from, d, scale, add);
-        else TT__K(attention_row_out)(TT_F16, to, from, d, scale, add);
+        TT__BY_FLOAT(m->dtype, D, TT__K(attention_row_out)(D, to, from, d, scale, add));
     }
 }
 

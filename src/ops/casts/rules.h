@@ -54,19 +54,17 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
 
 /* Zeros to which the next instruction that touches them adds everywhere, as attention's backward to the
    gradient of packed queries, keys and values, need not be written: it writes its results instead. */
-static void tt__fuse_FILL(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
     const tt__instr *i = &t->code[k];
     const int32_t g = i->out[0];
     const tt__value *v = &t->values[g];
     (void)root;
-    if (!later || i->attr.scale != 0 || i->add || v->base != g || v->storage != TT__TRANSIENT) return;
+    if (i->attr.scale != 0 || i->add || v->base != g || v->storage != TT__TRANSIENT) return;
     for (int m = k + 1; m <= v->writer; m++) {
         tt__instr next = t->code[m];
-        bool reads = false, writes = false;
-        for (int j = 0; j < TT__MAX_IN; j++) reads |= next.in[j] && t->values[next.in[j]].base == g;
-        for (int j = 0; j < TT__MAX_OUT; j++) writes |= next.out[j] && t->values[next.out[j]].base == g;
-        if (reads || (writes && !tt__adds_all_columns(t, &next, g))) return;
+        const bool writes = tt__writes(t, &next, g);
+        if (tt__reads(t, &next, g) || (writes && !tt__adds_all_columns(t, &next, g))) return;
         if (!writes) continue;
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (next.out[j] && t->values[next.out[j]].base == g) next.add &= ~(1u << j);
@@ -77,4 +75,4 @@ static void tt__fuse_FILL(tt_tape *t, int k, int32_t root, bool later)
 }
 
 static const tt__rules tt__rules_FILL = {tt__shape_FILL, tt__layout_FILL, {NULL}, tt__no_bytes, NULL, NULL,
-    tt__fuse_FILL};
+    NULL, tt__fuse_FILL};

@@ -92,9 +92,7 @@ TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, in
     t.y = l->add[0] ? y : NULL;
     if (dtype == TT__F64) tt__reduce_doubles(l, from, to, n);
     else if (how != TT__SUM) TT__K(reduce_as)(&t, y, n, how, dtype, 0);
-    else if (dtype == TT_F32) TT__K(reduce_many)(&t, y, n, TT__SUM, TT_F32);
-    else if (dtype == TT_BF16) TT__K(reduce_many)(&t, y, n, TT__SUM, TT_BF16);
-    else TT__K(reduce_many)(&t, y, n, TT__SUM, TT_F16);
+    else TT__BY_FLOAT(dtype, D, TT__K(reduce_many)(&t, y, n, TT__SUM, D));
 }
 
 /* from, to: of this member's piece */
@@ -145,8 +143,6 @@ TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
 {
     return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
 }
-
-TT__FN tt_status TT__K(run_REDUCE)(const tt__launch *l) { return l->me ? TT_OK : TT__K(run_SUM_SLOTS)(l); }
 
 TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* the RECV fetches it */
 

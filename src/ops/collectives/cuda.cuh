@@ -17,7 +17,7 @@ __device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, fl
 {
     if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b; // NaN stays
     if (dtype == TT_F32) return a + b;
-    return dtype == TT_BF16 ? to_float(round_to<bf16>(a + b)) : to_float(round_to<f16>(a + b));
+    TT__WITH_HALF(dtype, T, return to_float(round_to<T>(a + b)));
 }
 __device__ __forceinline__ double reduce_two(int how, tt_dtype, double a, double b)
 {
@@ -176,7 +176,6 @@ move_plan plan_of(const tt__launch *l)
     //                                       spread  sums     results packed to_piece owner  only
     case TT__OP_ALL_REDUCE: return          {spread, !spread, spread, false, false,   -1,    -1};
     case TT__OP_REDUCE_SCATTER: return      {false,  true,    false,  false, true,    owner, -1};
-    case TT__OP_REDUCE: return              {false,  true,    false,  false, false,   0,     -1};
     case TT__OP_SUM_SLOTS: return           {false,  true,    false,  false, false,   l->me, -1};
     case TT__OP_ALL_GATHER: return          {true,   false,   false,  true,  false,   owner, -1};
     case TT__OP_BROADCAST: return           {spread, false,   spread, false, false,   -1,    spread ? -1 : 0};

@@ -194,14 +194,6 @@ static tt__loads tt__loads_BROADCAST(const tt__move *m, int64_t elements, int me
     return loads;
 }
 
-static tt__loads tt__loads_REDUCE(const tt__move *m, int64_t elements, int me, int members)
-{
-    const int64_t n = me ? 0 : elements * (members - 1);
-    const tt__loads loads = {n, (double)n};
-    (void)m;
-    return loads;
-}
-
 static tt__loads tt__loads_RECV(const tt__move *m, int64_t elements, int me, int members)
 {
     const int64_t n = me == m->to && m->from != m->to ? elements : 0;
@@ -212,7 +204,7 @@ static tt__loads tt__loads_RECV(const tt__move *m, int64_t elements, int me, int
 
 #define TT__COLLECTIVE(OP, shape, backward, phases, loads) \
     static const tt__rules tt__rules_##OP = {shape, tt__layout_of_move, {backward}, tt__no_bytes, NULL, \
-                                             NULL, NULL, NULL, phases, loads}
+                                             NULL, NULL, NULL, NULL, phases, loads}
 TT__COLLECTIVE(ALL_REDUCE, tt__shape_ALL_REDUCE, tt__backward_ALL_REDUCE,
                TT__REDUCE_PHASE | TT__SPREAD_PHASE, tt__loads_ALL_REDUCE);
 TT__COLLECTIVE(REDUCE_SCATTER, tt__shape_REDUCE_SCATTER, tt__backward_REDUCE_SCATTER,
@@ -221,8 +213,6 @@ TT__COLLECTIVE(ALL_GATHER, tt__shape_ALL_GATHER, tt__backward_ALL_GATHER, TT__SP
                tt__loads_ALL_GATHER);
 TT__COLLECTIVE(BROADCAST, tt__shape_BROADCAST, NULL, TT__REDUCE_PHASE | TT__SPREAD_PHASE | TT__OF_FIRST,
                tt__loads_BROADCAST);
-TT__COLLECTIVE(REDUCE, tt__shape_of_sum, NULL, TT__REDUCE_PHASE | TT__PIECES_OUT | TT__OF_FIRST,
-               tt__loads_REDUCE);
 TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
 TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
 TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */

@@ -118,7 +118,7 @@ TT__ROWS_FN(fill_rows)
     const tt__mat *y = &l->out[0];
     const float loss_scale = l->in[0].data ? (float)((const tt__scale *)l->in[0].data)->scale : 1.0f;
     const float x = l->instr->attr.scale * loss_scale;
-    uint16_t half = y->dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+    const uint16_t half = tt__to_half(x, y->dtype);
     for (int64_t r = from; r < to; r++) {
         for (int64_t c = 0; c < y->cols; c++) {
             if (y->dtype == TT_F32) ((float *)tt__at(y, r))[c] = x;

@@ -40,9 +40,9 @@ static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 
 /* The product that x comes from applies the activation itself. Its own result becomes out[1], which GELU and
    SiLU save; pruning drops it where nothing reads it. */
-static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 {
-    int at = later ? -1 : tt__sole_producer(t, t->code[k].in[0], root);
+    int at = tt__sole_producer(t, t->code[k].in[0], root);
     if (at < 0) return;
     tt__instr merged = t->code[at];
     if (!tt__is(&merged, TT__ACTIVATES) || merged.attr.act || merged.in[tt__residual(&merged)]) return;
@@ -55,9 +55,9 @@ static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__layout
     {tt__backward_ACTIVATION}, NULL, NULL, NULL, tt__fuse_ACTIVATION};
 
 /* The product of dy multiplies by the derivative: the gradient before the activation is never stored. */
-static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
 {
-    int at = later ? tt__sole_producer(t, t->code[k].in[0], root) : -1;
+    int at = tt__sole_producer(t, t->code[k].in[0], root);
     if (at < 0 || t->code[at].op != TT__OP_LINEAR_DX || t->code[at].in[2] || !tt__may_wait(t, at, k)) return;
     tt__instr merged = t->code[at];
     merged.attr.act = t->code[k].attr.act;
@@ -66,7 +66,7 @@ static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool l
 }
 
 static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__layout_alike, {NULL}, NULL,
-    NULL, NULL, tt__fuse_ACTIVATION_BACKWARD};
+    NULL, NULL, NULL, tt__fuse_ACTIVATION_BACKWARD};
 
 /* ---------------------------------------------------------------------------------------------------- add */
 
@@ -88,9 +88,9 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
 }
 
 /* What computes one of the two adds the other itself. */
-static void tt__fuse_ADD(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
-    for (int side = 0; side < 2 && !later; side++) {
+    for (int side = 0; side < 2; side++) {
         int at = tt__sole_producer(t, t->code[k].in[side], root);
         int slot = at >= 0 ? tt__residual(&t->code[at]) : 0;
         if (!slot || t->code[at].in[slot] || t->code[at].attr.act) continue;
@@ -143,14 +143,8 @@ static size_t tt__cpu_SUM_ROWS(int threads, const tt_tape *t, const tt__instr *i
     return tt__sum_rows_bytes(threads, dy->rows, dy->cols);
 }
 
-static void tt__fuse_SUM_ROWS(tt_tape *t, int k, int32_t root, bool later)
-{
-    (void)root;
-    if (later) tt__fuse_column_sums(t, k, 0);
-}
-
 static const tt__rules tt__rules_SUM_ROWS = {tt__shape_SUM_ROWS, tt__layout_SUM_ROWS, {NULL},
-    tt__cpu_SUM_ROWS, NULL, NULL, tt__fuse_SUM_ROWS};
+    tt__cpu_SUM_ROWS, NULL, NULL, NULL, tt__fuse_column_sums};
 
 /* ---------------------------------------------------------------------------------------------------- mul */
 

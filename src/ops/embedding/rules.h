@@ -47,7 +47,8 @@ static tt_status tt__check_EMBEDDING(const tt__launch *l)
 }
 
 static const tt__rules tt__rules_EMBEDDING = {tt__shape_EMBEDDING, tt__layout_EMBEDDING,
-    {NULL, "0g", "1", TT__OP_EMBEDDING_BACKWARD}, NULL, NULL, tt__check_EMBEDDING, NULL, NULL, 0, NULL, 1};
+    {NULL, "0g", "1", TT__OP_EMBEDDING_BACKWARD}, NULL, NULL, tt__check_EMBEDDING, NULL, NULL, NULL, 0, NULL,
+    1};
 
 static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {

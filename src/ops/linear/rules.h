@@ -169,14 +169,8 @@ enum { TT__NEAR = 64 }; /* instructions that are searched for what wrote an oper
 /* Result o of instruction k, the sums of in[0]'s columns, gets an instruction of its own before it. */
 static void tt__sum_columns_apart(tt_tape *t, int k, int o)
 {
-    tt__instr i = t->code[k], sums = i;
+    tt__instr i = t->code[k], sums = tt__instr_like(&i, TT__OP_SUM_ROWS, i.in[0], i.out[o]);
     if (i.op == TT__OP_SUM_ROWS) return;
-    sums.op = TT__OP_SUM_ROWS;
-    memset(sums.in, 0, sizeof sums.in);
-    memset(sums.out, 0, sizeof sums.out);
-    memset(&sums.attr, 0, sizeof sums.attr);
-    sums.in[0] = i.in[0];
-    sums.out[0] = i.out[o];
     sums.add = i.add >> o & 1;
     sums.add_later = i.add_later >> o & 1;
     if (!tt__insert(t, k, &sums)) return;
@@ -211,28 +205,24 @@ static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, cons
     return columns == v->shape.cols ? parts : 0;
 }
 
-/* Result o of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that wrote
-   in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS): a
-   kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
+/* The last result of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that
+   wrote in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS):
+   a kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
    where memory is the host's, as kernels there make no use of it, nor of tensor ranks, which add to gradients
    in between. */
-static void tt__fuse_column_sums(tt_tape *t, int k, int o)
+static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];
+    const int o = tt__ops[i.op].outputs - 1;
     const tt__value *v = &t->values[i.in[0]], *sums = &t->values[i.out[o]];
     const int64_t begin = v->offset;
+    (void)root;
     if (!i.out[o] || t->host || t->tensor > 1) return;
     for (int m = k - 1; m >= 0 && m >= k - TT__NEAR; m--) {
         tt__instr from = t->code[m];
-        bool writes = false;
         if (from.op < 0) continue;
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (from.in[j] && t->values[from.in[j]].base == sums->base) return;
-        for (int j = 0; j < TT__MAX_OUT; j++) {
-            if (from.out[j] && t->values[from.out[j]].base == sums->base) return;
-            writes |= from.out[j] && t->values[from.out[j]].base == v->base;
-        }
-        if (!writes) continue;
+        if (tt__reads(t, &from, sums->base) || tt__writes(t, &from, sums->base)) return;
+        if (!tt__writes(t, &from, v->base)) continue;
         const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* nothing reads it again */
         const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
         if (!parts) return;
@@ -262,14 +252,8 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int o)
     }
 }
 
-static void tt__fuse_LINEAR_DW(tt_tape *t, int k, int32_t root, bool later)
-{
-    (void)root;
-    if (later) tt__fuse_column_sums(t, k, 1);
-}
-
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
-    tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, tt__fuse_LINEAR_DW};
+    tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, NULL, tt__fuse_column_sums};
 
 /* Products of one x, such as those that make queries, keys and values, and those that make the gradients of
    their weights, are one product where the operands that they do not share lie side by side: weights and

@@ -24,6 +24,26 @@ TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
+/* The logarithm of the sum of exp(x[c]) over a row, and the largest and the sum of x[c]. */
+TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, float *sum_x)
+{
+    tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
+    int64_t c = 0;
+    for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
+    float m = TT__K(max_lane)(top);
+    for (; c < n; c++) m = x[c] > m ? x[c] : m;
+    for (c = 0; c + TT__LANES <= n; c += TT__LANES) {
+        tt__vf v = TT__K(load)(x + c);
+        s += TT__K(exp)(v - m);
+        sx += v;
+    }
+    float sum = TT__K(sum)(s);
+    *sum_x = TT__K(sum)(sx);
+    for (; c < n; c++) { sum += expf(x[c] - m); *sum_x += x[c]; }
+    *most = m;
+    return m + logf(sum);
+}
+
 TT__ROWS_FN(cross_entropy_rows)
 {
     const tt__attr *attr = &l->instr->attr;
@@ -33,31 +53,20 @@ TT__ROWS_FN(cross_entropy_rows)
     const float *weights = TT__K(class_weights)(l, 2);
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
-        tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
-        int64_t c = 0;
-        for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
-        float m = TT__K(max_lane)(top);
-        for (; c < n; c++) m = x[c] > m ? x[c] : m;
-        for (c = 0; c + TT__LANES <= n; c += TT__LANES) {
-            tt__vf v = TT__K(load)(x + c);
-            s += TT__K(exp)(v - m);
-            sx += v;
-        }
-        float sum = TT__K(sum)(s), sum_x = TT__K(sum)(sx);
-        for (; c < n; c++) { sum += expf(x[c] - m); sum_x += x[c]; }
-        float lse = m + logf(sum);
+        float m, sum_x;
+        const float lse = TT__K(log_sum_exp)(x, n, &m, &sum_x);
         *(float *)tt__at(&l->out[1], r) = lse;
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
         if (weights) { /* with its weights, as these differ within the row */
             float all = 0;
-            for (c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
+            for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
                           attr->smoothing / (float)n * all;
         }
         bool right = x[targets[r]] == m; /* the first of those that are greatest, as argmax */
-        for (c = 0; c < targets[r] && right; c++) right = x[c] != m;
+        for (int64_t c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
     }
 }
@@ -120,8 +129,9 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 
 TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
-/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (tt__pass_fuse_loss),
-   by the kernels of those ops. Gradients of logits have the dtype of x, in the place of the logits. */
+/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
+   tt__fuse_CROSS_ENTROPY), by the kernels of those ops. Gradients of logits have the dtype of x, in the place
+   of the logits. */
 TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];
@@ -192,16 +202,10 @@ TT__ROWS_FN(soft_cross_entropy_rows)
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         const float *p = TT__K(row_in)(&l->in[1], r, scratch, 2);
         float *stats = (float *)tt__at(&l->out[1], r);
-        tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), loss = s, mass = s;
-        int64_t c = 0;
-        for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
-        float m = TT__K(max_lane)(top);
-        for (; c < n; c++) m = x[c] > m ? x[c] : m;
-        for (c = 0; c + TT__LANES <= n; c += TT__LANES) s += TT__K(exp)(TT__K(load)(x + c) - m);
-        float sum = TT__K(sum)(s);
-        for (; c < n; c++) sum += expf(x[c] - m);
-        const float lse = m + logf(sum);
-        for (c = 0; c < n; c += TT__LANES) {
+        tt__vf loss = TT__K(zero)(), mass = loss;
+        float m, sum_x;
+        const float lse = TT__K(log_sum_exp)(x, n, &m, &sum_x);
+        for (int64_t c = 0; c < n; c += TT__LANES) {
             const tt__vf share = TT__K(load_n)(p + c, n - c);
             loss = TT__K(fma)(share, lse - TT__K(load_n)(x + c, n - c), loss);
             mass += share;

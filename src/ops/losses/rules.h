@@ -97,8 +97,7 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
         }
     }
     for (int b = k + 1; b <= h->last && tt__uses(t, loss); b++)
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->code[b].in[j] && t->values[t->code[b].in[j]].base == loss) return false;
+        if (tt__reads(t, &t->code[b], loss)) return false;
     const int products = h->last - h->back - (h->fill != 0);
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
@@ -113,12 +112,12 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
    arXiv 2410.10989). It stands where the last of them stood, so nothing may have read the loss until then.
    Sums of several losses keep them apart; on a CPU so do 16-bit gradients, which each chunk would round once
    more. On CUDA the workspace has their sums in f32. */
-static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
     const tt__value *v = &t->values[logits];
     tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
-    if (!later || h.linear < 0 || v->base != logits || v->keep || logits == root) return;
+    if (h.linear < 0 || v->base != logits || v->keep || logits == root) return;
     if (v->shape.rows <= TT__LOSS_CHUNK || t->code[k].attr.by_class) return;
     const tt__instr *linear = &t->code[h.linear];
     if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
@@ -145,7 +144,7 @@ static tt_status tt__check_CROSS_ENTROPY(const tt__launch *l)
 
 static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__layout_CROSS_ENTROPY,
     {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
-    tt__fuse_CROSS_ENTROPY};
+    NULL, tt__fuse_CROSS_ENTROPY};
 
 static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /* dloss, x -> dx */
 {
@@ -247,7 +246,7 @@ static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i
 
 static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY,
     tt__layout_LINEAR_CROSS_ENTROPY, {NULL}, tt__cpu_LINEAR_CROSS_ENTROPY, tt__cuda_LINEAR_CROSS_ENTROPY,
-    tt__check_CROSS_ENTROPY, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
+    tt__check_CROSS_ENTROPY, NULL, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
 
 /* ------------------------------------------------------------------------------------- soft_cross_entropy */
 

@@ -58,8 +58,7 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
     const tt__run *run = TT__RUN_OF(l);
     tt__philox_keys(tt__stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                                    (uint64_t)which << 32 | l->instr->random), keys);
-    if (m->dtype == TT_BF16) TT__K(round_row)(h, x, TT_BF16, n, keys, group);
-    else TT__K(round_row)(h, x, TT_F16, n, keys, group);
+    TT__BY_HALF(m->dtype, D, TT__K(round_row)(h, x, D, n, keys, group));
 }
 
 /* The sum of squares of one chunk of in[0]. */

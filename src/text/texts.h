@@ -1,10 +1,10 @@
 #pragma once
 #include "../base/base.h"
 #include "../files/utf8.h"
-#include "vocabulary.h"
-#include "bpe.h"
+#include "parts.h"
+#include "lookups.h"
 
-/* ---- decoding */
+/* --------------------------------------------------------------------------------------- tokenizer: texts */
 
 /* Parts of a text, one behind the other. */
 typedef struct tt__parts {
@@ -186,37 +186,167 @@ static void tt__decode_stage(const tt__stage *s, const tt__parts *from, tt__part
 }
 
 /* The text of an id as decoders get it; NULL: it has none. */
-static const char *tt__bpe_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
+static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
-    const tt__bpe *b = k->bpe;
     if (id < 0 || id >= k->size) return NULL;
-    const tt__added *a = b->added_of[id] < 0 ? NULL : &b->added[b->added_of[id]];
+    const tt__added *a = k->added_of[id] < 0 ? NULL : &k->added[k->added_of[id]];
     if (a) return *bytes = a->bytes, skip_special && a->skipped ? NULL : a->text;
-    *bytes = b->text[id].bytes;
-    return b->text[id].bytes == TT__BPE_NONE ? NULL : b->texts + b->text[id].start;
+    *bytes = k->vocab.text[id].bytes;
+    return k->vocab.text[id].bytes == TT__NO_TOKEN ? NULL : k->vocab.texts + k->vocab.text[id].start;
+
+
+
+
+
 }
 
-/* Decodes into `p`. False: out of memory. */
-static bool tt__bpe_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special,
-                           tt__parts *p)
+static tt__parts tt__decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special)
 {
-    const tt__bpe *b = k->bpe;
-    tt__parts other = {b->ctx, NULL, 0, 0, NULL, 0, 0, false};
+    tt__parts p = {k->ctx, NULL, 0, 0, NULL, 0, 0, false}, other = p;
     for (int64_t i = 0; i < n; i++) {
         size_t bytes;
-        const char *text = tt__bpe_text(k, ids[i], skip_special, &bytes);
+        const char *text = tt__id_text(k, ids[i], skip_special, &bytes);
         if (!text) continue;
-        if (!b->decodes && p->n) tt__parts_add(p, " ", 1);
-        tt__parts_add(p, text, bytes);
-        tt__parts_end(p);
+        if (!k->finish.decodes && p.n) tt__parts_add(&p, " ", 1);
+        tt__parts_add(&p, text, bytes);
+        tt__parts_end(&p);
     }
-    for (int i = 0; i < b->n_decoders && !p->failed; i++) {
-        tt__decode_stage(&b->decoders[i], p, &other);
-        const tt__parts swap = *p;
-        *p = other;
+    for (int i = 0; i < k->finish.decode.n && !p.failed; i++) {
+        tt__decode_stage(&k->finish.decode.all[i], &p, &other);
+        const tt__parts swap = p;
+        p = other;
         other = swap;
-        p->failed |= other.failed;
+        p.failed |= other.failed;
     }
     tt__parts_free(&other);
-    return !p->failed;
+    return p;
+}
+
+int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
+                            size_t capacity)
+{
+    tt__parts p = tt__decode(k, ids, n, skip_special);
+    const size_t kept = capacity ? (size_t)tt__min((int64_t)p.used, (int64_t)capacity - 1) : 0;
+    const int64_t bytes = p.failed ? -1 : (int64_t)p.used;
+    if (bytes > 0 && kept) memcpy(to, p.text, kept);
+    if (capacity) to[bytes > 0 ? kept : 0] = 0;
+    tt__parts_free(&p);
+    return bytes;
+}
+
+/* What a text begins with depends on what is decoded before it (a first word has no space before it, a
+   character may have begun), so new ids are decoded behind some that are decoded already: a context. */
+struct tt_decode_stream {
+    const tt_tokenizer *k;
+    bool skip_special;
+    bool bytes;         /* tokens may end inside of a character */
+    bool runs;          /* of tokens for single bytes */
+    bool whole;         /* decoders look at the whole text: nothing is certain before its end */
+    int32_t *ids;       /* the context, and those behind it whose text is not certain yet */
+    int n, capacity;
+    int context;        /* ids that it has */
+    size_t given;       /* bytes of the text of `ids` that were returned */
+    tt__parts text;     /* which the caller may be reading */
+};
+
+enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 }; /* more than this many are cut to the last of them */
+
+tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
+{
+    tt_decode_stream *s = (tt_decode_stream *)tt__calloc(k->ctx, sizeof *s);
+    if (!s) return NULL;
+    s->k = k;
+    s->skip_special = skip_special;
+    bool fused = false; /* do decoders see the text in one? */
+    for (int i = 0; i < k->finish.decode.n; i++) {
+        const tt__stage *d = &k->finish.decode.all[i];
+        size_t at = 0;
+        if (d->kind == TT__STAGE_REPLACE) tt__utf8_next(d->from, d->from_bytes, &at);
+        s->whole |= fused && (at < d->from_bytes ? d->kind == TT__STAGE_REPLACE
+                              : d->kind == TT__STAGE_BYTES || d->kind == TT__STAGE_BYTE_FALLBACK);
+        s->bytes |= d->kind == TT__STAGE_BYTES;
+        s->runs |= d->kind == TT__STAGE_BYTE_FALLBACK;
+        fused |= d->kind == TT__STAGE_BYTES || d->kind == TT__STAGE_FUSE;
+    }
+    return s;
+}
+
+void tt_decode_stream_free(tt_decode_stream *s)
+{
+    if (!s) return;
+    tt__parts_free(&s->text);
+    tt__free(s->k->ctx, s->ids);
+    tt__free(s->k->ctx, s);
+}
+
+/* Leaves ids away whose text is given, but for a context with a text. clean: all of it is given. */
+static bool tt__stream_cut(tt_decode_stream *s, bool clean)
+{
+    const int from = clean ? s->context
+                   : s->bytes && s->n > TT__STREAM_IDS ? s->n - TT__STREAM_CONTEXT : 0;
+    if (!clean && !from) return true;
+    tt__parts rest = tt__decode(s->k, s->ids + from, s->n - from, s->skip_special);
+    if (rest.used && !rest.failed) {
+        s->n -= from;
+        memmove(s->ids, s->ids + from, sizeof *s->ids * (size_t)s->n);
+        s->context = clean ? s->n : 0;
+        s->given = rest.used - (clean ? 0 : 3);
+    }
+    tt__parts_free(&rest);
+    return !rest.failed;
+}
+
+static const char *tt__stream_text(tt_decode_stream *s, bool end, size_t *bytes)
+{
+    tt__parts *p = &s->text;
+    tt__parts_free(p);
+    *p = tt__decode(s->k, s->ids, s->n, s->skip_special);
+    if (p->failed) return NULL;
+    const bool open = s->bytes && p->used >= 3 && memcmp(p->text + p->used - 3, "\xEF\xBF\xBD", 3) == 0;
+    const size_t certain = p->used - (open && !end ? 3 : 0), from = s->given;
+    *bytes = certain > from ? certain - from : 0;
+    s->given += *bytes;
+    if (!end && !tt__stream_cut(s, !open)) return NULL;
+    return *bytes ? p->text + from : "";
+}
+
+const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes)
+{
+    const char *text = NULL;
+    size_t length = 0;
+    *bytes = 0;
+    for (int64_t i = 0; i < n; i++) {
+        text = tt__id_text(s->k, ids[i], s->skip_special, &length);
+        if (!text) continue;
+        if (!TT__GROW(s->k->ctx, s->ids, s->n, s->capacity)) return NULL;
+        s->ids[s->n++] = ids[i];
+    }
+    if (s->runs && s->n) text = tt__id_text(s->k, s->ids[s->n - 1], s->skip_special, &length);
+    if (!s->n || s->whole || (s->runs && tt__byte_token(text, length) >= 0)) return "";
+    return tt__stream_text(s, false, bytes);
+}
+
+const char *tt_decode_stream_end(tt_decode_stream *s, size_t *bytes)
+{
+    const char *text = tt__stream_text(s, true, bytes);
+    s->n = s->context = 0;
+    s->given = 0;
+    return text;
+}
+int tt_tokenizer_size(const tt_tokenizer *k) { return k->size; }
+
+const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
+{
+    const bool there = id >= 0 && id < k->size && k->vocab.text[id].bytes != TT__NO_TOKEN;
+    return there ? k->vocab.texts + k->vocab.text[id].start : NULL;
+}
+
+int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
+{
+    return tt__token_find(&k->vocab.by_text, token, strlen(token));
+}
+
+int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
+{
+    return (unsigned)token < TT_TOKEN_COUNT ? k->finish.roles[token] : -1;
 }

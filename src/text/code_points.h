@@ -1,53 +1,26 @@
 #pragma once
 #include "../base/base.h"
-#include "unicode.h"
 
 /* ===========================================================================================================
    UNICODE                                                                                           >>unicode
    What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
-   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base, and the
-   classes of code points from >>formats.
+   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base.
    ======================================================================================================== */
 
 /* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
 enum {
-    TT__CLASS_RANGES = 516, TT__FOLD_RUNS = 457, TT__FOLD_MANY = 42,
-    TT__FOLD_CJK = 1056,
-    TT__FOLD_LOOK_BACK = 3 /* rows at most from the run that holds c to the last run with first <= c */
+    TT__LETTER_ROWS = 1544, TT__BERT_ROWS = 291, TT__CJK_POINTS = 1056, TT__MARK_ROWS = 334, TT__PAIRS = 1058,
+    TT__COMPOSED_PAIRS = 940
 };
-static const char tt__class_text[] =
-    "#b-#4#5#$#dF#$#cS-aK=a:=W#hF#$#&(&&&$%+6&&&&iHtX#(#h71&+&d.a+cBa:M6)kT#&#'#&#7#&#7#&#'O6.a9&6$6%bP#&#%$"
-    "6Oe;-W%'aK&$aL#%$a;%7$X5cC$%$'Bg#aCbQ_b/&G@X$b/$H$a+%cS=H%&a^cK$gD#I[($''a^''&X#I-8#6-&3(_''Y+'78A8^''8"
-    "'8%8#'&(B8&(.8^''a,$8''78/&3(_'%($Y+'+(.8B(a$(/'V(a$I(I$I#'*7.8A(_'%()(((#'78A(a&Y+'78aN'*I$(A&a#(%Y#H/"
-    "(#X#I#&-6a<(%Y#7$8.X#8ZcS$&&7>'$'$'#WWa+#Y#X#($a+#&#7(bQ$i<,',a*'6a9Y$a,#'$7%8.a:+8'I3Y0(%8)'2(aE&j,H#b"
-    ".bC&j764$=6a5GH8#'A8#'#6>8B8a'8$aM+(%b0#'#(#G$G%'FbO#I#%bF'a_I'8,()H+6cA7%(%6Z($aM$'$(%a^)8#a]%'DaK$a:%"
-    "cDa)YT'$a,$((($*8aK-b//8DY%8#*#'#8]'$8&($I#:+WPa^%(#'&a*a%6a'a[+H#&#c3$aL'')'&7c5n/(.#XhDbM#a)#f.#4#a)#"
-    "$#e*$c2$b`#$#a)$b=0616a(c3''&c#h[WA6r(cCa66Cb>fOeKa&WD6lEH*W$6aX&1'aHh7#l6$dWg<$#G'b>%b`-X#<#&/&aC7(&aB"
-    "&pn_6dAGaG'&&#b@#&C7a77#a:d=(&''(<8a4Wa3',63dH)G$&Ma,#H#6:bQ$*.&DIT'%Y%(&*#c236((a*a<%8%8/(+(2W@(W'$H%7"
-    "(7$'@6/8%6''c_(%(%&$'kgX'i&6c/d(#b>)d'#i*$cC$&'&$6b>%$G$a:$W-6&6=G$&>&$&$aKb>F$%d5Gd-'cR'bAa+H&T&fZ&l:&"
-    "c6&C&c0I$8((#'#(#'LH''3b.J&aM7,aKa)aKaAWrP(ZcE#'#aKU'#8UY%7#6#%#Wa%HHa,$a<#7.WS'#6-8Xb0$*'a*#'#8#&0&$Ga"
-    "6I%(#*#'#(#a:aS&Y(&a<#788_'&(/*;aL&a+c<*&)aTa<$('8$7%&c[Y)8$7#e['8a<a^%($'#(#GaO($(%a<#*#'aMI%Y$Y#'3Gu7"
-    "*ad]a*i|E6b+a+#&_aL#a*+&r5Yj|N(#'#&#Vb|E;#H&-#a/#aZ#a]%aLBXb@Hab`nA'm,+(1(%a*2a,$cUvLaS$d>%aS$>$a2afYaL"
-    "aUaC#)ntd)%By9b+ac^#}M";
-static const char tt__fold_runs_text[] =
-    "a(c8a'b*Ld0)#d1$-d:%3#&;%'#d9$,d8%;$(#d;$;d:'##$#d;%Le4*-,%3#&;%(,#%;$);#'6#&LY)]*++0%#eN%a/eS-]2++0%#f"
-    "5%a'f:-#f;%+fQ%+$&L&)8fX'Lg**#g+%Lg:)#g;%LgE)],+;0'#g_%a@h*/+6%3#&L&+#oB$8f^'#fV$#fU%,fT%#fS&#bH$-d)%#f"
-    "M%#fT$#'%#+$#&$#f['#g#$#'%#%$+q4%8j/'#g1$#g0%#g1&#g0%#g1$+qO%,qN%8g.'#g3$#g2'##++%&+#&+#&+l.%+/%++%a/+."
-    ";a$'+d5%#h=%+lS%+'%;''+r)%#r>$+m'&+m4%#j#$#a9$+k2%+A%+d9%+D%;e(';#';#';'';$';$'+.%+$%#n)%+nI%#j3%8d9'+o"
-    "*%+'%]3++'+#lnD$#k}S%#e>$#le-&#k}M%#fC$#hT$#'$a,b6d_8#'#f2%#f3+#{W$#aaN)#|4$#yX$#y<$5yB'#/%#+$#)$#E$b,4"
-    "5U#*#E$#9$#M$5)&#==#a2$69$#0%#3$#='+4(c$'@#b$&#b%%#2$#3&4d8&+f)%a,Z$#a&%7a''8#&#a*$#($#7$#Z$d(aG$Y#+#$%"
-    "bQ%B#a(:+W&#,'#a%(#a($#($#7%bQ]9+&%a,'5g$#Z#@$+e*%a<dL0;e8'#e9%+e:%6e;&#($+e>%+$%#eH%;eM'+'%6eJ&#($+e0%"
-    "L:)+&%#eT%+eS%g$eT[d^aFd$+a<%8a%$#a*bG#J%#O4##i_##+##&##H4b.&#+$,+%#3$#)b(,8&#9a;#aF&#)G,b4%#+&#;cZ#aL7"
-    ",a[e]#bL*,0&#OdD#1f$##-##(##(##(##0#a6c,#a7b%d^hb-K##)##l&jEaec7a7Mame.aa*6>+#2e=#B*eIcj4Q4#e:+ebA%L$)+"
-    ",%a/$-a/4-H4$H$(](+;0'L&)],+L0)],+]0+;0']&+a/0-]4+a/0-;4'a/(-;4'+(%L$)#S$#9$-'&#hN&#e<%c'd2;b#K3;:'c'';"
-    "aPG1]6+Iht')b#gw&3L:+L2+b#.3b#>3L6+L2+]&,W4*b#(3+a6%I'$I$(+-%++%+''b#[3b#63b#'3aKa6$6$)G.*#%&#z2$3z''+*"
-    "%+*%3#&3g})&;g}0)L.*3ha#&;g~['+2%L')#6$+z>%#b>&3}#'+*%+:%33&#z:d^#p;'#|W$#8*#ijPRb$:G#A:-87#CC8_$#)Z#0("
-    "##&##;8#A#*&#+&#$%#%:#iu2%#iu3.#a$$-itO%,iu;',7',#+,*',+',#H#2$,-%#%U,c.%,J+<Va&,cuNfIc8cr^z1#UdXf4aFaH"
-    "#aE%#k|*$#gt_$#gt<&Ik{H)#k}8$#a%$-a*&#k}@&##,,k~C%m,k~DaS8#*##n5c$&<I#.+#&+#&+#&+#&+#;#bE-#bF1c$#<I#.+#"
-    "&+#&+#&+#&+#;#bE&<b7*#1pt5e^'a'cE#bNaM#3h(#a.8#'#aigQ$a,aigR0##%#ap}8&8ap}9)bA#7#ap~4$#8$#+$#7$#(%#aL$#"
-    "S$#N$#aq}J$a^~Y3#aI$#ap|I$#gtR$8aiiB'#aqa>$a^aqa@3#aqhO<#aqhPkxT#biv^%#R.;K'3^&M&*E#)8#&8#&Y#&8#'#O$#,$"
-    "#5$#3p6c8biy3tSe03b]dM#c/dY$$a,#/aM#3I#+##}CfMVc@bUa&n%8a(4#,q7#+pId,a+le7d,#aHc0,ql+d<1";
-static const char tt__fold_cjk_text[] =
+static const char tt__bert_text[] =
+    "#E%($a,aGb,0$iZg=dG5d<b_$%$)$)$%]8-N$$Ra93%aM=#$$9%)$1E$$%BaRaCN_FF1$F$-$5O-b2b)[%$%'B'%&=-)A%_%'1+%7)A"
+    ")^%')')%-&%B)&%.)^%'5$)'%7)A%_%%%$1+%+%.)B%a$%/%V%a$-(-$1*).)A%_%%%)%()7)A%a&1+%7)aN%*-$%aB%%=/BaJ%%9$)"
+    ".9a1)>%$%$%[Z$5$)(N$b9,%aN1$9$)%)<)'-310%%))%2%kO-oR-A-A)B)a')$=+%%N,%Q-#$bF%a_-'),%)-cK)%%_%$=$%$%%B)J"
+    "%%TZa)1T%$5$%(%LF/)D1%)$-]%$)&%$-_B%)bD-$V$='%)%&)c5cF)1hO4=4U4$IaHV'%&Rau--b8%aHb)i11aS)pvP%'JD)a7)dD%"
+    "&%'%<)bI%>a-XB<NR-T%%1%%L%a*9%)%)/%+%S%W%$-%)()$%N)+%c_%%%'%gl-nfIi%%l4a%3a%c>$d,,$$hC%cR%bA5{V-$)(1L-'"
+    "%bQ)uR%Z_]-U1%)%$a)-H5$Ba%%/)XF.-aJ-%%$)bS%&B8)_%&%I=&5e59$%')$)c_1))$)>)a<B%%$)aR%$%%9$%aM-%1$5k{;5`=r"
+    "D1j|N)$0b|G-,A#B%=B1b@-ab`cJ'c5+%1%95$_a~3=ntf%$Bf8b+o_afd#dyrY%dyrY";
+static const char tt__cjk_text[] =
     "ai{'jrCki]q*hoMih8arJup)#s}Upb+qd>ab%bn'exBbqPa{;lJjHbdRj|^z=aa]yRdsNcv=blRumMal1fu%a~Beu3fx5rl`ehRffP~"
     "Jj}<hy%awFkvMbjVaw_aqDhn@rq&rNiVebPauNbaRak5bqLau9bXbdJbs%af-uNjs:h)ae1avFdi_cg_eqQnf8av=hjDae+c~:axLet"
     ";b{)qt(~/czVab1j5c~DhTfy@seQl~-mh8Ckn#aa#avZeh#ccAkq0ba=ik@qhEczPaeFep%p5iw(jw7kuWdoTd~2hv9bbCfu]kw$ai5"
@@ -74,11 +47,6 @@ static const char tt__fold_cjk_text[] =
     "Fe1fRdue5dub<Pc#c'duq/aczYcqqAAaPcqwDcqo[c7dv|XZdvr,c)a'dvxNdvx8iBe5%c&lN]dwiZdv{<ur.usLdwhLenyIuyZpf^p"
     "j-dw}#g)eo~K3u~Hdxp7epn[epsHdxsE#a#dx|-dxu`vbYve3d/Zb#vg.erf@dyt&j'f5vx0a%vzPdzr)esn>esp5hVd9dzuSwdEwfJ"
     "-171a1d{pVw{T%";
-static const char tt__fold_many_text[] =
-    "akS*4#$,D#f:*4#$,D#a/&b5#Z*2#$*4#$.F#d24J#b**2#$*4#$.F#b;(6#$*6#$,/#az+$aH#%$aD#%$a@#%$a;#%$a7#'$a/#R&4"
-    "#$&6#aeh5*4#$,D#f+(4#%,+#d/&4#$&6#ztG0@#$0=#$2=5$4=7$6=9$8=;$:==a>&bS#$&bU#$*bS5$*bU5$.bS7$.bU7";
-
-enum { TT__LETTER_ROWS = 1544, TT__MARK_ROWS = 334, TT__PAIRS = 1058, TT__COMPOSED_PAIRS = 940 };
 static const char *const tt__letter_text[] = {
     ",q+5'#a}X#ai1#yP#cp^#l]#;#+#cp^#l])'='#+(+%4#+)dV$4#d;$F#4#+#i)#+#cd,$dh4$bd~,'aq01q8*4$44kf3#b;#doP#m("
     "#a8$dE%m(#a/#4)4#a/#hU$4$bu8$kt,$ss($tD#fL#wn4$eh,%4#u@#et^#d;)fk/#+#c@#+#gP#+#gP#+#c@+cu0'm(#d;7d;$d;%"
@@ -205,7 +173,7 @@ enum {
     TT__LOWER_RUNS = 182, TT__LOWER_LOOK_BACK = 3, TT__COMPAT_ROWS = 3678,
     TT__COMPAT_POINTS = 5599
 };
-static const char tt__lower_runs_text[] =
+static const char tt__lower_text[] =
     "a(c8a'b*b^#;U#Lf0a$VI#*a^#4e^#R#d&$Id'+#f_$8f^'#fV$#fU%,fT%#fS&#bH$-d)%#fM%#fT$#'%#+$#&$#f['#g#$#'%#%$I"
     "g()#g1$#g0%#g1&#g0%#g1$#g0%,g/%8g.'#g3$#g2'##++%&+#&+#&a^$4b0#6+%&#$%#c2$#a9$e,aZL#d8%b0d9;#k}T$#k}S%#e"
     ">$#le-&#k}M%#fC$#hT$#'$a,b6d_8#)##,#cV*7bG&,$&7Z&#$%b,a$5a(#P#S,c$0@#b$&#b%%#2$#3&4d8&b$g#3d,aGa7d8a$Ng"
@@ -327,351 +295,37 @@ static const char *const tt__compat_text[] = {
     "#eq&#lh+#bi>#ftV#nu:#aj2#gs+#cpK#f9#fb&#3#ry7#nj$#dn.#as1#dhJ#laX#lg[#fqR#h3#j|(#goV#bcO#&#c~X#izG#{V#p"
     "|@a1{sSot+ot(%$hoJhoG%$ht#hs^%$ljVljS%$rkJrkG%$nhRnhO%$tcVtcS%$izVizS%$odBod>b)mo-#ciA"};
 
-struct tt__unicode {
-    uint32_t classes[TT__CLASS_RANGES]; /* first << 11 | last - first (7 bits) << 4 | class */
-    uint32_t runs[TT__FOLD_RUNS][2]; /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 + step; to
-                                        what */
-    uint32_t many[TT__FOLD_MANY][4]; /* c << 11; the two or three code points that it becomes */
-    uint32_t cjk[TT__FOLD_CJK];      /* what U+F900..U+FAFF and U+2F800..U+2FA1F become */
+/* Bits of a code point, as the regular expressions and splitters of `tokenizers` tell them apart. */
+enum {
+    TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
+    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it, or what is before it */
+    TT__IS_ACCENT = 128                      /* a combining mark */
 };
 
-/* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
-static uint32_t tt__unicode_number(const char **at)
-{
-    for (uint32_t n = 0;;) {
-        char c = *(*at)++;
-        uint32_t digit = (uint32_t)(c - '#' - (c > '?') - (c > '\\'));
-        if (digit < 60) return n * 60 + digit;
-        n = n * 30 + digit - 60 + 1;
-    }
-}
+/* What BERT's normalizer does to a code point. */
+enum { TT__BERT_DROP = 1 /* controls, private use and U+FFFD */, TT__BERT_ACCENT };
 
-/* Adds a number that may be negative to `before`. */
-static uint32_t tt__unicode_from(uint32_t before, const char **at)
-{
-    uint32_t n = tt__unicode_number(at);
-    return before + ((n >> 1) ^ (0u - (n & 1)));
-}
+/* How a code point breaks graphemes: the Unicode Standard, annex 29. Two regional indicators are apart here,
+   as that makes no difference to what asks. */
+enum {
+    TT__GRAPHEME_OTHER, TT__GRAPHEME_CONTROL, TT__GRAPHEME_EXTEND,
+    TT__GRAPHEME_EXTEND_ALONE, /* does not stand between consonants that are together */
+    TT__GRAPHEME_LINKER, TT__GRAPHEME_JOINER, TT__GRAPHEME_SPACING, TT__GRAPHEME_PREPEND,
+    TT__GRAPHEME_PICTURE, TT__GRAPHEME_CONSONANT,
+    TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* of Hangul */
+};
 
-static void tt__unicode_cjk(uint32_t cjk[TT__FOLD_CJK])
-{
-    const char *at = tt__fold_cjk_text;
-    uint32_t to = 0;
-    for (int k = 0; k < TT__FOLD_CJK; k++) cjk[k] = to = tt__unicode_from(to, &at);
-}
-
-static void tt__unicode_runs(uint32_t (*runs)[2], int rows, const char **at)
-{
-    uint32_t c = 0, to = 0;
-    for (int k = 0; k < rows; k++) {
-        const uint32_t distance = tt__unicode_number(at);
-        c += distance;
-        runs[k][0] = c << 11 | tt__unicode_number(at);
-        runs[k][1] = to = tt__unicode_from(to + distance, at);
-    }
-}
-
-static tt__unicode *tt__unicode_new(tt_context *ctx)
-{
-    tt__unicode *u = (tt__unicode *)tt__alloc(ctx, sizeof *u);
-    if (!u) return NULL;
-    const char *at = tt__class_text;
-    uint32_t c = 0, to = 0;
-    for (int k = 0; k < TT__CLASS_RANGES; k++) {
-        c += tt__unicode_number(&at);
-        uint32_t more = tt__unicode_number(&at);
-        u->classes[k] = c << 11 | more;
-        c += (more >> 4) + 1;
-    }
-    at = tt__fold_runs_text;
-    tt__unicode_runs(u->runs, TT__FOLD_RUNS, &at);
-    c = 0;
-    at = tt__fold_many_text;
-    for (int k = 0; k < TT__FOLD_MANY; k++) {
-        c += tt__unicode_number(&at);
-        u->many[k][0] = c << 11;
-        to = c;
-        for (int i = 1; i <= 3; i++) {
-            uint32_t next = tt__unicode_from(to, &at);
-            u->many[k][i] = next == to ? 0 : next;
-            to = next;
-        }
-    }
-    tt__unicode_cjk(u->cjk);
-    return u;
-}
-
-/* How many rows of a sorted table, of `columns` numbers each, have a first code point of at most c. */
-static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
-{
-    int low = 0, high = rows;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (table[middle * columns] >> 11 <= c) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
-static int tt__class(const tt__unicode *u, uint32_t c)
-{
-    bool private_use = (c >= 0xE000 && c <= 0xF8FF) || (c >= 0xF0000 && (c & 0xFFFE) != 0xFFFE);
-    if (private_use) return TT__CLASS_DROP;
-    int rows = tt__rows_to(u->classes, TT__CLASS_RANGES, 1, c); /* at least one: the first begins with 0 */
-    uint32_t range = u->classes[rows - 1];
-    return c - (range >> 11) <= (range >> 4 & 127) ? (int)(range & 15) : (int)TT__CLASS_LETTER;
-}
-
-/* The blocks that BERT's tokenizer splits into single characters. U+2B820..U+2B91F is missing in the Rust
-   package `tokenizers`, which is the reference, by a typing error; so it is here. */
-static bool tt__is_cjk(uint32_t c)
-{
-    return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
-           (c >= 0x20000 && c <= 0x2A6DF) || (c >= 0x2A700 && c <= 0x2B81F) ||
-           (c >= 0x2B920 && c <= 0x2CEAF) || (c >= 0x2F800 && c <= 0x2FA1F);
-}
-
-/* What c becomes by a table of runs, of which that with c is one of the last `back` that begin before it. */
-static uint32_t tt__run_to(const uint32_t (*runs)[2], int rows, int back, uint32_t c)
-{
-    const int row = tt__rows_to(&runs[0][0], rows, 2, c) - 1;
-    for (int k = row; k >= 0 && k >= row - back; k--) {
-        const uint32_t run = runs[k][0], offset = c - (run >> 11);
-        const uint32_t stride = (run & 7) / 3 + 1, step = (run & 7) % 3;
-        if (offset <= (run >> 3 & 255) && offset % stride == 0) return runs[k][1] + offset / stride * step;
-    }
-    return c;
-}
-
-/* Hangul by arithmetic: the Unicode Standard, section 3.12. */
-static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3])
-{
-    out[0] = c;
-    if (c >= 0xAC00 && c <= 0xD7A3) {
-        uint32_t s = c - 0xAC00;
-        out[0] = 0x1100 + s / 588;
-        out[1] = 0x1161 + s % 588 / 28;
-        out[2] = 0x11A7 + s % 28;
-        return s % 28 ? 3 : 2;
-    }
-    if (c >= 0xF900 && c <= 0xFAFF) return out[0] = u->cjk[c - 0xF900], 1;
-    if (c >= 0x2F800 && c <= 0x2FA1F) return out[0] = u->cjk[c - 0x2F800 + 512], 1;
-    int row = tt__rows_to(&u->many[0][0], TT__FOLD_MANY, 4, c) - 1;
-    if (row >= 0 && u->many[row][0] >> 11 == c) {
-        memcpy(out, u->many[row] + 1, 3 * sizeof *out);
-        return out[2] ? 3 : 2;
-    }
-    out[0] = tt__run_to(u->runs, TT__FOLD_RUNS, TT__FOLD_LOOK_BACK, c);
-    return 1;
-}
-
-struct tt__letters {
-    uint8_t bits[0x110000];
+/* The tables, unpacked. */
+typedef struct tt__unicode {
+    uint8_t bits[0x110000];               /* TT__IS_... */
+    uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
     uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank among combining classes */
     uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
     uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
-    uint32_t cjk[TT__FOLD_CJK];           /* as tt__unicode's */
+    uint32_t cjk[TT__CJK_POINTS];         /* what U+F900..U+FAFF and U+2F800..U+2FA1F become */
     uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
-    uint32_t lower[TT__LOWER_RUNS][2];        /* as tt__unicode's runs */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 +
+                                                 step; to what */
     uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | how many */
     uint32_t compat_points[TT__COMPAT_POINTS];
-};
-
-static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
-{
-    const tt__letters *l = (const tt__letters *)arg;
-    const uint32_t *a = l->pairs[x], *b = l->pairs[y];
-    return a[1] != b[1] ? a[1] < b[1] : a[2] < b[2];
-}
-
-static tt__letters *tt__letters_new(tt_context *ctx)
-{
-    tt__letters *l = (tt__letters *)tt__calloc(ctx, sizeof *l);
-    if (!l) return NULL;
-    const char *at = tt__letter_text[0];
-    uint32_t c = 0, a = 0, b = 0;
-    for (int k = 0, text = 0; k < TT__LETTER_ROWS; k++) {
-        if (!*at) at = tt__letter_text[++text];
-        c += tt__unicode_number(&at);
-        if (!*at) at = tt__letter_text[++text];
-        uint32_t more = tt__unicode_number(&at);
-        memset(l->bits + c, (int)(more & 255), (more >> 8) + 1);
-        c += (more >> 8) + 1;
-    }
-    at = tt__mark_text;
-    c = 0;
-    for (int k = 0; k < TT__MARK_ROWS; k++) {
-        c += tt__unicode_number(&at);
-        uint32_t more = tt__unicode_number(&at);
-        l->marks[k][0] = c << 11 | more >> 6;
-        l->marks[k][1] = more & 63;
-        c += (more >> 6) + 1;
-    }
-    at = tt__pair_text;
-    c = 0;
-    for (uint32_t k = 0, composed = 0; k < TT__PAIRS; k++) {
-        uint32_t distance = tt__unicode_number(&at);
-        c += distance >> 1;
-        l->pairs[k][0] = c << 11 | (distance & 1);
-        l->pairs[k][1] = a = tt__unicode_from(a, &at);
-        l->pairs[k][2] = b = tt__unicode_from(b, &at);
-        if (distance & 1) l->by_pair[composed++] = k;
-    }
-    tt__sort_indices(l->by_pair, TT__COMPOSED_PAIRS, tt__pair_less, l);
-    tt__unicode_cjk(l->cjk);
-    at = tt__grapheme_text;
-    c = 0;
-    for (int k = 0; k < TT__GRAPHEME_ROWS; k++) {
-        c += tt__unicode_number(&at);
-        uint32_t more = tt__unicode_number(&at);
-        l->graphemes[k][0] = c << 11;
-        c += more >> 4;
-        l->graphemes[k][1] = c++ << 4 | (more & 15);
-    }
-    at = tt__lower_runs_text;
-    tt__unicode_runs(l->lower, TT__LOWER_RUNS, &at);
-    at = tt__compat_text[0];
-    c = a = 0;
-    for (uint32_t k = 0, text = 0, count = 0; k < TT__COMPAT_ROWS; k++) {
-        if (!*at) at = tt__compat_text[++text];
-        const uint32_t more = tt__unicode_number(&at), n = more % 18 + 1, distance = more / 18 + 1;
-        c += distance;
-        l->compat[k][0] = c << 11;
-        l->compat[k][1] = count << 5 | n;
-        b = a + distance;
-        for (uint32_t i = 0; i < n; i++) {
-            if (!*at) at = tt__compat_text[++text];
-            l->compat_points[count++] = b = tt__unicode_from(b, &at);
-            if (!i) a = b;
-        }
-    }
-    return l;
-}
-
-static const uint8_t *tt__letters_bits(const tt__letters *l) { return l->bits; }
-
-static int tt__grapheme_class(const tt__letters *l, uint32_t c)
-{
-    if ((c >= 0x1100 && c < 0x1160) || (c >= 0xA960 && c < 0xA97D)) return TT__GRAPHEME_L;
-    if ((c >= 0x1160 && c < 0x11A8) || (c >= 0xD7B0 && c < 0xD7C7)) return TT__GRAPHEME_V;
-    if ((c >= 0x11A8 && c < 0x1200) || (c >= 0xD7CB && c < 0xD7FC)) return TT__GRAPHEME_T;
-    if (c >= 0xAC00 && c < 0xD7A4) return (c - 0xAC00) % 28 ? TT__GRAPHEME_LVT : TT__GRAPHEME_LV;
-    const int row = tt__rows_to(&l->graphemes[0][0], TT__GRAPHEME_ROWS, 2, c) - 1;
-    if (row < 0 || c > l->graphemes[row][1] >> 4) return TT__GRAPHEME_OTHER;
-    return (int)(l->graphemes[row][1] & 15);
-}
-
-/* 0 of a starter; marks of a higher combining class have a higher rank. */
-static uint32_t tt__mark_rank(const tt__letters *l, uint32_t c)
-{
-    int row = c < 0x300 ? -1 : tt__rows_to(&l->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
-    return row >= 0 && c - (l->marks[row][0] >> 11) <= (l->marks[row][0] & 0x7FF) ? l->marks[row][1] : 0;
-}
-
-static size_t tt__lower_case(const tt__letters *l, uint32_t c, uint32_t out[2])
-{
-    out[0] = tt__run_to(l->lower, TT__LOWER_RUNS, TT__LOWER_LOOK_BACK, c);
-    if (c != 0x130) return 1;
-    out[0] = 'i';
-    out[1] = 0x307;
-    return 2;
-}
-
-/* Hangul by arithmetic: the Unicode Standard, section 3.12. Without `compat`: 1 to 4 code points. */
-static size_t tt__decompose(const tt__letters *l, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
-{
-    size_t n = 0;
-    uint32_t last[4]; /* what is taken off the end, from the last on */
-    int taken = 0;
-    const int at = compat && c >= 0xA0 ? tt__rows_to(&l->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
-    if (at >= 0 && l->compat[at][0] >> 11 == c) {
-        n = l->compat[at][1] & 31;
-        memcpy(out, l->compat_points + (l->compat[at][1] >> 5), n * sizeof *out);
-        return n;
-    }
-    while (c >= 0xC0) {
-        uint32_t cjk = c >= 0xF900 && c <= 0xFAFF ? l->cjk[c - 0xF900]
-                     : c >= 0x2F800 && c <= 0x2FA1F ? l->cjk[c - 0x2F800 + 512] : c;
-        if (cjk != c) { c = cjk; break; }
-        if (c >= 0xAC00 && c <= 0xD7A3) {
-            uint32_t s = c - 0xAC00;
-            if (s % 28) last[taken++] = 0x11A7 + s % 28;
-            last[taken++] = 0x1161 + s % 588 / 28;
-            c = 0x1100 + s / 588;
-            break;
-        }
-        int row = tt__rows_to(&l->pairs[0][0], TT__PAIRS, 3, c) - 1;
-        if (row < 0 || l->pairs[row][0] >> 11 != c) break;
-        if (l->pairs[row][2]) last[taken++] = l->pairs[row][2];
-        c = l->pairs[row][1];
-    }
-    out[n++] = c;
-    while (taken) out[n++] = last[--taken];
-    return n;
-}
-
-/* What two code points compose to; 0: nothing. */
-static uint32_t tt__compose(const tt__letters *l, uint32_t a, uint32_t b)
-{
-    if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
-    if (a - 0xAC00 < 11172 && (a - 0xAC00) % 28 == 0 && b - 0x11A8 < 27) return a + b - 0x11A7;
-    size_t low = 0, high = TT__COMPOSED_PAIRS;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        const uint32_t *pair = l->pairs[l->by_pair[middle]];
-        if (pair[1] == a && pair[2] == b) return pair[0] >> 11;
-        if (pair[1] < a || (pair[1] == a && pair[2] < b)) low = middle + 1;
-        else high = middle;
-    }
-    return 0;
-}
-
-static void tt__sort_marks(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare)
-{
-    for (size_t i = 0; i < n;) {
-        size_t end = i, to = i;
-        uint32_t lowest = UINT32_MAX, rank, before = 0;
-        bool sorted = true;
-        for (; end < n && (rank = tt__mark_rank(l, points[end])) > 0; end++) {
-            sorted &= rank >= before;
-            lowest = rank < lowest ? rank : lowest;
-            before = rank;
-        }
-        while (!sorted && to < end) { /* a pass for each class that there is, of at most 63 */
-            uint32_t next = UINT32_MAX;
-            for (size_t k = i; k < end; k++) {
-                rank = tt__mark_rank(l, points[k]);
-                if (rank == lowest) spare[to++] = points[k];
-                else if (rank > lowest && rank < next) next = rank;
-            }
-            lowest = next;
-        }
-        if (!sorted) memcpy(points + i, spare + i, (end - i) * sizeof *points);
-        i = end + 1;
-    }
-}
-
-/* Decomposes, sorts runs of marks by combining class, composes: the Unicode Standard, section 3.11. */
-static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare)
-{
-    size_t count = 0, kept = 0, starter = SIZE_MAX;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t out[TT__DECOMPOSED];
-        size_t more = tt__decompose(l, points[i], false, out);
-        memcpy(spare + count, out, more * sizeof *out);
-        count += more;
-    }
-    memcpy(points, spare, count * sizeof *points);
-    tt__sort_marks(l, points, count, spare);
-    uint32_t before = 0; /* the rank of what was kept behind the starter; 0: nothing was */
-    for (size_t i = 0; i < count; i++) {
-        uint32_t rank = tt__mark_rank(l, points[i]), composed = 0;
-        bool free_way = starter != SIZE_MAX && (kept == starter + 1 || before < rank);
-        if (free_way) composed = tt__compose(l, points[starter], points[i]);
-        if (composed) { points[starter] = composed; continue; }
-        if (!rank) starter = kept;
-        before = rank;
-        points[kept++] = points[i];
-    }
-    return kept;
-}
+} tt__unicode;

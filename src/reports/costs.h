@@ -4,8 +4,7 @@
 #include "../tape/record.h"
 #include "../ops/rules.h"
 #include "../passes/overlap.h"
-#include "../context/memory.h"
-#include "../context/cpu.h"
+#include "../ranks/groups.h"
 #include "../context/devices.h"
 #include "../context/context.h"
 #include "../compile/program.h"
@@ -13,71 +12,62 @@
 /* -------------------------------------------------------------------------------------------------- costs
    tt_measure_costs has a block of a transformer train, in a context of its own, and times each launch: first
    with so few rows and columns that what it takes to start launches is most of it, and then with more, until
-   steps are long. */
+   steps are long. Of a block of one row the update takes most. */
 
 /* Seconds of a step that is long enough, for which steps of a program go on, and of a copy; the least and the
    most rows and columns, and bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
-enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__LEAST_COPY = 1 << 20, TT__MOST_COPY = 1 << 26 };
+enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__UPDATE_WIDTH = 576, TT__LEAST_COPY = 1 << 20,
+       TT__MOST_COPY = 1 << 26 };
 
-/* A block of `width` rows and columns, in a program that trains, and its inputs. */
+/* A block of `width` columns, in a program that trains, and its inputs. */
 typedef struct tt__sample {
     tt_program *p;
     tt_value x, y, starts;
-    int width, seqs;
+    int rows, seqs;
     int32_t *start;
     float *numbers;         /* of x, and of y */
 } tt__sample;
 
-/* A parameter with a name that no other has: of out x in numbers, or, with out 0, of `in`. */
-static tt_param *tt__sample_param(tt_tape *t, int64_t out, int64_t in, tt_init_kind kind)
+/* A linear layer of `out` columns or, with out 0, a norm. Its parameters have names that no others have. */
+static tt_value tt__sample_layer(tt_tape *t, tt_value x, int64_t out)
 {
-    char name[32];
-    const tt_init init = {kind, 0.05f};
-    const int64_t dims[] = {out ? out : in, in};
-    snprintf(name, sizeof name, "%d", t->ctx->n_params);
-    tt_param *p = tt_param_new(t->ctx, name, out ? 2 : 1, dims, init);
-    if (!p) tt__out_of_memory(t);
-    return p;
-}
-
-static tt_value tt__sample_linear(tt_tape *t, tt_value x, int64_t out)
-{
-    tt_param *w = tt__sample_param(t, out, tt_value_width(t, x), TT_INIT_UNIFORM);
-    return tt_linear(t, x, w, tt__sample_param(t, 0, out, TT_INIT_ZEROS));
-}
-
-static tt_value tt__sample_norm(tt_tape *t, tt_value x)
-{
-    const int64_t n = tt_value_width(t, x);
-    tt_param *w = tt__sample_param(t, 0, n, TT_INIT_ONES);
-    return tt_layernorm(t, x, w, tt__sample_param(t, 0, n, TT_INIT_ZEROS), 1e-5f);
+    const int64_t in = tt_value_width(t, x), dims[] = {out ? out : in, in};
+    tt_param *p[2];
+    for (int k = 0; k < 2; k++) {
+        char name[32];
+        const tt_init init = {k ? TT_INIT_ZEROS : out ? TT_INIT_UNIFORM : TT_INIT_ONES, 0.05f};
+        snprintf(name, sizeof name, "%d", t->ctx->n_params);
+        p[k] = tt_param_new(t->ctx, name, out && !k ? 2 : 1, dims, init);
+        if (!p[k]) tt__out_of_memory(t);
+    }
+    return out ? tt_linear(t, x, p[0], p[1]) : tt_layernorm(t, x, p[0], p[1], 1e-5f);
 }
 
 static tt_status tt__sample_new(tt_context *ctx, tt__sample *s, const char *device, const char *precision,
-                                int width)
+                                int rows, int width)
 {
-    const int64_t n = width, elements = n * n;
+    const int64_t n = width, elements = rows * n;
     memset(s, 0, sizeof *s);
-    s->width = width;
-    s->seqs = width > 128 ? width / 128 : 1;
+    s->rows = rows;
+    s->seqs = rows > 128 ? rows / 128 : 1;
     s->start = (int32_t *)tt__alloc(ctx, sizeof *s->start * (size_t)(s->seqs + 1));
     s->numbers = (float *)tt__alloc(ctx, sizeof *s->numbers * (size_t)elements);
     tt_tape *t = s->start && s->numbers ? tt_tape_new(ctx) : NULL;
     if (!t) return TT_ERR_MEMORY;
-    for (int k = 0; k <= s->seqs; k++) s->start[k] = k * width / s->seqs;
+    for (int k = 0; k <= s->seqs; k++) s->start[k] = k * rows / s->seqs;
     for (int64_t k = 0; k < elements; k++) s->numbers[k] = (float)(k % 251) / 251 - 0.5f;
     const tt_attention_options heads = tt_attention_options_default(width / 64);
-    s->x = tt_input(t, "x", TT_F32, n, n);
-    s->y = tt_input(t, "y", TT_F32, n, n);
+    s->x = tt_input(t, "x", TT_F32, rows, n);
+    s->y = tt_input(t, "y", TT_F32, rows, n);
     s->starts = tt_seq_start(t, "starts", s->seqs);
-    tt_value h = tt__sample_norm(t, tt__sample_linear(t, s->x, n));
-    tt_value q = tt__sample_linear(t, h, n), k = tt__sample_linear(t, h, n), v = tt__sample_linear(t, h, n);
-    h = tt_add(t, h, tt__sample_linear(t, tt_attention(t, q, k, v, s->starts, &heads), n));
-    v = tt_gelu(t, tt__sample_linear(t, tt__sample_norm(t, h), 4 * n));
-    h = tt_add(t, h, tt__sample_linear(t, v, n));
+    tt_value h = tt__sample_layer(t, tt__sample_layer(t, s->x, n), 0);
+    tt_value q = tt__sample_layer(t, h, n), k = tt__sample_layer(t, h, n), v = tt__sample_layer(t, h, n);
+    h = tt_add(t, h, tt__sample_layer(t, tt_attention(t, q, k, v, s->starts, &heads), n));
+    v = tt_gelu(t, tt__sample_layer(t, tt__sample_layer(t, h, 0), 4 * n));
+    h = tt_add(t, h, tt__sample_layer(t, v, n));
     const tt_value none = {0}, loss = tt_mean_squared_error(t, h, s->y, none);
     tt_compile_options o = tt_compile_options_default();
     o.device = device;
@@ -100,8 +90,8 @@ static tt_status tt__sample_step(tt__sample *s, double *seconds)
 {
     tt_status status = TT_OK;
     for (int d = 0; d < s->p->arena->data && status == TT_OK; d++) {
-        status = tt_set_rank(s->p, d, s->x, s->numbers, s->width);
-        if (status == TT_OK) status = tt_set_rank(s->p, d, s->y, s->numbers, s->width);
+        status = tt_set_rank(s->p, d, s->x, s->numbers, s->rows);
+        if (status == TT_OK) status = tt_set_rank(s->p, d, s->y, s->numbers, s->rows);
         if (status == TT_OK) status = tt_set_rank(s->p, d, s->starts, s->start, s->seqs + 1);
     }
     *seconds = tt__seconds();
@@ -118,7 +108,7 @@ typedef struct tt__profile {
 
 /* Runs some steps, of which the fastest of each launch counts: what else the machine does meanwhile slows
    steps down, and seldom all of these. *seconds: of a step, so. */
-static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
+static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
     double now, all = 0;
@@ -146,6 +136,19 @@ static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile 
     for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
     if (now > 8 * TT__STEP_LONG) *seconds = now; /* it is long enough for whoever waits */
     tt__free(ctx, each);
+    return status;
+}
+
+/* The profile of a new sample. */
+static tt_status tt__profile_of(tt_context *ctx, const char *device, const char *precision, int rows,
+                                int width, tt__profile *to, double *seconds)
+{
+    tt__sample s;
+    ctx->profiles = true;
+    tt_status status = tt__sample_new(ctx, &s, device, precision, rows, width);
+    if (status == TT_OK) status = tt__profile_steps(ctx, &s, to, seconds);
+    ctx->profiles = false;
+    tt__sample_free(ctx, &s);
     return status;
 }
 
@@ -213,45 +216,6 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
     return tt__device_status(ctx, c, 0, status);
 }
 
-/* Bytes that each of so many ranks reads and writes a second when Adam updates in the host's memory. */
-static tt_status tt__measure_update(tt_context *ctx, int ranks, double *rate)
-{
-    const int64_t n = (int64_t)(TT__MOST_COPY / 16);
-    const tt__clipped clipped = {1, 1};
-    const tt_optimizer_options o = tt_optimizer_options_default();
-    tt__instr i = tt__new_instr(TT__OP_ADAM);
-    tt__run run;
-    tt__launch l;
-    double seconds = INFINITY;
-    memset(&l, 0, sizeof l);
-    memset(&run, 0, sizeof run);
-    const tt__mat factor = {(void *)(uintptr_t)&clipped, TT_F32, 1, 2, 2};
-    const tt__mat settings = {&run, TT_U8, 1, sizeof run, sizeof run};
-    const size_t scratch = tt__cpu_workspace(ctx->cpu.pool->threads, NULL, &i);
-    float *x = (float *)tt__calloc(ctx, 4 * sizeof *x * (size_t)n + scratch);
-    if (!x) return TT_ERR_MEMORY;
-    i.attr.beta1 = o.beta1;
-    i.attr.beta2 = o.beta2;
-    i.attr.eps = o.eps;
-    l.device = (tt__device *)(void *)&ctx->cpu;
-    l.instr = &i;
-    l.workspace = x + 4 * n;
-    for (int k = 0; k < 4; k++) {
-        const tt__mat m = {x + k * n, TT_F32, 1, n, n};
-        *(k ? &l.out[k - 1] : &l.in[0]) = m;
-    }
-    l.in[1] = factor;
-    l.in[TT__RUN_IN] = settings;
-    for (int k = 0; k < 3; k++) {
-        const double begin = tt__seconds();
-        tt__cpu_launch(&l, 1);
-        seconds = fmin(seconds, tt__seconds() - begin);
-    }
-    *rate = 28 * (double)n / fmax(seconds, 1e-9) / ranks; /* g is read; p, m and v are read and written */
-    tt__free(ctx, x);
-    return TT_OK;
-}
-
 /* Memory and links of rank 0. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
 {
@@ -286,13 +250,9 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
     tt__profile now, small;
     memset(&small, 0, sizeof small);
     for (int width = TT__LEAST_WIDTH, before = 0; width != before;) {
-        tt__sample s;
         double seconds = 0;
-        ctx->profiles = true;
-        tt_status status = tt__sample_new(ctx, &s, device, single ? "32-true" : "bf16-true", width);
-        if (status == TT_OK) status = tt__sample_profile(ctx, &s, &now, &seconds);
-        ctx->profiles = false;
-        tt__sample_free(ctx, &s);
+        const char *precision = single ? "32-true" : "bf16-true";
+        const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
         if (status == TT_ERR_MEMORY && before) return TT_OK; /* the smaller ones have to do */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
@@ -317,12 +277,17 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
     tt__sample s; /* as programs are: with streams, and graphs of launches */
-    double least, least_16;
-    status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH);
+    tt__profile update;
+    double least, ignored;
+    status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
-    if (status == TT_OK) status = tt__measure_update(own, s.p->settings.crew->local, &found.update_host);
+    if (status == TT_OK)
+        status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);
+    if (status == TT_OK) /* each of so many ranks has that share */
+        found.update_host = update.work[TT__COST_UPDATE] / fmax(update.seconds[TT__COST_UPDATE], 1e-9) /
+                            s.p->settings.crew->local;
     if (status == TT_OK) status = tt__measure_precision(own, device, true, &least, &found);
-    if (status == TT_OK) status = tt__measure_precision(own, device, false, &least_16, &found);
+    if (status == TT_OK) status = tt__measure_precision(own, device, false, &ignored, &found);
     if (status == TT_OK) status = tt__measure_launch(&s, least, &found);
     tt__sample_free(own, &s);
     if (status == TT_OK) status = tt__check_costs(own, &found);

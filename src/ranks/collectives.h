@@ -1,0 +1,242 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../ops/record.h"
+#include "threads.h"
+#include "processes.h"
+#include "groups.h"
+
+/* -------------------------------------------------------------------------------------------- collectives
+   Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
+   a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
+   members of a process are a power of two, they are one node, and no byte is sent that need not be. */
+
+/* Collectives of one op that a rank runs together, and the ranks that take part. */
+typedef struct tt__collective {
+    tt__crew *crew;
+    tt__launch *l;          /* n of them */
+    int n;
+    tt__members all, near;  /* members; those of this process, or the two of a pair */
+    int rank, me, low;      /* this rank, and which member it is; the first member of this process */
+    int processes, own;     /* that have members; which of these this one is */
+    int grain, nodes;       /* nodes of a process */
+    int leader, tag;        /* the rank that sends and receives for this process, and with what */
+    bool apart;             /* kernels of some of `near` cannot load from the memory of others */
+    bool direct;            /* messages begin and end where ranks have the data, not in the host's memory */
+} tt__collective;
+
+static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
+
+/* Is a collective between two of its members? */
+static bool tt__is_pair(const tt__instr *i)
+{
+    return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
+}
+
+/* Can a member not load from another's memory? */
+static bool tt__is_apart(const tt__crew *c, tt__members m)
+{
+    for (int a = 0; a < m.count; a++)
+        for (int b = 0; b < m.count; b++)
+            if (c->apart[m.first + a * m.stride][m.first + b * m.stride]) return true;
+    return false;
+}
+
+static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members all, int me, tt__over over)
+{
+    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* by tt__over */
+    tt__collective c;
+    int local = 0;
+    memset(&c, 0, sizeof c);
+    for (int k = 0; k < all.count; k++) local += tt__is_local(crew, all.first + k * all.stride);
+    c.crew = crew;
+    c.rank = rank;
+    c.me = me;
+    c.low = me / local * local;
+    c.processes = all.count / local;
+    c.own = me / local;
+    c.leader = all.first + c.low * all.stride;
+    c.all = c.near = all;
+    c.near.first = c.leader;
+    c.near.count = local;
+    c.grain = local & -local;
+    c.nodes = local / c.grain;
+    c.tag = TT__DATA_TAG + tags[over] * (int)TT__RANKS + all.first;
+    c.apart = tt__is_apart(crew, c.near);
+    c.direct = crew->kind->host || (crew->ctx->net && crew->ctx->net->cuda_aware && !c.apart);
+    return c;
+}
+
+/* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
+   device goes. */
+static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream)
+{
+    const tt__backend *b = c->kind->backend;
+    tt__device *d = c->device[rank];
+    tt_status status = TT_OK;
+    if (c->kind->host) return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE;
+    status = tt__device_status(c->ctx, c, rank, b->mark(d, stream, &c->event[rank]));
+    if (status != TT_OK) return status;
+    if (!tt__meet(c->world, rank, members)) return TT_ERR_DEVICE;
+    for (int k = 0; k < members.count && status == TT_OK; k++) {
+        const int other = members.first + k * members.stride;
+        if (other != rank) status = b->after(d, stream, c->event[other]);
+    }
+    if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
+    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
+}
+
+static tt_status tt__meet_near(const tt__collective *c)
+{
+    return tt__sync(c->crew, c->rank, c->near, c->l->instr->stream);
+}
+
+/* Waits until a stream of the rank's device has done all that it was given: messages, and updates in the
+   host's memory, are of what it left. */
+static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
+{
+    const tt__backend *b = c->kind->backend;
+    if (c->kind->host) return TT_OK;
+    tt_status status = b->mark(c->device[rank], stream, &c->event[rank]);
+    if (status == TT_OK) status = b->after(c->device[rank], TT__HOST_STREAM, c->event[rank]);
+    return tt__device_status(c->ctx, c, rank, status);
+}
+
+/* Runs a phase of n collectives on a rank. */
+static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
+{
+    tt_status status = c->crew->kind->backend->launch(l, n);
+    status = tt__device_status(c->crew->ctx, c->crew, c->rank, status);
+    return status == TT_OK ? tt__meet_near(c) : status;
+}
+
+/* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
+   the host's. */
+static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
+{
+    tt__crew *crew = c->crew;
+    void *staged[TT__RANKS];
+    bool more = true;
+    tt_status status = TT_OK;
+    for (int k = 0; k < l->members; k++) {
+        const int other = c->all.first + k * c->all.stride;
+        staged[k] = other == c->rank || crew->apart[c->rank][other] ? crew->stage[other] : NULL;
+    }
+    l->staged = staged;
+    l->most = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
+    for (l->from = 0; more && status == TT_OK; l->from += l->most) {
+        status = tt__device_status(crew->ctx, crew, c->rank, crew->kind->backend->stage(l, &more));
+        if (status == TT_OK) status = tt__meet_near(c);
+        if (status == TT_OK) status = tt__launch_phase(c, l, 1);
+    }
+    l->staged = NULL;
+    return status;
+}
+
+/* ---- messages */
+
+/* What goes from one rank to another one has a tag of its own. */
+static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
+
+/* Messages of an instruction on their way. */
+typedef struct tt__mail {
+    const tt__crew *crew;
+    const tt_tape *tape;
+    const tt__instr *i;
+    int tag, count;
+    tt__request *r;         /* of each message */
+} tt__mail;
+
+static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
+{
+    const tt__mail m = {c->crew, c->l->tape, c->l->instr, c->tag, 0, r};
+    return m;
+}
+
+/* "reduce 'd(w)'" */
+static void tt__net_where(const tt__mail *m, char to[128])
+{
+    const tt__value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
+    snprintf(to, 128, "%s '%.96s'", tt__instr_name(m->i), x->name);
+}
+
+/* Fails because messages of a collective have not come, or others have failed. */
+static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
+{
+    char where[128];
+    tt__net *net = m->crew->ctx->net;
+    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank of this process */
+    if (own) return TT_ERR_DEVICE;
+    tt__net_where(m, where);
+    return tt__net_waited(net, where, late, why);
+}
+
+/* Waits for all messages, of which there are no more then. */
+static tt_status tt__net_all_there(tt__mail *m)
+{
+    tt__net *net = m->crew->ctx->net;
+    tt__world *w = m->crew->world;
+    const tt__request *r = m->r;
+    const char *why;
+    char at[128];
+    int late;
+    const int n = m->count;
+    m->count = 0;
+    if (!n) return TT_OK;
+    __atomic_add_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
+    const bool come = tt__net_wait(net, &w->failed, m->r, n, &late, &why);
+    __atomic_sub_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
+    tt__net_where(m, at);
+    pthread_mutex_lock(&net->mutex);
+    for (int k = 0; k < n; k++) if (r[k].comes && r[k].done) memcpy(net->heard[r[k].process], at, sizeof at);
+    pthread_mutex_unlock(&net->mutex);
+    return come ? TT_OK : tt__net_late(m, late, why);
+}
+
+/* Waits for the first n; the others are still on their way then. */
+static tt_status tt__net_first_there(tt__mail *m, int n)
+{
+    tt__mail first = *m;
+    first.count = n;
+    tt_status status = tt__net_all_there(&first);
+    m->count -= n;
+    memmove(m->r, m->r + n, (size_t)m->count * sizeof *m->r);
+    return status;
+}
+
+/* Sends or receives in messages of `most` bytes, each a request. */
+static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t most, bool comes)
+{
+    tt__net *n = m->crew->ctx->net;
+    const char *why = NULL;
+    pthread_mutex_lock(&n->mutex);
+    for (size_t at = 0, some; at < bytes && !why; at += some) {
+        tt__request *r = &m->r[m->count++];
+        some = bytes - at < most ? bytes - at : most;
+        why = comes ? n->wire->receive(n, process, m->tag, (char *)data + at, some, r)
+                    : n->wire->send(n, process, m->tag, (char *)data + at, some, r);
+        r->comes = comes;
+        if (!comes) n->sent += (double)some;
+    }
+    pthread_mutex_unlock(&n->mutex);
+    return why ? tt__net_late(m, -1, why) : TT_OK;
+}
+
+/* In short messages; see TT__NET_REQUESTS. */
+static tt_status tt__net_send(tt__mail *m, int process, void *data, size_t bytes)
+{
+    return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, false);
+}
+
+static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t bytes)
+{
+    return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, true);
+}
+
+/* Counts bytes that a process must send at least. */
+static void tt__net_must_send(tt__net *n, double bytes)
+{
+    pthread_mutex_lock(&n->mutex);
+    n->least += bytes;
+    pthread_mutex_unlock(&n->mutex);
+}

@@ -1,0 +1,524 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../ops/record.h"
+#include "../ops/cpu_launch.h"
+#include "../ops/collectives/cpu_shared.h"
+#include "processes.h"
+#include "groups.h"
+#include "collectives.h"
+
+/* ---- collectives of several processes */
+
+/* The process that is number k of those with members. */
+static int tt__net_process(const tt__collective *c, int k)
+{
+    return tt__process_of(c->crew, c->all.first + k * c->near.count * c->all.stride);
+}
+
+/* How many members of such a process have something to reduce, and how many nodes these are. */
+static int tt__net_present(const tt__collective *c, int k, int present)
+{
+    return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
+}
+
+static int tt__net_nodes(const tt__collective *c, int k, int present)
+{
+    return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
+}
+
+/* Elements [from, from + most) of each member's piece, in collective k of those that run together. */
+typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
+enum { TT__NET_JOBS = 128 };
+
+/* What a member's piece is a piece of: of what is summed, or gathered. */
+static const tt__mat *tt__net_whole(const tt__launch *l)
+{
+    return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
+}
+
+static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
+
+/* The elements of a member that a job is about, from *first on. */
+static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
+{
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* which has no unit */
+    int64_t n = member ? 0 : tt__elements(&l->in[0]);
+    *first = 0;
+    if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
+    *first += job->from;
+    return tt__max(0, tt__min(job->most, n - job->from));
+}
+
+static int64_t tt__net_longest(const tt__launch *l)
+{
+    const tt__net_job all = {0, 0, INT64_MAX};
+    int64_t longest = 0, first;
+    for (int k = 0; k < l->members; k++) longest = tt__max(longest, tt__net_piece(l, &all, k, &first));
+    return longest;
+}
+
+static size_t tt__net_size(const tt__launch *l, int64_t n)
+{
+    return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
+}
+
+/* Runs another op in place of a collective, on its stream. */
+static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int op)
+{
+    tt__instr other = *l->instr;
+    other.op = op;
+    l->instr = &other;
+    return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
+}
+
+/* Sums n elements of some leaves to y, or adds the sum to it. Kernels of devices load from the host's memory
+   of all ranks, and write to it. */
+static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
+                             char *y, int64_t n, bool add)
+{
+    const tt__mat to = {y, l->in[0].dtype, 1, n, n};
+    tt__launch s = *l;
+    s.in[0] = s.out[0] = to;
+    s.peer_in = leaves;
+    s.members = s.present = count;
+    s.me = 0;
+    s.add[0] = add;
+    return tt__net_launch(c->crew, c->rank, &s, TT__OP_SUM_SLOTS);
+}
+
+/* Copies between memories of a rank's device and the host, on the stream of a collective. */
+static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, void *to, const void *from,
+                              int64_t bytes)
+{
+    const tt__mat x = {(void *)(uintptr_t)from, TT_U8, 1, bytes, bytes}, y = {to, TT_U8, 1, bytes, bytes};
+    tt__launch s = *l;
+    s.in[0] = x;
+    s.out[0] = y;
+    return bytes && to != from ? tt__net_launch(c, rank, &s, TT__OP_COPY) : TT_OK;
+}
+
+/* The bytes that a process must send at least in a phase of a collective. */
+static double tt__net_least(const tt__collective *c, const tt__launch *l)
+{
+    const tt__mat *x = tt__net_whole(l);
+    const bool of_first = l->instr->move.root || tt__net_is(l, TT__OF_FIRST);
+    const bool sends = (l->phase == TT__REDUCE_PHASE) == (c->own > 0);
+    const double bytes = (double)tt__elements(x) * (double)tt_dtype_bytes(x->dtype);
+    if (!of_first) return bytes * (c->processes - 1) / c->processes;
+    return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : c->processes - 1) : 0;
+}
+
+/* What tt__net_reduce, tt__net_gather, tt__net_broadcast and tt__net_pair will send for the process of a rank
+   in a phase, and *least. Of one that does not lead the members: 0. */
+static double tt__net_sends(const tt__collective *c, double *least)
+{
+    const tt__net_job all = {0, 0, INT64_MAX};
+    const tt__launch *l = c->l;
+    const double item = (double)tt_dtype_bytes(l->in[0].data ? l->in[0].dtype : l->out[0].dtype);
+    double bytes = 0;
+    int64_t first;
+    *least = 0;
+    if (tt__is_pair(l->instr)) {
+        if (l->phase == TT__SPREAD_PHASE && c->me == l->instr->move.from)
+            *least = bytes = item * (double)tt__elements(&l->in[0]);
+        return bytes;
+    }
+    if (c->me != c->low) return 0;
+    *least = tt__net_least(c, l);
+    if (l->phase == TT__SPREAD_PHASE && tt__net_is(l, TT__OF_FIRST))
+        return c->own + 1 < c->processes ? item * (double)tt__elements(&l->in[0]) : 0;
+    for (int m = 0; m < c->all.count; m++) {
+        const int q = m / c->near.count, own = c->low + m % c->near.count;
+        if (q == c->own) continue;
+        if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_piece(l, &all, own, &first);
+        else
+            bytes += (double)tt__net_nodes(c, c->own, l->present) *
+                     (double)tt__net_size(l, tt__net_piece(l, &all, m, &first));
+    }
+    return bytes;
+}
+
+/* How many batches are on their way at a time: fewer of more bytes where each is for many processes. */
+static int tt__net_flights(const tt__collective *c)
+{
+    return c->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
+}
+
+/* The bytes of each in the memory that they are sent from. */
+static size_t tt__net_part(const tt__collective *c)
+{
+    return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
+}
+
+/* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
+static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
+{
+    const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
+    int count = 0;
+    while (*k < c->n && count < TT__NET_JOBS && room) {
+        const tt__launch *l = &c->l[*k];
+        const int64_t item = (int64_t)tt_dtype_bytes(l->in[0].dtype), left = tt__net_longest(l) - *from;
+        const tt__net_job next = {*k, *from, tt__min(left, (int64_t)room / item)};
+        if (left > 0) job[count++] = next;
+        if (left > 0) room -= tt__net_size(l, next.most);
+        *from += next.most;
+        if (next.most == left || left <= 0) {
+            *from = 0;
+            ++*k;
+        }
+    }
+    return count;
+}
+
+/* A batch of messages on its way, for some jobs: what each process sends each other begins at `to`, in what
+   is sent, and what comes from it at `from`. In both, jobs follow one another, of each the pieces, of each
+   the nodes. */
+typedef struct tt__net_batch {
+    tt__net_job job[TT__NET_JOBS];
+    int jobs;
+    size_t begin; /* of both, in the memory for what is sent, and in that for what comes */
+    size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
+    tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
+    tt__mail mail;
+} tt__net_batch;
+
+static void tt__net_place(const tt__collective *c, tt__net_batch *b)
+{
+    int64_t first;
+    b->to[0] = b->from[0] = 0;
+    for (int q = 0; q < c->processes; q++) {
+        size_t to = 0, from = 0;
+        for (int j = 0; j < b->jobs; j++) {
+            const tt__launch *x = &c->l[b->job[j].k];
+            for (int k = 0; k < c->near.count; k++) {
+                const int64_t there = tt__net_piece(x, &b->job[j], q * c->near.count + k, &first);
+                const int64_t here = tt__net_piece(x, &b->job[j], c->low + k, &first);
+                to += (size_t)tt__net_nodes(c, c->own, x->present) * tt__net_size(x, there);
+                from += (size_t)tt__net_nodes(c, q, x->present) * tt__net_size(x, here);
+            }
+        }
+        b->to[q + 1] = b->to[q] + to;
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own stay in what is sent */
+    }
+}
+
+/* Where kernels of a process cannot load from each other's memory: copies what a rank has of all pieces, one
+   behind the other, to the second half of its memory of the host. */
+static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
+{
+    char *to = (char *)c->crew->stage[c->rank] + TT__STAGE + b->begin;
+    tt_status status = TT_OK;
+    for (int at = 0; at < c->processes * b->jobs; at++) {
+        const int q = at / b->jobs, j = at % b->jobs;
+        const tt__launch *x = &c->l[b->job[j].k];
+        for (int k = q * c->near.count; k < (q + 1) * c->near.count && status == TT_OK; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            const int64_t bytes = c->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
+            status = tt__net_copy(c->crew, c->rank, x, to, tt__element(&x->in[0], first), bytes);
+            to += tt__net_size(x, n);
+        }
+    }
+    return status;
+}
+
+/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. `apart`:
+   they have laid out their operands. */
+static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
+{
+    tt__mat leaf[TT__RANKS];
+    tt_status status = TT_OK;
+    size_t laid = TT__STAGE + b->begin;
+    int turn = 0;
+    for (int j, at = 0; at < c->processes * b->jobs; at++) {
+        const int q = at / b->jobs;
+        j = at % b->jobs;
+        const tt__launch *x = &c->l[b->job[j].k];
+        const int present = tt__net_present(c, c->own, x->present);
+        for (int k = q * c->near.count; k < (q + 1) * c->near.count; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            for (int node = 0; node * c->grain < present && status == TT_OK; node++) {
+                const int begin = node * c->grain, end = (int)tt__min(present, begin + c->grain);
+                for (int m = begin; m < end; m++) {
+                    const int other = c->near.first + m * c->near.stride;
+                    leaf[m - begin] = x->peer_in[c->low + m];
+                    leaf[m - begin].data = tt__element(&leaf[m - begin], first);
+                    if (c->apart) leaf[m - begin].data = (char *)c->crew->stage[other] + laid;
+                }
+                const bool mine = turn++ % c->near.count == c->me - c->low;
+                if (mine && n) status = tt__net_sum(c, x, leaf, end - begin, to, n, false);
+                to += tt__net_size(x, n);
+            }
+            laid += tt__net_size(x, n);
+        }
+    }
+    return status;
+}
+
+/* Sums the nodes of all processes to this rank's piece. */
+static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
+                                const char *received)
+{
+    const char *at[TT__RANKS]; /* the next node of each process */
+    tt__mat leaf[TT__RANKS];
+    tt_status status = TT_OK;
+    for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
+    for (int j = 0; j < b->jobs; j++) {
+        const tt__launch *x = &c->l[b->job[j].k];
+        for (int k = 0; k < c->near.count && status == TT_OK; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], c->low + k, &first);
+            int leaves = 0;
+            for (int q = 0; q < c->processes; q++)
+                for (int node = 0; node < tt__net_nodes(c, q, x->present); node++) {
+                    leaf[leaves].dtype = x->in[0].dtype;
+                    leaf[leaves++].data = (void *)(uintptr_t)at[q];
+                    at[q] += tt__net_size(x, n);
+                }
+            if (tt__net_is(x, TT__PIECES_OUT)) first = b->job[j].from;
+            if (c->low + k == c->me && n)
+                status = tt__net_sum(c, x, leaf, leaves, tt__element(&x->out[0], first), n, x->add[0]);
+        }
+    }
+    return status;
+}
+
+/* Waits for a batch, and sums it. */
+static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
+{
+    const char *stage = (const char *)c->crew->stage[c->leader] + b->begin;
+    if (!b->jobs) return TT_OK;
+    tt_status status = tt__net_all_there(&b->mail);
+    if (status == TT_OK) status = tt__meet_near(c);
+    if (status == TT_OK) status = tt__net_unpack(c, b, stage, stage + TT__STAGE);
+    if (status == TT_OK) status = tt__meet_near(c);
+    b->jobs = 0;
+    return status;
+}
+
+/* Each member's piece of n sums. While a batch is summed, and where one direction of a link is ahead of the
+   other, other batches are on their way. */
+static tt_status tt__net_reduce(const tt__collective *c)
+{
+    const tt__instr *i = c->l->instr;
+    char *stage = (char *)c->crew->stage[c->leader];
+    const int flights = tt__net_flights(c);
+    tt__net_batch flight[TT__NET_FLIGHTS];
+    tt_status status = TT_OK;
+    int64_t from = 0;
+    int turn = 0;
+    for (int k = 0; k < flights; k++) flight[k].jobs = 0;
+    for (int k = 0; k < c->n && status == TT_OK; turn++) {
+        tt__net_batch *b = &flight[turn % flights];
+        b->jobs = tt__net_jobs(c, &k, &from, b->job);
+        b->begin = (size_t)(turn % flights) * tt__net_part(c);
+        b->mail = tt__mail_of(c, b->r);
+        if (!b->jobs && k < c->n)
+            return tt__fail(c->crew->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
+        tt__net_place(c, b);
+        if (c->apart) status = tt__net_lay_out(c, b);
+        if (c->apart && status == TT_OK) status = tt__meet_near(c);
+        if (status == TT_OK) status = tt__net_pack(c, b, stage + b->begin);
+        if (status == TT_OK) status = tt__meet_near(c);
+        if (status == TT_OK && c->rank == c->leader) status = tt__await_stream(c->crew, c->rank, i->stream);
+        for (int q = 0; q < c->processes && status == TT_OK && c->rank == c->leader; q++) {
+            const int process = tt__net_process(c, q);
+            if (q == c->own) continue;
+            status = tt__net_receive(&b->mail, process, stage + TT__STAGE + b->begin + b->from[q],
+                                     b->from[q + 1] - b->from[q]);
+            if (status == TT_OK)
+                status = tt__net_send(&b->mail, process, stage + b->begin + b->to[q],
+                                      b->to[q + 1] - b->to[q]);
+        }
+        if (status == TT_OK) status = tt__net_land(c, &flight[(turn + 1) % flights]);
+    }
+    for (int k = 0; k < flights && status == TT_OK; k++)
+        status = tt__net_land(c, &flight[(turn + k) % flights]);
+    return status;
+}
+
+/* Where the bytes of member m's piece begin that a job is about: in the host's memory of the leader, of which
+   each piece has `room`, or where ranks have them: the pieces of other processes in the leader's result. */
+static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
+{
+    const tt__launch *l = &c->l[job->k];
+    const bool gathers = tt__net_is(l, TT__PIECES_IN);
+    int64_t first;
+    if (!c->direct) return (char *)c->crew->stage[c->leader] + (size_t)m * room;
+    tt__net_piece(l, job, m, &first);
+    if (m / c->near.count != c->own) return (char *)tt__element(&l->out[0], first);
+    return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
+}
+
+/* Copies this rank's piece, or (come) all pieces that it does not have, to or from the host's memory, and
+   waits for the other ranks, which do so too. */
+static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
+{
+    const tt__launch *l = &c->l[job->k];
+    const bool gathers = tt__net_is(l, TT__PIECES_IN);
+    const tt__mat *x = gathers && !come ? &l->in[0] : &l->out[0];
+    tt_status status = TT_OK;
+    for (int m = come ? 0 : c->me; m < (come ? c->all.count : c->me + 1) && status == TT_OK; m++) {
+        int64_t first, bytes = (int64_t)tt_dtype_bytes(l->out[0].dtype) * tt__net_piece(l, job, m, &first);
+        char *staged = tt__net_begin(c, job, m, room);
+        char *own = (char *)tt__element(x, gathers && !come ? job->from : first);
+        if (come && m == c->me && !gathers) continue;
+        status = tt__net_copy(c->crew, c->rank, l, come ? own : staged, come ? staged : own, bytes);
+    }
+    return status == TT_OK ? tt__meet_near(c) : status;
+}
+
+/* Exchanges pieces with other processes, between the leaders, in messages of a bounded number at a time. */
+static tt_status tt__net_gather(const tt__collective *c)
+{
+    enum { REQUESTS = 4 * TT__RANKS };
+    const size_t room = 2 * TT__STAGE / (size_t)c->all.count & ~(size_t)(TT__ALIGN - 1); /* of each piece */
+    const size_t most = c->direct ? TT__NET_MESSAGE : room;
+    const bool leads = c->rank == c->leader, waits = leads && !c->direct;
+    tt__request r[REQUESTS + TT__NET_REQUESTS(2 * TT__STAGE)];
+    tt__mail mail = tt__mail_of(c, r);
+    const int stream = c->l->instr->stream;
+    tt_status status = leads && c->direct ? tt__await_stream(c->crew, c->rank, stream) : TT_OK;
+    for (int k = 0; k < c->n; k++) {
+        const tt__launch *l = &c->l[k];
+        const int64_t item = (int64_t)tt_dtype_bytes(l->out[0].dtype), longest = tt__net_longest(l);
+        tt__net_job job = {k, 0, (int64_t)most / item};
+        for (; job.from < longest && status == TT_OK; job.from += job.most) {
+            if (!c->direct) status = tt__net_stage(c, &job, room, false);
+            if (waits && status == TT_OK) status = tt__await_stream(c->crew, c->rank, stream);
+            for (int m = 0; m < c->all.count && status == TT_OK && leads; m++) {
+                const int own = c->low + m % c->near.count, process = tt__net_process(c, m / c->near.count);
+                int64_t first, come = item * tt__net_piece(l, &job, m, &first);
+                const int64_t go = item * tt__net_piece(l, &job, own, &first);
+                if (m / c->near.count == c->own) continue;
+                status = tt__net_receive(&mail, process, tt__net_begin(c, &job, m, room), (size_t)come);
+                if (status == TT_OK)
+                    status = tt__net_send(&mail, process, tt__net_begin(c, &job, own, room), (size_t)go);
+            }
+            if (status == TT_OK && c->direct && mail.count > REQUESTS - 2 * TT__RANKS)
+                status = tt__net_first_there(&mail, mail.count / 2);
+            if (status != TT_OK || c->direct) continue;
+            status = tt__net_all_there(&mail);
+            if (status == TT_OK) status = tt__meet_near(c);
+            if (status == TT_OK) status = tt__net_stage(c, &job, room, true);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(&mail) : status;
+}
+
+/* What member 0 has goes from process to process. */
+static tt_status tt__net_broadcast(const tt__collective *c)
+{
+    const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
+    const size_t most = c->direct ? TT__NET_MESSAGE : TT__STAGE;
+    const int stream = c->l->instr->stream;
+    tt__request r[2][TT__NET_REQUESTS(TT__STAGE)];
+    tt__mail in = tt__mail_of(c, r[0]), out = tt__mail_of(c, r[1]);
+    tt_status status = leads && c->direct ? tt__await_stream(c->crew, c->rank, stream) : TT_OK;
+    for (int k = 0; k < c->n; k++) {
+        const tt__launch *l = &c->l[k];
+        const int64_t bytes = tt__elements(&l->in[0]) * (int64_t)tt_dtype_bytes(l->in[0].dtype);
+        char *own = (char *)(c->own || c->me ? l->out[0].data : l->in[0].data);
+        for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
+            m = tt__min(bytes - at, (int64_t)most);
+            char *data = c->direct ? own + at : (char *)c->crew->stage[c->leader];
+            if (c->me == 0) status = tt__net_copy(c->crew, c->rank, l, data, (char *)l->in[0].data + at, m);
+            if (status == TT_OK && waits) status = tt__await_stream(c->crew, c->rank, stream);
+            if (status == TT_OK && leads && c->own)
+                status = tt__net_receive(&in, tt__net_process(c, c->own - 1), data, (size_t)m);
+            if (status == TT_OK) status = tt__net_all_there(&in);
+            if (status == TT_OK && leads && !last)
+                status = tt__net_send(&out, tt__net_process(c, c->own + 1), data, (size_t)m);
+            if (status == TT_OK && (!c->direct || out.count >= TT__RANKS)) status = tt__net_all_there(&out);
+            if (c->direct) continue;
+            if (status == TT_OK) status = tt__meet_near(c);
+            if (status == TT_OK && (c->me || l->out[0].data != l->in[0].data))
+                status = tt__net_copy(c->crew, c->rank, l, (char *)l->out[0].data + at, data, m);
+            if (status == TT_OK) status = tt__meet_near(c);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(&out) : status;
+}
+
+/* Copies what the leader has got, and what others of this process have, on this rank. */
+static tt_status tt__net_spread(const tt__collective *c)
+{
+    const bool all = tt__net_is(c->l, TT__OF_FIRST);
+    for (int k = 0; k < c->n; k++) {
+        tt__launch *l = &c->l[k];
+        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out; /* own */
+        const tt__mat *at = all && !c->own ? &in[c->low] : &out[c->low];
+        for (int m = 0; m < c->all.count; m++) {
+            int64_t first;
+            if (m / c->near.count == c->own && !all) continue;
+            tt__piece_of(l, &l->out[0], l->instr->move.root, m, &first);
+            if (m != c->low) out[m].data = at->data;
+            if (!all) in[m].data = tt__element(at, first);
+        }
+        if (all) out[c->low].data = at->data;
+    }
+    return tt__launch_phase(c, c->l, c->n);
+}
+
+/* From one member to another one, of another process. */
+static tt_status tt__net_pair(const tt__collective *c)
+{
+    const tt__instr *i = c->l->instr;
+    const tt__move *move = &i->move;
+    const int from = c->all.first + move->from * c->all.stride, to = c->all.first + move->to * c->all.stride;
+    const bool receives = c->me == move->to;
+    const bool direct = c->crew->kind->host || c->crew->ctx->net->cuda_aware;
+    const size_t most = direct ? TT__NET_MESSAGE : TT__STAGE;
+    const int process = tt__process_of(c->crew, receives ? from : to);
+    tt__request r[TT__NET_REQUESTS(TT__STAGE)];
+    tt__mail mail = tt__mail_of(c, r);
+    tt_status status = direct ? tt__await_stream(c->crew, c->rank, i->stream) : TT_OK;
+    mail.tag = tt__pair_tag(from, to);
+    for (int k = 0; k < c->n; k++) {
+        const tt__launch *l = &c->l[k];
+        const tt__mat *x = receives ? &l->out[0] : &l->in[0];
+        const int64_t bytes = tt__elements(x) * (int64_t)tt_dtype_bytes(x->dtype);
+        if (!receives) tt__net_must_send(c->crew->ctx->net, (double)bytes);
+        for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
+            m = tt__min(bytes - at, (int64_t)most);
+            char *own = (char *)x->data + at, *data = direct ? own : (char *)c->crew->stage[c->rank];
+            if (!receives) status = tt__net_copy(c->crew, c->rank, l, data, own, m);
+            if (status == TT_OK && !direct) status = tt__await_stream(c->crew, c->rank, i->stream);
+            if (status == TT_OK)
+                status = tt__net_post(&mail, process, data, (size_t)m, TT__NET_MESSAGE, receives);
+            if (status == TT_OK && (!direct || mail.count >= TT__RANKS)) status = tt__net_all_there(&mail);
+            if (status == TT_OK && receives) status = tt__net_copy(c->crew, c->rank, l, own, data, m);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(&mail) : status;
+}
+
+/* A phase of collectives with members in several processes. */
+static tt_status tt__net_phase(const tt__collective *c)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < c->n && c->rank == c->leader; k++)
+        tt__net_must_send(c->crew->ctx->net, tt__net_least(c, &c->l[k]));
+    if (c->l->phase == TT__REDUCE_PHASE) return tt__net_reduce(c);
+    status = tt__net_is(c->l, TT__OF_FIRST) ? tt__net_broadcast(c) : tt__net_gather(c);
+    if (status == TT_OK && c->direct) status = tt__meet_near(c);
+    return status == TT_OK && c->direct ? tt__net_spread(c) : status;
+}
+
+/* Runs the collectives: in each phase all members, which wait for each other before and after. met: they have
+   waited right before. */
+static tt_status tt__run_collective(const tt__collective *c, bool met)
+{
+    const int phases = tt__rules_of(c->l->instr)->phases;
+    const bool net = c->processes > 1, from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
+    tt_status status = met ? TT_OK : tt__meet_near(c);
+    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
+        if (!(phases & phase) || (net && from_first && phase == TT__REDUCE_PHASE)) continue;
+        for (int k = 0; k < c->n; k++) c->l[k].phase = phase;
+        if (net) status = tt__net_phase(c);
+        else if (!c->apart) status = tt__launch_phase(c, c->l, c->n);
+        for (int k = 0; k < c->n && c->apart && !net && status == TT_OK; k++)
+            status = tt__launch_staged(c, &c->l[k]);
+    }
+    return status;
+}

@@ -1,0 +1,87 @@
+#pragma once
+#include "../base/base.h"
+#include "../files/utf8.h"
+#include "parts.h"
+#include "lookups.h"
+
+/* ---- a text's way to ids */
+
+typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
+
+/* Room for n items of which the contents do not matter. NULL leaves no error: loader threads use it. */
+static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
+{
+    size_t bytes;
+    if (!tt__mul_size(n, item, &bytes)) return NULL;
+    if (bytes > b->bytes || !b->memory) {
+        tt__free(ctx, b->memory);
+        b->memory = tt__try_alloc(ctx, bytes);
+        b->bytes = bytes;
+    }
+    return b->memory;
+}
+
+enum { /* buffers of an encoder: of normalized texts two in turn, of splitters' one for each */
+    TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
+    TT__POINTS = TT__SPLIT_TEXT + TT__STAGES, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
+};
+
+typedef struct tt__encoder tt__encoder;
+struct tt__encoder {
+    const tt_tokenizer *k;
+    void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
+    int32_t *ids;
+    int64_t count, room;   /* ids so far, of which `room` are kept */
+    bool whole;            /* count all ids; else some of those beyond room */
+    bool failed;           /* out of memory */
+    bool ascii;            /* all of the text is */
+    const char *origin;    /* the text at hand, normalized, of so many bytes */
+    size_t origin_bytes;
+    size_t front;          /* so many bytes at its front stand for its first character before that: a part of
+                              a splitter's that begins with one of them is the text's first */
+    tt__buffer buffers[TT__BUFFERS];
+    char few[TT__SPLIT_TEXT][TT__FEW]; /* the first of these texts, while they are short */
+};
+
+static void tt__encoder_init(tt__encoder *e, const tt_tokenizer *k)
+{
+    memset(e, 0, offsetof(tt__encoder, few));
+    e->k = k;
+}
+
+static void tt__encoder_free(tt__encoder *e)
+{
+    for (int i = 0; i < TT__COUNT(e->buffers); i++)
+        if (e->buffers[i].memory) tt__free(e->k->ctx, e->buffers[i].memory);
+}
+
+static void tt__encoder_id(tt__encoder *e, int32_t id)
+{
+    if (e->count < e->room) e->ids[e->count] = id;
+    e->count++;
+}
+
+static bool tt__encoder_done(const tt__encoder *e) { return e->failed || (!e->whole && e->count >= e->room); }
+
+static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
+{
+    void *memory = tt__buffer_get(e->k->ctx, &e->buffers[buffer], n ? n : 1, item);
+    e->failed |= !memory;
+    return memory;
+}
+
+/* The token that a word of a text stands for; -1: none. */
+static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
+
+{
+    const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
+    const size_t readable = at < e->origin_bytes ? e->origin_bytes - at : bytes;
+    if (bytes > e->k->vocab.longest) return -1;
+    return tt__token_slot(&e->k->vocab.by_word, text, bytes, tt__token_head(text, bytes, readable))->id;
+}
+
+/* The next character, of bytes that stand for one each if `mapped`. */
+static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_t *at)
+{
+    return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
+}

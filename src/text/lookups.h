@@ -1,0 +1,101 @@
+#pragma once
+#include "../base/base.h"
+#include "../files/utf8.h"
+#include "parts.h"
+
+/* ---- bytes as characters (GPT-2): the printable ones of Latin-1 are themselves, others U+0100 to U+0143 */
+
+static bool tt__byte_prints(uint32_t b)
+{
+    return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xFF && b != 0xAD);
+}
+
+static uint32_t tt__byte_char(uint32_t b)
+{
+    return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
+}
+
+static int tt__char_byte(uint32_t c) /* -1: of none */
+{
+    if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
+    if (c > 0x143) return -1;
+    c -= 0x100;
+    return (int)(c < 33 ? c : c < 67 ? c - 33 + 0x7F : 0xAD);
+}
+
+/* ---- texts */
+
+/* Where the run of characters ends from `at` on whose bits & mask are `value`. */
+static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
+                                  size_t at)
+{
+    for (size_t next;; at = next) {
+        while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
+        next = at;
+        if (at == bytes || (uint8_t)text[at] < 0x80) return at;
+        if ((bits[tt__utf8_next(text, bytes, &next)] & mask) != value) return at;
+    }
+}
+
+static bool tt__is_ascii(const char *text, size_t bytes)
+{
+    uint64_t all = 0, word;
+    for (; bytes >= 8; bytes -= 8, text += 8) {
+        memcpy(&word, text, 8);
+        all |= word;
+    }
+    for (size_t i = 0; i < bytes; i++) all |= (uint8_t)text[i];
+    return !(all & 0x8080808080808080u);
+}
+
+
+/* ---- lookups */
+
+/* The first 8 bytes of a text, or zeros behind it. `readable` bytes may be read. */
+static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t readable)
+{
+    uint64_t head = 0;
+    if (readable >= 8) {
+        memcpy(&head, text, 8);
+        return bytes < 8 ? head & ((UINT64_C(1) << 8 * bytes) - 1) : head;
+    }
+    for (size_t i = 0; i < bytes; i++) head |= (uint64_t)(uint8_t)text[i] << 8 * i;
+    return head;
+}
+
+/* The slot that holds a text, or the free one where it belongs. */
+static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *text, size_t bytes,
+                                         uint64_t head)
+{
+    uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
+    for (size_t i = 8; i < bytes; i += 8) {
+        word = tt__token_head(text + i, bytes - i, bytes - i);
+        hash = (hash ^ hash >> 32 ^ word) * 0xFF51AFD7ED558CCDu;
+    }
+    for (uint32_t at = (uint32_t)(hash >> 32 ^ hash) & t->mask;; at = (at + 1) & t->mask) {
+        tt__bucket *slot = &t->slots[at];
+        if (slot->id < 0) return slot;
+        if (slot->head != head || slot->bytes != bytes) continue;
+        const char *own = t->base + t->slices[slot->id].start;
+        if (bytes <= 8 || memcmp(own + 8, text + 8, bytes - 8) == 0) return slot;
+    }
+}
+
+static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: none */
+{
+    return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
+}
+
+
+static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte */
+{
+    size_t at = (size_t)(key * 0x9E3779B97F4A7C15u >> t->shift);
+    while (t->edges[at] != UINT64_MAX && t->edges[at] >> 28 != key) at = (at + 1) & (t->slots - 1);
+    return at;
+}
+
+static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no token goes on so */
+{
+    const uint64_t edge = t->edges[tt__prefix_slot(t, (uint64_t)node << 8 | (uint8_t)byte)];
+    return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);
+}
