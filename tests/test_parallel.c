@@ -434,15 +434,15 @@ static void same_bits(setup s, const layout *on, int count)
     free_outcome(&one[1]);
 }
 
-/* TINYTRAIN_ALL_LAYOUTS in the environment: not some of each kind, but all. Sanitizers make all of this
-   ten times slower, and see as much in fewer; every kind of layout is among them. */
+/* TINYTRAIN_ALL_LAYOUTS in the environment: not some of each kind, but all. */
 static bool everything(void) { return getenv("TINYTRAIN_ALL_LAYOUTS") != NULL; }
-#ifdef __SANITIZE_THREAD__
-enum { SPARSE = 5, PRECISIONS = 1, EVERY = 1 };
-#elif defined(__SANITIZE_ADDRESS__) || defined(TEST_BY_TURNS)
-enum { SPARSE = 2 * TEST_TURNS, PRECISIONS = 5, EVERY = 2 };
+/* What a sweep takes of layouts and precisions; every kind of layout is among these. */
+#if TEST_SWEEP > 10
+enum { SPARSE = 5, PRECISIONS = 1, EVERY = 1, TURNS = 1 };
+#elif TEST_SWEEP > 1
+enum { SPARSE = (2 * TEST_SWEEP + 1) / 3, PRECISIONS = 5, EVERY = 2, TURNS = (TEST_SWEEP + 2) / 3 };
 #else
-enum { SPARSE = 1, PRECISIONS = 5, EVERY = 1 };
+enum { SPARSE = 1, PRECISIONS = 5, EVERY = 1, TURNS = 1 };
 #endif
 
 static const int micros_per_leaf[] = {1, 3, 8};
@@ -463,7 +463,7 @@ static void bits_of(int number, int precision, int every)
 TEST(ranks_have_the_bits_of_one)
 {
     for (int a = 0; a < TEST_COUNT(micros_per_leaf); a++)
-        for (int p = 0; p < PRECISIONS; p++) bits_of(a, p, (4 + 4 * a) * EVERY * EVERY * TEST_TURNS);
+        for (int p = 0; p < PRECISIONS; p++) bits_of(a, p, (4 + 4 * a) * EVERY * EVERY * TURNS);
 }
 
 TEST(all_ranks_have_the_bits_of_one)
