@@ -243,7 +243,7 @@ def options_make_a_budget_fit(folder):
     whole = planned(*options, program=IMAGES)[0]
     less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"] # the next inputs' 1.5 MB go first
     refused(IMAGES, "--plan", *less, "--server", saying="parameter server")
-    refused(IMAGES, "--plan", *less, "--pipeline=2", saying="go with --zero budget: use --zero 0 or 1")
+    refused(IMAGES, "--plan", *less, "--pipeline=2", saying="and TT_ZERO_BUDGET: use zero 0 or 1 alone")
     planned_mb, said = planned(*less, program=IMAGES)
     expect(planned_mb <= round(whole - 3, 1) and re.search(r"chosen for .*: zero [23]", said), said)
 
