@@ -64,10 +64,11 @@
    THREE LEVELS
      models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or
                tt_train_batch and tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See
-               examples/distilbert_imdb.c and examples/vit_l16.c. tt_lm_load, tt_lm_save, tt_generate:
-               decoders.
+               examples/distilbert_imdb.c and examples/vit_l16.c. tt_lm_load, tt_lm_save, tt_generate,
+               tt_generate_text: decoders, see examples/gpt.c.
      tape      your own model: tt_param_new, a function that records ops; tt_compile, tt_set, tt_step, tt_get;
-               tt_program_save, tt_program_load. As a tt_model with a tt_source of data, tt_fit trains it.
+               tt_program_save, tt_program_load. examples/hello.c is a transformer of one's own in 90 lines.
+               As a tt_model with a tt_source of data, tt_fit trains it.
      ops       a row in TT__OPS (src/backend/ops.h), a block in src/ops/FAMILY/rules.h (recorder, shape rule,
                backward), kernels beside it (cpu.h, cuda.cuh), and a line in the table of test cases
                (tests/ops/cases.h).
@@ -245,6 +246,7 @@ typedef enum tt_status {
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
     TT_ERR_FORMAT,      /* a file's content is not what its format prescribes */
+    TT_ERR_STATE,       /* a saved state has other tensors than the program or trainer that is to load it */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
     TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build does not have */
     TT_ERR_DEVICE,      /* a device is not there, or failed */
@@ -304,6 +306,17 @@ typedef struct tt_files {
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
+/* How errors of memory_budget name options and bytes: by default as the fields of tt_compile_options, and a
+   program with options of its own as these. */
+typedef struct tt_wording {
+    const char *budget;  /* default "memory_budget" */
+    const char *smaller; /* what needs less memory; default "A micro-batch of fewer rows" */
+    /* Writes an option and its value; default: recompute "blocks". value NULL: the option alone. */
+    void (*option)(void *user, const char *name, const char *value, char *to, size_t capacity);
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* default: only the number */
+    void *user;
+} tt_wording;
+
 typedef struct tt_context_options {
     int threads;            /* that compute, the caller's included, 0..256; 0: as many as the calling thread
                                may use by its affinity mask and the CPU quotas of its control groups */
@@ -320,6 +333,7 @@ typedef struct tt_context_options {
     tt_logger logger;       /* default: warnings and errors to stderr */
     tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks */
     tt_files files;         /* default: POSIX */
+    tt_wording wording;
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);
@@ -1198,6 +1212,9 @@ const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
+/* Sorts names of classes (n) as tt_dataset_table numbers labels: in byte order, or by value where all are
+   numbers. */
+void tt_sort_class_names(const char **names, int n);
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* texts or images of each class: (classes) */
 
 /* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches
@@ -1614,6 +1631,11 @@ typedef struct tt_lm_config {
 /* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters; key_heads is 0 but of
    "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
 tt_lm_config tt_lm_config_default(const char *kind);
+/* The same with other sizes, for a small model from scratch: heads share keys as the kind's do, as far as
+   they can, an MLP is 4 times as wide as the model (8/3 where it has a gate), and as large a share of a head
+   turns; tied, with neither a window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and
+   max_positions. */
+tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads);
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: there is none */
     tt_param *attention_norm_w, *attention_norm_b;
@@ -1745,6 +1767,15 @@ tt_sampling tt_sampling_default(void);
    many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
+/* Continues a text: put gets what the answer adds to it, as it comes, in whole characters; false ends the
+   answer. k: the model's tokenizer; NULL: tokens are bytes, and 256 ends a document. Of `sampling` (NULL:
+   defaults) `token` and `user` are not read; tt_lm.stop and what ends a document end the answer, too. A text
+   without a token is continued as a new document; one that spells out the token which k puts in front of
+   texts has it once, and the logger is warned. count, which may be NULL: tokens of the answer.
+   TT_ERR_ARGUMENT: the text has no fewer tokens than the context; else the errors of tt_generate. */
+tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *text,
+                           const tt_sampling *sampling,
+                           bool (*put)(void *user, const char *text, size_t bytes), void *user, int *count);
 
 /* ==== src/api/trainer.h */
 /* ------------------------------------------------------------------------------------------------ trainer */
@@ -1849,7 +1880,9 @@ typedef struct tt_fit_event {
     bool best;                     /* it is the best so far, and `keep` has been called */
 } tt_fit_event;
 
-/* Writes an event as one line for a progress display, without a newline. Returns as tt_plan_text. */
+/* Writes an event as one line for a progress display, without a newline. Where capacity has no room for the
+   whole line, its bar is shorter, then fields before the last are left out, and then it is cut. Returns as
+   tt_plan_text. */
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
@@ -2681,8 +2714,9 @@ static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format,
 const char *tt_status_name(tt_status status)
 {
     static const char *const names[] = {"TT_OK", "TT_ERR_ARGUMENT", "TT_ERR_SHAPE", "TT_ERR_MEMORY",
-                                        "TT_ERR_BUDGET", "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_NUMERIC",
-                                        "TT_ERR_UNSUPPORTED", "TT_ERR_DEVICE", "TT_ERR_INTERNAL"};
+                                        "TT_ERR_BUDGET", "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_STATE",
+                                        "TT_ERR_NUMERIC", "TT_ERR_UNSUPPORTED", "TT_ERR_DEVICE",
+                                        "TT_ERR_INTERNAL"};
     return (unsigned)status < (unsigned)TT__COUNT(names) ? names[status] : "unknown status";
 }
 
@@ -3502,6 +3536,20 @@ static const char *tt__posix_reason(void *user)
 }
 #pragma GCC diagnostic pop
 
+static void tt__default_option(void *user, const char *name, const char *value, char *to, size_t capacity)
+{
+    const bool number = value && *value >= '0' && *value <= '9';
+    (void)user;
+    if (!value) snprintf(to, capacity, "`%s`", name);
+    else snprintf(to, capacity, number ? "%s %s" : "%s \"%s\"", name, value);
+}
+
+static void tt__default_bytes(void *user, size_t bytes, char *to, size_t capacity)
+{
+    (void)user;
+    snprintf(to, capacity, "%zu", bytes);
+}
+
 tt_context_options tt_context_options_default(void)
 {
     tt_context_options o;
@@ -3519,6 +3567,10 @@ tt_context_options tt_context_options_default(void)
         tt__posix_rename, tt__posix_remove, tt__posix_make_folder, tt__posix_list, tt__posix_reason, NULL,
         tt__posix_lock, tt__posix_space};
     o.files = posix;
+    o.wording.budget = "memory_budget";
+    o.wording.smaller = "A micro-batch of fewer rows";
+    o.wording.option = tt__default_option;
+    o.wording.bytes = tt__default_bytes;
     return o;
 }
 
@@ -6955,8 +7007,8 @@ static const tt__rules tt__rules_WAIT = {tt__shape_alike, tt__layout_alike, {NUL
    What ranks do together, see tt__move: each reads what lies at the same place in the memory of the others.
    Operands and results are contiguous, all of one dtype. A result may be the storage of the operand, or a
    part of it; a piece may be a view of what it is a piece of. Sums follow the tree (ranks/threads.h) of what
-   the first `present` members have: x[0], x[1], ... in pairs, pairs of pairs and so on, each sum of fp32 (f64:
-   f64) rounded to the dtype; `add` adds that to the result at last. Where none is present nothing is
+   the first `present` members have: x[0], x[1], ... in pairs, pairs of pairs and so on, each sum of fp32
+   (f64: f64) rounded to the dtype; `add` adds that to the result at last. Where none is present nothing is
    written. */
 
 static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
@@ -21250,56 +21302,72 @@ static const char *const tt__out_lists[16] = {
     "optimizer,parameters,activations", "gradients,parameters,activations",
     "optimizer,gradients,parameters,activations"};
 
+/* Options and bytes in the words of tt_context_options.wording. */
+static const char *tt__say_option(const tt_context *ctx, const char *name, const char *value, char to[96])
+{
+    ctx->options.wording.option(ctx->options.wording.user, name, value, to, 96);
+    return to;
+}
+
+static const char *tt__say_bytes(const tt_context *ctx, size_t bytes, char to[32])
+{
+    ctx->options.wording.bytes(ctx->options.wording.user, bytes, to, 32);
+    return to;
+}
+
 /* The options that are a choice. items: values that are computed again beside what "cheap" does. */
 static void tt__print_options(tt__text *text, const tt_program *p, const tt__choice *x, int items)
 {
-    if (p->settings.options.train)
-        tt__print(text, "recompute \"%s\"", items ? "budget" : tt__recompute_names[x->recompute]);
-    if (p->settings.options.train && items)
-        tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
-    if (x->offload || !tt__one_memory(p) || !p->settings.options.train)
-        tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "",
-                  tt__out_lists[x->offload]);
-    if (p->settings.options.train && (x->update || p->settings.update))
-        tt__print(text, ", update \"%s\"", tt__update_names[x->update]);
-    if (p->settings.options.parallel.data > 1) tt__print(text, ", zero %d", x->zero);
+    const bool train = p->settings.options.train;
+    char said[96], zero[12];
+    if (train)
+        tt__print(text, "%s", tt__say_option(p->ctx, "recompute", items ? "budget" :
+                                             tt__recompute_names[x->recompute], said));
+    if (train && items) tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
+    if (x->offload || !tt__one_memory(p) || !train)
+        tt__print(text, "%s%s", train ? ", " : "",
+                  tt__say_option(p->ctx, "offload", tt__out_lists[x->offload], said));
+    if (train && (x->update || p->settings.update))
+        tt__print(text, ", %s", tt__say_option(p->ctx, "update", tt__update_names[x->update], said));
+    snprintf(zero, sizeof zero, "%d", x->zero);
+    if (p->settings.options.parallel.data > 1)
+        tt__print(text, ", %s", tt__say_option(p->ctx, "zero", zero, said));
 }
 
-/* Step k of those that save memory, from the least to lose to the most. False: it changes nothing, or is not
-   possible. */
-static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name, size_t capacity)
+/* Step k of those that save memory, from the least to lose to the most, and `said`: its option. False: it
+   changes nothing, or is not possible. */
+static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[96])
 {
     static const unsigned out[] = {TT__OUT_OPTIMIZER, TT__OUT_GRADIENTS, TT__OUT_ACTIVATIONS,
                                    TT__OUT_PARAMETERS};
     const tt_compile_options *o = &p->settings.options;
     const tt__choice was = *x;
     const bool moves = !tt__one_memory(p);
+    const char *name = k == 0 ? "zero" : k <= 3 ? "recompute" : k == 8 || k == 9 ? "update" : "offload";
+    const char *value = k == 0 ? "3" : k == 8 ? "backward" : "host";
     if (k == 0 && tt__may_zero(p, 3)) x->zero = 3;
-    if (k == 0) snprintf(name, capacity, "zero 3");
     if (k >= 1 && k <= 3) {
         const tt__recompute policy = (tt__recompute)(TT__RECOMPUTE_CHEAP + k - 1);
         if (o->train && policy > x->recompute) x->recompute = policy;
-        snprintf(name, capacity, "recompute \"%s\"", tt__recompute_names[policy]);
+        value = tt__recompute_names[policy];
     }
     if (k >= 4 && k <= 7 && moves) {
         const unsigned more = out[k - 4];
         if (more == TT__OUT_ACTIVATIONS && !(x->offload & more)) x->activations = INT_MAX;
         if (o->train || more == TT__OUT_PARAMETERS) x->offload |= more;
-        snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 6 ? 3 : k == 7 ? 2 : k - 4]);
+        value = tt__out_lists[more];
     }
     if (k == 8) {
         const bool may = o->train && tt__may_update(p, TT__UPDATE_BACKWARD);
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
-        snprintf(name, capacity, "update \"backward\"");
     }
-    if (k == 9) {
-        if (o->train && moves) x->update = TT__UPDATE_HOST;
-        snprintf(name, capacity, "update \"host\"");
-    }
+    if (k == 9 && o->train && moves) x->update = TT__UPDATE_HOST;
     if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* which finds these there, and now may save more */
-        x->offload |= k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
-        snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 10 ? 1 : 2]);
+        const unsigned more = k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
+        x->offload |= more;
+        value = tt__out_lists[more];
     }
+    tt__say_option(p->ctx, name, value, said);
     return x->zero != was.zero || x->recompute != was.recompute || x->offload != was.offload ||
            x->update != was.update;
 }
@@ -21340,12 +21408,16 @@ static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shor
     const tt_program *p = c->job.p;
     const bool chooses = c->recompute || c->by_seconds;
     const bool same = least->least >= s->bytes && !chooses; /* nothing makes it smaller */
+    char said[32];
     if (chooses && !advised && least->least < s->least) {
-        tt__print(text, "%s %zu with ", text->length ? ", at least" : ": at least", s->least);
+        tt__print(text, "%s at least %s with ", text->length ? "," : ":",
+                  tt__say_bytes(p->ctx, s->least, said));
         tt__print_options(text, p, &s->how, s->items);
-        tt__print(text, "; if more may change, the smallest possible is %zu with ", least->least);
+        tt__print(text, "; if more may change, the smallest possible is %s with ",
+                  tt__say_bytes(p->ctx, least->least, said));
     } else {
-        tt__print(text, "; the smallest possible is %zu%s", least->least, same ? "" : " with ");
+        tt__print(text, "; the smallest possible is %s%s", tt__say_bytes(p->ctx, least->least, said),
+                  same ? "" : " with ");
     }
 }
 
@@ -21355,7 +21427,8 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const tt__job *j = &c->job;
     tt_program *p = j->p;
-    char steps[640], name[48];
+    const tt_wording *words = &p->ctx->options.wording;
+    char steps[720], name[96], said[32], limit[32];
     tt__text text = {steps, sizeof steps, 0};
     tt__choice now = tt__at_slowest(c->base);
     const bool chooses = c->recompute || c->by_seconds, staged = p->settings.options.parallel.pipeline > 1;
@@ -21371,7 +21444,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
         if (advice && chooses && s->least < bytes) bytes = s->least; /* which is named before the advice */
-        if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name, sizeof name)) continue;
+        if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
         c->job.least = advice ? &least : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) status = built;
@@ -21380,7 +21453,9 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (fits && !advice) return TT_OK;
         if (advice && !advised && chooses) {
             least_told = s->least < s->bytes;
-            if (least_told) tt__print(&text, "%s at least %zu with ", text.length ? "," : ":", s->least);
+            if (least_told)
+                tt__print(&text, "%s at least %s with ", text.length ? "," : ":",
+                          tt__say_bytes(p->ctx, s->least, said));
             if (least_told) tt__print_options(&text, p, &s->how, s->items);
             tt__print(&text, "%s if more may change, ", text.length ? ";" : ":");
         } else {
@@ -21390,7 +21465,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         now = next;
         bytes = e->bytes;
         advised = advised || advice;
-        tt__print(&text, "%s %s%zu", name, first ? "makes it " : "", bytes);
+        tt__print(&text, "%s %s%s", name, first ? "makes it " : "", tt__say_bytes(p->ctx, bytes, said));
         first = false;
         const double copies = tt__flops_of_copies(p->built.t);
         if (step >= 1 && step <= 3) tt__print(&text, " (%+.1f%% FLOPs)", 100 * copies / s->flops);
@@ -21420,11 +21495,15 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     char of_stage[32] = "";
     if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
     const bool in_vain = tt__one_memory(p) && p->settings.offload; /* what is moved stays in the budget */
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %zu bytes%s, memory_budget is %zu%s%s%s. A "
-                    "micro-batch of fewer rows needs less", of_stage, s->bytes,
-                    p->settings.crew->ranks > 1 ? " a rank" : "", e->budget,
+    if (in_vain)
+        tt__print(&text, "; without %s, which saves nothing on device \"cpu\", it is less",
+                  tt__say_option(p->ctx, "offload", NULL, name));
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, %s is %s%s%s. %s needs less", of_stage,
+                    tt__say_bytes(p->ctx, s->bytes, said), words->bytes == tt__default_bytes ? " bytes" : "",
+                    p->settings.crew->ranks > 1 ? " a rank" : "", words->budget,
+                    tt__say_bytes(p->ctx, e->budget, limit),
                     e->by_them ? " for a program that this one shares an arena with" : "", steps,
-                    in_vain ? "; without `offload`, which saves nothing on device \"cpu\", it is less" : "");
+                    words->smaller);
 }
 
 static void tt__chooser_close(tt__chooser *c)
@@ -21854,8 +21933,9 @@ static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
     if (r->most <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
-    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %zu",
-                    TT__ERROR - 80, r->error, r->at, r->most);
+    char said[32];
+    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %s",
+                    TT__ERROR - 80, r->error, r->at, tt__say_bytes(ctx, r->most, said));
 }
 
 /* Compiles the other stages of a pipeline, of which p is the first, which has come to `status`. */
@@ -22001,7 +22081,7 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
 {
     tt_context *ctx = t->ctx;
     tt_compile_options other = *o;
-    char error[TT__ERROR];
+    char error[TT__ERROR], precision[96], with[96], said[32];
     const size_t needed = ctx->needs, advised = ctx->advised;
     const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL is the default */
     const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
@@ -22020,9 +22100,10 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
         if (!last) continue;
         if (!fits && advised && bytes >= advised) break; /* other options do better */
         const size_t used = strlen(error);
-        snprintf(error + used, sizeof error - used, "; precision \"bf16-true\"%s %s %zu%s",
-                 k ? " with recompute \"budget\"" : "", fits ? "makes it" : "still needs", bytes,
-                 fits ? ", which fits" : "");
+        snprintf(error + used, sizeof error - used, "; %s%s%s %s %s%s",
+                 tt__say_option(ctx, "precision", "bf16-true", precision), k ? " with " : "",
+                 k ? tt__say_option(ctx, "recompute", "budget", with) : "", fits ? "makes it" : "still needs",
+                 tt__say_bytes(ctx, bytes, said), fits ? ", which fits" : "");
         break;
     }
     ctx->searches = false;
@@ -31572,6 +31653,27 @@ static bool tt__less_number(const void *arg, uint32_t a, uint32_t b)
     return values[a] != values[b] ? values[a] < values[b] : a < b;
 }
 
+static int tt__by_class_name(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int tt__by_class_number(const void *a, const void *b)
+{
+    double x = 0, y = 0;
+    tt__is_number(*(const char *const *)a, &x);
+    tt__is_number(*(const char *const *)b, &y);
+    return x != y ? (x > y) - (x < y) : tt__by_class_name(a, b);
+}
+
+void tt_sort_class_names(const char **names, int n)
+{
+    double x;
+    bool all = true;
+    for (int k = 0; k < n; k++) all = all && tt__is_number(names[k], &x);
+    if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
+}
+
 /* Classes in byte order, all of which are numbers, are numbered by value. */
 static tt_status tt__table_numbers(tt_dataset *d)
 {
@@ -35595,6 +35697,24 @@ enum {
 };
 static int tt__lm_flags(const tt_lm_config *c);
 
+tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads)
+{
+    tt_lm_config c = tt_lm_config_default(kind);
+    const int head = heads > 0 ? hidden_size / heads : 0, sharing = c.key_heads ? c.heads / c.key_heads : 1;
+    const bool gate = c.activation && strcmp(c.activation, "silu") == 0;
+    const bool turns_whole = c.heads && c.rotary.size == c.hidden_size / c.heads;
+    c.layers = layers;
+    c.hidden_size = hidden_size;
+    c.heads = heads;
+    c.key_heads = heads % sharing ? heads : heads / sharing;
+    c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
+    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter, in pairs */
+    c.window = 0;
+    c.tied = true;
+    c.embedding_dropout = c.dropout = c.attention_dropout = 0;
+    return c;
+}
+
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
 
@@ -37218,6 +37338,117 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
     return status;
 }
 
+/* Gives a text to `put` as tokens are decoded. known: what is still to come of the text that is continued. */
+typedef struct tt__answer {
+    tt_decode_stream *stream; /* NULL: tokens are bytes */
+    char *text;               /* that is continued */
+    const char *known;
+    bool (*put)(void *user, const char *text, size_t bytes);
+    void *user;
+    bool no_memory;
+} tt__answer;
+
+static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
+{
+    size_t known = 0;
+    w->no_memory = w->no_memory || !text;
+    if (!text) return false;
+    while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
+    const bool other = known < bytes && w->known[known]; /* bytes that end the known text may be another with
+                                                            those behind: from that character on */
+    while (other && known && (text[known] & 0xc0) == 0x80) known--;
+    w->known = other ? "" : w->known + known;
+    return known == bytes || w->put(w->user, text + known, bytes - known);
+}
+
+static bool tt__answer_token(void *user, int seq, int32_t id)
+{
+    tt__answer *w = (tt__answer *)user;
+    const char byte = (char)id;
+    size_t bytes = 0;
+    (void)seq;
+    if (!w->stream) return id >= 256 || w->put(w->user, &byte, 1);
+    const char *text = tt_decode_stream_put(w->stream, &id, 1, &bytes);
+    return tt__answer_text(w, text, bytes);
+}
+
+/* Writes the tokens of a text, at most `room`, and returns how many it has; -1: no memory. end: what a text
+   without a token is continued from. */
+static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
+                          int64_t room)
+{
+    const size_t bytes = strlen(text);
+    int64_t n = (int64_t)bytes;
+    int32_t first; /* of what the tokenizer puts around a text */
+    if (k) n = tt_tokenizer_encode(k, text, bytes, true, ids, room);
+    else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
+    if (k && n > 1 && ids[0] == ids[1] && tt_tokenizer_encode(k, "", 0, true, &first, 1) && first == ids[0]) {
+        tt__log(g->ctx, TT_LOG_WARNING, "generate", "the text spells out '%s', which is put in front of a "
+                "text: it has it once", tt_tokenizer_token(k, first));
+        n--;
+        memmove(ids, ids + 1, sizeof *ids * (size_t)tt__min(n, room - 1));
+    }
+    if (n == 0) ids[n++] = end < 0 ? 0 : end;
+    return n;
+}
+
+/* The answer continues the text of n tokens. False: no memory. */
+static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
+                             int64_t n)
+{
+    size_t done; /* bytes of the text that the stream gives at once */
+    const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
+    w->text = length < 0 ? NULL : (char *)tt__alloc(ctx, (size_t)length + 1);
+    w->stream = w->text ? tt_decode_stream_new(k, true) : NULL;
+    if (!w->stream || !tt_decode_stream_put(w->stream, ids, n, &done)) return false;
+    tt_tokenizer_decode(k, ids, n, true, w->text, (size_t)length + 1);
+    w->known = w->text + done;
+    return true;
+}
+
+tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *text,
+                           const tt_sampling *sampling,
+                           bool (*put)(void *user, const char *text, size_t bytes), void *user, int *count)
+{
+    tt_sampling s = sampling ? *sampling : tt_sampling_default();
+    tt__answer w = {NULL, NULL, "", put, user, false};
+    const tt_lm *m = g->m;
+    const int of_tokenizer = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : 256;
+    const int end = of_tokenizer < 0 && m->n_stop ? m->stop[0] : of_tokenizer, n_own = m->n_stop + (end >= 0);
+    tt_status status = tt__check_sampling(g->ctx, &s);
+    if (status != TT_OK) return status;
+    const size_t room = (size_t)g->context + 1, most = (size_t)s.max_new, stops = (size_t)(s.n_stop + n_own);
+    int given = 0;
+    int32_t *ids = (int32_t *)tt__alloc(g->ctx, sizeof *ids * (room + most + stops));
+    if (!ids) return TT_ERR_MEMORY;
+    int32_t *out = ids + room, *stop = out + most;
+    for (int i = 0; i < s.n_stop; i++) stop[i] = s.stop[i];
+    for (int i = 0; i < m->n_stop; i++) stop[s.n_stop + i] = m->stop[i];
+    if (end >= 0) stop[s.n_stop + m->n_stop] = end;
+    s.stop = stop;
+    s.n_stop += n_own;
+    s.token = tt__answer_token;
+    s.user = &w;
+    const int64_t n = tt__prompt(g, k, text, end, ids, (int64_t)room);
+    const int32_t start[2] = {0, (int32_t)n};
+    if (n >= g->context)
+        status = tt__fail(g->ctx, TT_ERR_ARGUMENT, "the text has %lld tokens, and the generator a context of "
+                          "%d", (long long)n, g->context);
+    else if (n < 0 || (k && !tt__answer_begin(&w, g->ctx, k, ids, n))) w.no_memory = true;
+    else status = tt_generate(g, ids, start, 1, &s, out, &given);
+    if (status == TT_OK && w.stream && !w.no_memory) {
+        size_t bytes;
+        const char *last = tt_decode_stream_end(w.stream, &bytes);
+        tt__answer_text(&w, last, bytes);
+    }
+    if (w.no_memory) status = tt__fail(g->ctx, TT_ERR_MEMORY, "no memory for the tokens of a text");
+    tt_decode_stream_free(w.stream);
+    if (count) *count = given;
+    tt__free(g->ctx, w.text);
+    tt__free(g->ctx, ids);
+    return status;
+}
+
 /* ==== src/train/trainer.h */
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
@@ -38305,13 +38536,13 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
 {
     int k = tt_safetensors_find(s->file, expected->name);
     if (k < 0)
-        return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it is no state of this model and "
+        return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s' has no tensor '%s': it is no state of this model and "
                         "optimizer", s->path, expected->name);
     const tt_tensor_info *found = tt_safetensors_info(s->file, k);
     bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
     if (same) return TT_OK;
-    return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: "
+    return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: "
                     "the model or the precision differs", s->path, expected->name, found->dtype, found->bytes,
                     expected->dtype, expected->bytes);
 }
@@ -38371,7 +38602,7 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     /* A trainer's state is one of its program too, and one of other products of the same model. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are "
+    return tt__fail(p->ctx, TT_ERR_STATE, "'%s' has %d tensors, this run has %d: other parameters are "
                     "trained", path, found, s->tensors);
 }
 
@@ -38547,8 +38778,28 @@ tt_fit_options tt_fit_options_default(void)
     return o;
 }
 
+/* Writes the line of a step with a bar of so many columns (0: none), the first of the 4 fields that follow,
+   and the time that is left. */
+static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
+{
+    tt__text text = {to, capacity, 0};
+    tt__print(&text, "epoch %lld/%lld ", (long long)e->epoch + 1, (long long)e->epochs);
+    for (int k = 1; k <= bar; k++)
+        tt__print(&text, "%s%c%s", k == 1 ? "[" : "", k * e->steps <= bar * e->step ? '#' : '.',
+                  k == bar ? "] " : "");
+    tt__print(&text, "%lld/%lld", (long long)e->step, (long long)e->steps);
+    if (fields > 0) tt__print(&text, "  loss %.4f", e->loss);
+    if (fields > 1 && e->metric_name) tt__print(&text, "  %s %.3f", e->metric_name, e->metric);
+    if (fields > 2) tt__print(&text, "  %.0f %s/s", e->per_second, e->unit);
+    if (fields > 3 && e->of_peak > 0) tt__print(&text, "  %.0f%% of peak", 100 * e->of_peak);
+    const int left = (int)fmin(fmax(e->seconds_left, 0), 1e9);
+    tt__print(&text, "  ETA %d:%02d", left / 60, left % 60);
+    return text.length;
+}
+
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
 {
+    enum { BAR = 20, LEAST = 5, FIELDS = 4 };
     tt__text text = {to, capacity, 0};
     if (e->validation) {
         tt__print(&text, "  validation: loss %.4f", e->validation->loss);
@@ -38556,15 +38807,13 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
         tt__print(&text, "%s", e->best ? ", kept" : "");
         return text.length;
     }
-    tt__print(&text, "epoch %lld/%lld [", (long long)e->epoch + 1, (long long)e->epochs);
-    for (int k = 1; k <= 20; k++) tt__print(&text, "%c", k * e->steps <= 20 * e->step ? '#' : '.');
-    tt__print(&text, "] %lld/%lld  loss %.4f", (long long)e->step, (long long)e->steps, e->loss);
-    if (e->metric_name) tt__print(&text, "  %s %.3f", e->metric_name, e->metric);
-    tt__print(&text, "  %.0f %s/s", e->per_second, e->unit);
-    if (e->of_peak > 0) tt__print(&text, "  %.0f%% of peak", 100 * e->of_peak);
-    int left = (int)fmin(fmax(e->seconds_left, 0), 1e9);
-    tt__print(&text, "  ETA %d:%02d", left / 60, left % 60);
-    return text.length;
+    const size_t whole = tt__fit_columns(e, BAR, FIELDS, to, capacity);
+    size_t length = whole;
+    for (int bar = BAR - 1; length >= capacity && bar >= LEAST - 1; bar--)
+        length = tt__fit_columns(e, bar < LEAST ? 0 : bar, FIELDS, to, capacity);
+    for (int fields = FIELDS - 1; length >= capacity && fields >= 0; fields--)
+        length = tt__fit_columns(e, 0, fields, to, capacity);
+    return whole;
 }
 
 static bool tt__fit_stopped(const tt__fit *f)

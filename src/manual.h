@@ -66,10 +66,11 @@
    THREE LEVELS
      models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or
                tt_train_batch and tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See
-               examples/distilbert_imdb.c and examples/vit_l16.c. tt_lm_load, tt_lm_save, tt_generate:
-               decoders.
+               examples/distilbert_imdb.c and examples/vit_l16.c. tt_lm_load, tt_lm_save, tt_generate,
+               tt_generate_text: decoders, see examples/gpt.c.
      tape      your own model: tt_param_new, a function that records ops; tt_compile, tt_set, tt_step, tt_get;
-               tt_program_save, tt_program_load. As a tt_model with a tt_source of data, tt_fit trains it.
+               tt_program_save, tt_program_load. examples/hello.c is a transformer of one's own in 90 lines.
+               As a tt_model with a tt_source of data, tt_fit trains it.
      ops       a row in TT__OPS (src/backend/ops.h), a block in src/ops/FAMILY/rules.h (recorder, shape rule,
                backward), kernels beside it (cpu.h, cuda.cuh), and a line in the table of test cases
                (tests/ops/cases.h).

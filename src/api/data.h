@@ -85,6 +85,9 @@ const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
+/* Sorts names of classes (n) as tt_dataset_table numbers labels: in byte order, or by value where all are
+   numbers. */
+void tt_sort_class_names(const char **names, int n);
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* texts or images of each class: (classes) */
 
 /* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches

@@ -84,8 +84,9 @@ static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format,
 const char *tt_status_name(tt_status status)
 {
     static const char *const names[] = {"TT_OK", "TT_ERR_ARGUMENT", "TT_ERR_SHAPE", "TT_ERR_MEMORY",
-                                        "TT_ERR_BUDGET", "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_NUMERIC",
-                                        "TT_ERR_UNSUPPORTED", "TT_ERR_DEVICE", "TT_ERR_INTERNAL"};
+                                        "TT_ERR_BUDGET", "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_STATE",
+                                        "TT_ERR_NUMERIC", "TT_ERR_UNSUPPORTED", "TT_ERR_DEVICE",
+                                        "TT_ERR_INTERNAL"};
     return (unsigned)status < (unsigned)TT__COUNT(names) ? names[status] : "unknown status";
 }
 
