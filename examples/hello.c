@@ -18,7 +18,6 @@ static tt_param *param(tt_context *ctx, const char *name, int layer, int64_t out
     snprintf(full, sizeof full, "%s.%d", name, layer);
     return tt_param_new(ctx, full, in ? 2 : 1, dims, init);
 }
-
 static void make_model(tt_context *ctx, model *m)
 {
     m->digit = param(ctx, "digit", 0, 10, D), m->position = param(ctx, "position", 0, LENGTH, D);
@@ -62,6 +61,7 @@ static void make_batch(uint64_t random, int32_t *digits, int32_t *targets)
 
 int main(int argc, char **argv)
 {
+    if (argc > 1 && atoi(argv[1]) < 1) return fprintf(stderr, "usage: hello [STEPS, in all (200)]\n"), 1;
     static int32_t digits[ROWS], targets[ROWS], positions[ROWS], starts[SEQS + 1];
     for (int r = 0; r < ROWS; r++) positions[r] = r % LENGTH, starts[r / LENGTH + 1] = r + 1;
     tt_context *ctx = tt_open(NULL);
