@@ -27571,10 +27571,12 @@ typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__buc
 
 /* Texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    const char *base;
+    const char *base;        /* of the texts, whose first bytes may be left out: so many */
+    uint32_t skipped;
     const tt__slice *slices; /* by id */
     tt__bucket *slots;
     uint32_t mask;
+    uint32_t longest;        /* bytes of a text */
 } tt__ids_by_text;
 
 /* A tree of the bytes of added tokens. */
@@ -27613,8 +27615,7 @@ typedef struct tt__vocab {
     char *texts, *words;          /* of all tokens; what they stand for in a text, which may be the same */
     tt__slice *text, *word;       /* (size) */
     int own;                      /* ids below this may be the vocabulary's; others are added */
-    tt__ids_by_text by_text, by_word;
-    uint32_t longest;             /* bytes of a word of the vocabulary */
+    tt__ids_by_text by_text, by_word, by_added;
 } tt__vocab;
 
 typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPIECE } tt__model_kind;
@@ -27624,11 +27625,11 @@ typedef struct tt__model {
     int unk;                      /* -1: what has no token is left out */
     bool byte_fallback;           /* of byte-pair encoding and Unigram */
     int32_t fallback[256];        /* "<0x0A>" and the like; -1: none */
-    tt__prefixes prefixes;        /* of WordPiece and Unigram */
     int64_t word_chars;           /* WordPiece: a word of more is unknown */
     const char *piece;            /* what the tokens that continue a word begin with */
-    int32_t piece_node;           /* where the tree has that; -1: no token continues a word */
-    double *scores;               /* (vocab.own) of Unigram */
+    tt__ids_by_text rest;         /* those tokens, without that */
+    tt__prefixes prefixes;        /* of Unigram, as the scores */
+    double *scores;               /* (vocab.own) */
     double unk_score;
     bool fuse_unk, ignore_merges; /* of byte-pair encoding, as all that follows */
     int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
@@ -27675,10 +27676,11 @@ void tt_tokenizer_free(tt_tokenizer *k)
     for (int i = 0; i < k->n_kept; i++) tt__file_close(k->ctx, &k->kept[i].file);
     if (k->vocab.words != k->vocab.texts) tt__free(k->ctx, k->vocab.words);
     if (k->vocab.word != k->vocab.text) tt__free(k->ctx, k->vocab.word);
+    if (k->vocab.by_word.slots != k->vocab.by_text.slots) tt__free(k->ctx, k->vocab.by_word.slots);
     void *const owned[] = {k->unicode, k->vocab.texts, k->vocab.text, k->vocab.by_text.slots,
-                           k->vocab.by_word.slots, k->model.whole, k->model.merges, k->model.prefixes.edges,
-                           k->model.prefixes.ids, k->model.scores, k->added, k->added_of,
-                           k->tries[0].nodes, k->tries[1].nodes, k};
+                           k->vocab.by_added.slots, k->model.whole, k->model.merges, k->model.rest.slots,
+                           k->model.prefixes.edges, k->model.prefixes.ids, k->model.scores, k->added,
+                           k->added_of, k->tries[0].nodes, k->tries[1].nodes, k};
     tt__free_all(k->ctx, owned, TT__COUNT(owned));
 }
 
@@ -27704,10 +27706,23 @@ static int tt__char_byte(uint32_t c) /* -1: of none */
 
 /* ---- texts */
 
+/* How many ASCII letters the next 8 bytes begin with. */
+static inline size_t tt__ascii_letters(const char *text)
+{
+    const uint64_t ones = 0x0101010101010101u;
+    uint64_t all;
+    memcpy(&all, text, 8);
+    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* bit 7: at least 'a'; above 'z' */
+    const uint64_t others = (~(lower + (0x80 - 'a') * ones) | (lower + (0x7F - 'z') * ones) | all) & 0x80 * ones;
+    return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
+}
+
 /* Where the run of characters ends from `at` on whose bits & mask are `value`. */
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
+    const bool letters = (bits['a'] & mask) == value; /* all of ASCII have the same */
+    for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
         next = at;
@@ -27748,21 +27763,28 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
 {
     uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
     for (size_t i = 8; i < bytes; i += 8) {
-        word = tt__token_head(text + i, bytes - i, bytes - i);
+        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two may overlap */
         hash = (hash ^ hash >> 32 ^ word) * 0xFF51AFD7ED558CCDu;
     }
     for (uint32_t at = (uint32_t)(hash >> 32 ^ hash) & t->mask;; at = (at + 1) & t->mask) {
         tt__bucket *slot = &t->slots[at];
+        if (slot->head == head && slot->bytes == bytes &&
+            (bytes <= 8 || memcmp(t->base + t->slices[slot->id].start + 8, text + 8, bytes - 8) == 0))
+            return slot;
         if (slot->id < 0) return slot;
-        if (slot->head != head || slot->bytes != bytes) continue;
-        const char *own = t->base + t->slices[slot->id].start;
-        if (bytes <= 8 || memcmp(own + 8, text + 8, bytes - 8) == 0) return slot;
     }
 }
 
 static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: none */
 {
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
+}
+
+/* The same among all tokens, the vocabulary's and added ones. */
+static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
+{
+    const int id = tt__token_find(&k->vocab.by_text, text, bytes);
+    return id >= 0 ? id : tt__token_find(&k->vocab.by_added, text, bytes);
 }
 
 
@@ -27845,14 +27867,18 @@ static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
     return memory;
 }
 
-/* The token that a word of a text stands for; -1: none. */
-static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
-
+/* tt__token_head of a part of a text. */
+static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, size_t bytes)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
-    const size_t readable = at < e->origin_bytes ? e->origin_bytes - at : bytes;
-    if (bytes > e->k->vocab.longest) return -1;
-    return tt__token_slot(&e->k->vocab.by_word, text, bytes, tt__token_head(text, bytes, readable))->id;
+    return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
+}
+
+/* The token that a word of a text stands for; -1: none. */
+static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt__ids_by_text *t = &e->k->vocab.by_word;
+    return bytes > t->longest ? -1 : tt__token_slot(t, text, bytes, tt__part_head(e, text, bytes))->id;
 }
 
 /* The next character, of bytes that stand for one each if `mapped`. */
@@ -28367,14 +28393,13 @@ static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* three o
     return n == 3;
 }
 
-/* Where the piece ends that a splitter makes at *at, which it moves over white space that it drops. */
-static size_t tt__piece_end(const tt_tokenizer *k, int stage, const char *text, size_t bytes, size_t *begin)
+/* Where the piece ends that a splitter makes at `at`. */
+static size_t tt__piece_end(const tt_tokenizer *k, int stage, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
     const tt__stage *s = &k->split.all[stage];
     const uint8_t *bits = k->unicode->bits;
     const bool mapped = stage > k->mapped_at;
-    const size_t at = *begin;
     size_t next = at;
     switch (s->kind) {
     case TT__STAGE_DIGITS: case TT__STAGE_PUNCTUATION: {
@@ -28388,15 +28413,6 @@ static size_t tt__piece_end(const tt_tokenizer *k, int stage, const char *text, 
         if (tt__are_digits(text, bytes, at)) return at + 3;
         while (next < bytes && !tt__are_digits(text, bytes, next)) next++;
         return next;
-    case TT__STAGE_WHITE: case TT__STAGE_BERT: { /* words between white space; of BERT, also punctuation */
-        const int ends = TT__IS_SPACE | (s->kind == TT__STAGE_BERT ? TT__IS_PUNCTUATION : 0);
-        *begin = next = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, at);
-        next = tt__bits_end(bits, ends, 0, text, bytes, next);
-        if (next > *begin || next == bytes) return next;
-        if ((uint8_t)text[next] < 0x80) return next + 1; /* punctuation */
-        tt__utf8_next(text, bytes, &next);
-        return next;
-    }
     case TT__STAGE_METASPACE:
         for (next++; s->splits && next + s->to_bytes <= bytes; next++)
             if (memcmp(text + next, s->to, s->to_bytes) == 0) return next;
@@ -28413,6 +28429,26 @@ static bool tt__is_first(const tt__encoder *e, bool first, const char *text, siz
     return first && (at < e->origin_bytes ? at + from < e->front : !from); /* or in a splitter's copy */
 }
 
+static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t bytes, bool first);
+
+/* Cuts a text into words between white space, and of BERT, punctuation, and these by the splitters from
+   `stage` on. */
+static void tt__split_white(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+{
+    const tt_tokenizer *k = e->k;
+    const uint8_t *bits = k->unicode->bits;
+    const int ends = TT__IS_SPACE |
+                     (k->split.all[stage - 1].kind == TT__STAGE_BERT ? TT__IS_PUNCTUATION : 0);
+    for (size_t at = 0, end = 0; at < bytes && !tt__encoder_done(e); at = end) {
+        const uint8_t c = (uint8_t)text[at];
+        const int kind = bits[c < 0x80 ? end++, c : tt__utf8_next(text, bytes, &end)] & ends;
+        if (kind & TT__IS_SPACE) continue;
+        if (!kind) end = tt__bits_end(bits, ends, 0, text, bytes, end);
+        if (stage == k->split.n) e->word(e, text + at, end - at);
+        else tt__split_text(e, stage, text + at, end - at, tt__is_first(e, first, text, at));
+    }
+}
+
 /* Cuts a text into words by the splitters from `stage` on. first: see tt__is_first. */
 static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
 {
@@ -28421,6 +28457,10 @@ static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t b
     if (!bytes) return;
     if (stage == k->split.n) {
         e->word(e, text, bytes);
+        return;
+    }
+    if (s->kind == TT__STAGE_WHITE || s->kind == TT__STAGE_BERT) {
+        tt__split_white(e, stage + 1, text, bytes, first);
         return;
     }
     const bool metaspace = s->kind == TT__STAGE_METASPACE;
@@ -28435,8 +28475,7 @@ static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t b
         text = tt__rewrite_end(&w, &bytes);
     }
     for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
-        end = tt__piece_end(k, stage, text, bytes, &at);
-        if (end == at) break; /* there was white space alone */
+        end = tt__piece_end(k, stage, text, bytes, at);
         if (stage + 1 == k->split.n) e->word(e, text + at, end - at);
         else tt__split_text(e, stage + 1, text + at, end - at, tt__is_first(e, first, text, at));
     }
@@ -28444,35 +28483,48 @@ static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t b
 
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
+/* The longest token that a part of a word begins with, of at most so many bytes, and how many it has; -1:
+   none. */
+static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
+                              size_t *taken)
+{
+    const uint64_t head = tt__part_head(e, text, bytes);
+    int id = -1;
+    size_t n = bytes < t->longest ? bytes : t->longest;
+    for (; n && id < 0; n -= id < 0)
+        id = tt__token_slot(t, text, n, n < 8 ? head & ((UINT64_C(1) << 8 * n) - 1) : head)->id;
+    *taken = n;
+    return id;
+}
+
 /* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
    on; one unknown token where that ends before the word does. */
-static void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
+static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
 {
-    const tt__model *m = &e->k->model;
+    const tt_tokenizer *k = e->k;
     const int64_t before = e->count;
     int64_t chars = 0;
-    const bool counts = bytes > (uint64_t)m->word_chars;
-    for (size_t at = 0; counts && at < bytes && chars <= m->word_chars; chars++)
-        tt__utf8_next(text, bytes, &at);
-    bool known = chars <= m->word_chars;
-    for (size_t at = 0, end = 0; at < bytes && known; at = end) {
-        int32_t node = at ? m->piece_node : 0, id = -1;
-        for (size_t i = at; i < bytes && node >= 0; i++) {
-            node = tt__prefix_next(&m->prefixes, node, text[i]);
-            if (node >= 0 && m->prefixes.ids[node] >= 0) id = m->prefixes.ids[node], end = i + 1;
-        }
+    size_t at = 0, taken;
+    if (bytes > (uint64_t)k->model.word_chars)
+        for (; at < bytes && chars <= k->model.word_chars; chars++) tt__utf8_next(text, bytes, &at);
+    bool known = chars <= k->model.word_chars;
+    for (at = 0; at < bytes && known; at += taken) {
+        const int id = tt__wordpiece_next(e, at ? &k->model.rest : &k->vocab.by_word, text + at, bytes - at,
+                                          &taken);
         known = id >= 0;
         if (known) tt__encoder_id(e, id);
     }
     if (known) return;
     e->count = before;
-    tt__encoder_id(e, m->unk);
+    tt__encoder_id(e, k->model.unk);
 }
 
 static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 {
-    const bool few = bytes <= (uint64_t)e->k->model.word_chars;
-    const int id = few ? tt__word_token(e, text, bytes) : -1; /* most words are one token */
+    const tt__vocab *v = &e->k->vocab;
+    int id = -1; /* most words are short, and one token */
+    if (bytes <= 8 && bytes <= (uint64_t)e->k->model.word_chars)
+        id = tt__token_slot(&v->by_word, text, bytes, tt__part_head(e, text, bytes))->id;
     if (id >= 0) tt__encoder_id(e, id);
     else tt__wordpiece_pieces(e, text, bytes);
 }
@@ -29195,7 +29247,7 @@ const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
 
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
 {
-    return tt__token_find(&k->vocab.by_text, token, strlen(token));
+    return tt__any_token(k, token, strlen(token));
 }
 
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
@@ -29639,7 +29691,7 @@ static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, 
                         "id", j->path, j->base + j->nodes[node].offset, key);
     tt_status status = TT_OK;
     if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__read_id(j, pair + 2, text, &id);
-    else if ((id = tt__token_find(&k->vocab.by_text, text, strlen(text))) < 0)
+    else if ((id = tt__any_token(k, text, strlen(text))) < 0)
         status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
     if (status != TT_OK) return status;
     if (strcmp(key, "cls") == 0)
@@ -29692,11 +29744,11 @@ static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *bas
 static void tt__token_put(tt__ids_by_text *t, int id)
 {
     const char *text = t->base + t->slices[id].start;
-    const size_t bytes = t->slices[id].bytes;
-    const tt__bucket bucket = {tt__token_head(text, bytes, bytes), (uint32_t)bytes, id};
+    const uint32_t bytes = t->slices[id].bytes - t->skipped;
+    const tt__bucket bucket = {tt__token_head(text, bytes, bytes), bytes, id};
     *tt__token_slot(t, text, bytes, bucket.head) = bucket;
+    t->longest = bytes > t->longest ? bytes : t->longest;
 }
-
 
 typedef struct tt__recipe { /* what a tokenizer is made of */
     const tt__json *j;            /* tokenizer.json, or what stands for it without the vocabulary */
@@ -29725,7 +29777,7 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     const char *newline = (const char *)memchr(text, '\n', left);
     size_t end = newline ? (size_t)(newline - text) : left;
     v->at += end + 1;
-    if (tt__utf8_invalid(text, end) < end || memchr(text, 0, end))
+    if ((!tt__is_ascii(text, end) && tt__utf8_invalid(text, end) < end) || memchr(text, 0, end))
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
                         "one token a line", v->r->path, v->place + 1);
     while (end) { /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
@@ -29797,8 +29849,9 @@ static bool tt__vocab_room(tt_tokenizer *k, size_t count, size_t bytes)
     k->model.whole = (uint8_t *)tt__calloc(k->ctx, ids);
     k->added_of = (int32_t *)tt__alloc(k->ctx, ids * 4);
     if (!v->texts || !v->words || !v->text || !v->word || !k->model.whole || !k->added_of ||
-        !tt__token_table(k->ctx, &v->by_text, v->texts, v->text, count + (size_t)k->n_added) ||
-        !tt__token_table(k->ctx, &v->by_word, v->words, v->word, count))
+        !tt__token_table(k->ctx, &v->by_text, v->texts, v->text, count) ||
+        !tt__token_table(k->ctx, &v->by_added, v->texts, v->text, (size_t)k->n_added) ||
+        (mapped && !tt__token_table(k->ctx, &v->by_word, v->words, v->word, count)))
         return false;
     memset(v->text, 0xFF, ids * sizeof *v->text);
     memset(v->word, 0xFF, ids * sizeof *v->word);
@@ -29838,14 +29891,12 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
         v->texts[used + n] = 0;
         v->text[id] = slice; /* of tokens that are there twice the last counts */
         tt__token_put(&v->by_text, id);
-        if (mapped) {
-            v->word[id].start = slice.start;
-            v->word[id].bytes = tt__token_bytes(key, n, v->words + used);
-        }
-        if (v->word[id].bytes == TT__NO_TOKEN) continue;
-        tt__token_put(&v->by_word, id);
-        v->longest = (uint32_t)tt__max(v->longest, v->word[id].bytes);
+        if (!mapped) continue;
+        v->word[id].start = slice.start;
+        v->word[id].bytes = tt__token_bytes(key, n, v->words + used);
+        if (v->word[id].bytes != TT__NO_TOKEN) tt__token_put(&v->by_word, id);
     }
+    if (!mapped) v->by_word = v->by_text;
     return status;
 }
 
@@ -29885,6 +29936,26 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
         }
     }
     if (bytes) t->ids[node] = id; /* of two tokens with the same text the last counts */
+    return TT_OK;
+}
+
+/* The tokens that continue a word, of WordPiece. */
+static tt_status tt__rest_of_vocab(tt_tokenizer *k)
+{
+    tt__ids_by_text *t = &k->model.rest;
+    const uint32_t piece = (uint32_t)strlen(k->model.piece);
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* they are counted first */
+        if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
+            return TT_ERR_MEMORY;
+        t->skipped = piece;
+        for (int id = 0; id < k->vocab.own; id++) {
+            const tt__slice *text = &k->vocab.text[id];
+            if (text->bytes == TT__NO_TOKEN || text->bytes <= piece ||
+                memcmp(k->vocab.texts + text->start, k->model.piece, piece) != 0) continue;
+            count++;
+            if (turn) tt__token_put(t, id);
+        }
+    }
     return TT_OK;
 }
 
@@ -30152,12 +30223,10 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
     if (m->kind == TT__MODEL_WORDPIECE && m->unk < 0)
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
                         r->j->path, unk);
-    if (m->kind != TT__MODEL_BPE) {
+    if (m->kind == TT__MODEL_WORDPIECE) return tt__rest_of_vocab(k);
+    if (m->kind == TT__MODEL_UNIGRAM) {
         const tt_status status = tt__prefixes_of_vocab(k);
-        for (const char *at = m->piece; at && *at && m->piece_node >= 0 && status == TT_OK; at++)
-            m->piece_node = tt__prefix_next(&m->prefixes, m->piece_node, *at);
-        if (status != TT_OK || m->kind == TT__MODEL_WORDPIECE) return status;
-        return tt__read_scores(k, r->j, r->text, model);
+        return status == TT_OK ? tt__read_scores(k, r->j, r->text, model) : status;
     }
     const bool fallback = m->byte_fallback && !missing;
     if (m->unk < 0 && !fallback && (!mapped || unmapped))
@@ -30258,7 +30327,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
     }
     for (int i = 0; i < k->n_added; i++) {
         tt__added *a = &k->added[i];
-        const int there = tt__token_find(&k->vocab.by_text, a->text, a->bytes);
+        const int there = tt__any_token(k, a->text, a->bytes);
         if (a->id < 0) a->id = there;
         if (a->id < 0) continue; /* a default that this vocabulary has not */
         if (there >= 0 ? there != a->id : k->vocab.text[a->id].bytes != TT__NO_TOKEN)
@@ -30271,7 +30340,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
             memcpy(k->vocab.texts + used, a->text, a->bytes + 1);
             used += a->bytes + 1;
             k->vocab.text[a->id] = slice;
-            tt__token_put(&k->vocab.by_text, a->id);
+            tt__token_put(&k->vocab.by_added, a->id);
         }
         k->added_of[a->id] = i;
     }
@@ -30519,7 +30588,7 @@ static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
         if (node >= 0 && j->nodes[node].kind == TT__JSON_OBJECT) node = tt__json_get(j, node, "content");
         const char *text = tt__json_bytes(j, node, &bytes);
         if (text && k->finish.roles[role] < 0)
-            k->finish.roles[role] = tt__token_find(&k->vocab.by_text, text, bytes);
+            k->finish.roles[role] = tt__any_token(k, text, bytes);
     }
 }
 

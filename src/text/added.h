@@ -99,7 +99,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
     }
     for (int i = 0; i < k->n_added; i++) {
         tt__added *a = &k->added[i];
-        const int there = tt__token_find(&k->vocab.by_text, a->text, a->bytes);
+        const int there = tt__any_token(k, a->text, a->bytes);
         if (a->id < 0) a->id = there;
         if (a->id < 0) continue; /* a default that this vocabulary has not */
         if (there >= 0 ? there != a->id : k->vocab.text[a->id].bytes != TT__NO_TOKEN)
@@ -112,7 +112,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
             memcpy(k->vocab.texts + used, a->text, a->bytes + 1);
             used += a->bytes + 1;
             k->vocab.text[a->id] = slice;
-            tt__token_put(&k->vocab.by_text, a->id);
+            tt__token_put(&k->vocab.by_added, a->id);
         }
         k->added_of[a->id] = i;
     }

@@ -62,7 +62,7 @@ static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
         if (node >= 0 && j->nodes[node].kind == TT__JSON_OBJECT) node = tt__json_get(j, node, "content");
         const char *text = tt__json_bytes(j, node, &bytes);
         if (text && k->finish.roles[role] < 0)
-            k->finish.roles[role] = tt__token_find(&k->vocab.by_text, text, bytes);
+            k->finish.roles[role] = tt__any_token(k, text, bytes);
     }
 }
 

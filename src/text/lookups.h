@@ -25,10 +25,23 @@ static int tt__char_byte(uint32_t c) /* -1: of none */
 
 /* ---- texts */
 
+/* How many ASCII letters the next 8 bytes begin with. */
+static inline size_t tt__ascii_letters(const char *text)
+{
+    const uint64_t ones = 0x0101010101010101u;
+    uint64_t all;
+    memcpy(&all, text, 8);
+    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* bit 7: at least 'a'; above 'z' */
+    const uint64_t others = (~(lower + (0x80 - 'a') * ones) | (lower + (0x7F - 'z') * ones) | all) & 0x80 * ones;
+    return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
+}
+
 /* Where the run of characters ends from `at` on whose bits & mask are `value`. */
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
+    const bool letters = (bits['a'] & mask) == value; /* all of ASCII have the same */
+    for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
         next = at;
@@ -69,21 +82,28 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
 {
     uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
     for (size_t i = 8; i < bytes; i += 8) {
-        word = tt__token_head(text + i, bytes - i, bytes - i);
+        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two may overlap */
         hash = (hash ^ hash >> 32 ^ word) * 0xFF51AFD7ED558CCDu;
     }
     for (uint32_t at = (uint32_t)(hash >> 32 ^ hash) & t->mask;; at = (at + 1) & t->mask) {
         tt__bucket *slot = &t->slots[at];
+        if (slot->head == head && slot->bytes == bytes &&
+            (bytes <= 8 || memcmp(t->base + t->slices[slot->id].start + 8, text + 8, bytes - 8) == 0))
+            return slot;
         if (slot->id < 0) return slot;
-        if (slot->head != head || slot->bytes != bytes) continue;
-        const char *own = t->base + t->slices[slot->id].start;
-        if (bytes <= 8 || memcmp(own + 8, text + 8, bytes - 8) == 0) return slot;
     }
 }
 
 static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: none */
 {
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
+}
+
+/* The same among all tokens, the vocabulary's and added ones. */
+static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
+{
+    const int id = tt__token_find(&k->vocab.by_text, text, bytes);
+    return id >= 0 ? id : tt__token_find(&k->vocab.by_added, text, bytes);
 }
 
 

@@ -64,10 +64,12 @@ typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__buc
 
 /* Texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    const char *base;
+    const char *base;        /* of the texts, whose first bytes may be left out: so many */
+    uint32_t skipped;
     const tt__slice *slices; /* by id */
     tt__bucket *slots;
     uint32_t mask;
+    uint32_t longest;        /* bytes of a text */
 } tt__ids_by_text;
 
 /* A tree of the bytes of added tokens. */
@@ -106,8 +108,7 @@ typedef struct tt__vocab {
     char *texts, *words;          /* of all tokens; what they stand for in a text, which may be the same */
     tt__slice *text, *word;       /* (size) */
     int own;                      /* ids below this may be the vocabulary's; others are added */
-    tt__ids_by_text by_text, by_word;
-    uint32_t longest;             /* bytes of a word of the vocabulary */
+    tt__ids_by_text by_text, by_word, by_added;
 } tt__vocab;
 
 typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPIECE } tt__model_kind;
@@ -117,11 +118,11 @@ typedef struct tt__model {
     int unk;                      /* -1: what has no token is left out */
     bool byte_fallback;           /* of byte-pair encoding and Unigram */
     int32_t fallback[256];        /* "<0x0A>" and the like; -1: none */
-    tt__prefixes prefixes;        /* of WordPiece and Unigram */
     int64_t word_chars;           /* WordPiece: a word of more is unknown */
     const char *piece;            /* what the tokens that continue a word begin with */
-    int32_t piece_node;           /* where the tree has that; -1: no token continues a word */
-    double *scores;               /* (vocab.own) of Unigram */
+    tt__ids_by_text rest;         /* those tokens, without that */
+    tt__prefixes prefixes;        /* of Unigram, as the scores */
+    double *scores;               /* (vocab.own) */
     double unk_score;
     bool fuse_unk, ignore_merges; /* of byte-pair encoding, as all that follows */
     int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
@@ -168,9 +169,10 @@ void tt_tokenizer_free(tt_tokenizer *k)
     for (int i = 0; i < k->n_kept; i++) tt__file_close(k->ctx, &k->kept[i].file);
     if (k->vocab.words != k->vocab.texts) tt__free(k->ctx, k->vocab.words);
     if (k->vocab.word != k->vocab.text) tt__free(k->ctx, k->vocab.word);
+    if (k->vocab.by_word.slots != k->vocab.by_text.slots) tt__free(k->ctx, k->vocab.by_word.slots);
     void *const owned[] = {k->unicode, k->vocab.texts, k->vocab.text, k->vocab.by_text.slots,
-                           k->vocab.by_word.slots, k->model.whole, k->model.merges, k->model.prefixes.edges,
-                           k->model.prefixes.ids, k->model.scores, k->added, k->added_of,
-                           k->tries[0].nodes, k->tries[1].nodes, k};
+                           k->vocab.by_added.slots, k->model.whole, k->model.merges, k->model.rest.slots,
+                           k->model.prefixes.edges, k->model.prefixes.ids, k->model.scores, k->added,
+                           k->added_of, k->tries[0].nodes, k->tries[1].nodes, k};
     tt__free_all(k->ctx, owned, TT__COUNT(owned));
 }

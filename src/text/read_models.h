@@ -260,12 +260,10 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
     if (m->kind == TT__MODEL_WORDPIECE && m->unk < 0)
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
                         r->j->path, unk);
-    if (m->kind != TT__MODEL_BPE) {
+    if (m->kind == TT__MODEL_WORDPIECE) return tt__rest_of_vocab(k);
+    if (m->kind == TT__MODEL_UNIGRAM) {
         const tt_status status = tt__prefixes_of_vocab(k);
-        for (const char *at = m->piece; at && *at && m->piece_node >= 0 && status == TT_OK; at++)
-            m->piece_node = tt__prefix_next(&m->prefixes, m->piece_node, *at);
-        if (status != TT_OK || m->kind == TT__MODEL_WORDPIECE) return status;
-        return tt__read_scores(k, r->j, r->text, model);
+        return status == TT_OK ? tt__read_scores(k, r->j, r->text, model) : status;
     }
     const bool fallback = m->byte_fallback && !missing;
     if (m->unk < 0 && !fallback && (!mapped || unmapped))

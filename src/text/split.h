@@ -64,14 +64,13 @@ static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* three o
     return n == 3;
 }
 
-/* Where the piece ends that a splitter makes at *at, which it moves over white space that it drops. */
-static size_t tt__piece_end(const tt_tokenizer *k, int stage, const char *text, size_t bytes, size_t *begin)
+/* Where the piece ends that a splitter makes at `at`. */
+static size_t tt__piece_end(const tt_tokenizer *k, int stage, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
     const tt__stage *s = &k->split.all[stage];
     const uint8_t *bits = k->unicode->bits;
     const bool mapped = stage > k->mapped_at;
-    const size_t at = *begin;
     size_t next = at;
     switch (s->kind) {
     case TT__STAGE_DIGITS: case TT__STAGE_PUNCTUATION: {
@@ -85,15 +84,6 @@ static size_t tt__piece_end(const tt_tokenizer *k, int stage, const char *text, 
         if (tt__are_digits(text, bytes, at)) return at + 3;
         while (next < bytes && !tt__are_digits(text, bytes, next)) next++;
         return next;
-    case TT__STAGE_WHITE: case TT__STAGE_BERT: { /* words between white space; of BERT, also punctuation */
-        const int ends = TT__IS_SPACE | (s->kind == TT__STAGE_BERT ? TT__IS_PUNCTUATION : 0);
-        *begin = next = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, at);
-        next = tt__bits_end(bits, ends, 0, text, bytes, next);
-        if (next > *begin || next == bytes) return next;
-        if ((uint8_t)text[next] < 0x80) return next + 1; /* punctuation */
-        tt__utf8_next(text, bytes, &next);
-        return next;
-    }
     case TT__STAGE_METASPACE:
         for (next++; s->splits && next + s->to_bytes <= bytes; next++)
             if (memcmp(text + next, s->to, s->to_bytes) == 0) return next;
@@ -110,6 +100,26 @@ static bool tt__is_first(const tt__encoder *e, bool first, const char *text, siz
     return first && (at < e->origin_bytes ? at + from < e->front : !from); /* or in a splitter's copy */
 }
 
+static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t bytes, bool first);
+
+/* Cuts a text into words between white space, and of BERT, punctuation, and these by the splitters from
+   `stage` on. */
+static void tt__split_white(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+{
+    const tt_tokenizer *k = e->k;
+    const uint8_t *bits = k->unicode->bits;
+    const int ends = TT__IS_SPACE |
+                     (k->split.all[stage - 1].kind == TT__STAGE_BERT ? TT__IS_PUNCTUATION : 0);
+    for (size_t at = 0, end = 0; at < bytes && !tt__encoder_done(e); at = end) {
+        const uint8_t c = (uint8_t)text[at];
+        const int kind = bits[c < 0x80 ? end++, c : tt__utf8_next(text, bytes, &end)] & ends;
+        if (kind & TT__IS_SPACE) continue;
+        if (!kind) end = tt__bits_end(bits, ends, 0, text, bytes, end);
+        if (stage == k->split.n) e->word(e, text + at, end - at);
+        else tt__split_text(e, stage, text + at, end - at, tt__is_first(e, first, text, at));
+    }
+}
+
 /* Cuts a text into words by the splitters from `stage` on. first: see tt__is_first. */
 static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
 {
@@ -118,6 +128,10 @@ static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t b
     if (!bytes) return;
     if (stage == k->split.n) {
         e->word(e, text, bytes);
+        return;
+    }
+    if (s->kind == TT__STAGE_WHITE || s->kind == TT__STAGE_BERT) {
+        tt__split_white(e, stage + 1, text, bytes, first);
         return;
     }
     const bool metaspace = s->kind == TT__STAGE_METASPACE;
@@ -132,8 +146,7 @@ static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t b
         text = tt__rewrite_end(&w, &bytes);
     }
     for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
-        end = tt__piece_end(k, stage, text, bytes, &at);
-        if (end == at) break; /* there was white space alone */
+        end = tt__piece_end(k, stage, text, bytes, at);
         if (stage + 1 == k->split.n) e->word(e, text + at, end - at);
         else tt__split_text(e, stage + 1, text + at, end - at, tt__is_first(e, first, text, at));
     }

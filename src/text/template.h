@@ -73,7 +73,7 @@ static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, 
                         "id", j->path, j->base + j->nodes[node].offset, key);
     tt_status status = TT_OK;
     if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__read_id(j, pair + 2, text, &id);
-    else if ((id = tt__token_find(&k->vocab.by_text, text, strlen(text))) < 0)
+    else if ((id = tt__any_token(k, text, strlen(text))) < 0)
         status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
     if (status != TT_OK) return status;
     if (strcmp(key, "cls") == 0)

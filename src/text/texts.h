@@ -343,7 +343,7 @@ const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
 
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
 {
-    return tt__token_find(&k->vocab.by_text, token, strlen(token));
+    return tt__any_token(k, token, strlen(token));
 }
 
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)

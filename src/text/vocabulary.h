@@ -30,11 +30,11 @@ static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *bas
 static void tt__token_put(tt__ids_by_text *t, int id)
 {
     const char *text = t->base + t->slices[id].start;
-    const size_t bytes = t->slices[id].bytes;
-    const tt__bucket bucket = {tt__token_head(text, bytes, bytes), (uint32_t)bytes, id};
+    const uint32_t bytes = t->slices[id].bytes - t->skipped;
+    const tt__bucket bucket = {tt__token_head(text, bytes, bytes), bytes, id};
     *tt__token_slot(t, text, bytes, bucket.head) = bucket;
+    t->longest = bytes > t->longest ? bytes : t->longest;
 }
-
 
 typedef struct tt__recipe { /* what a tokenizer is made of */
     const tt__json *j;            /* tokenizer.json, or what stands for it without the vocabulary */
@@ -63,7 +63,7 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     const char *newline = (const char *)memchr(text, '\n', left);
     size_t end = newline ? (size_t)(newline - text) : left;
     v->at += end + 1;
-    if (tt__utf8_invalid(text, end) < end || memchr(text, 0, end))
+    if ((!tt__is_ascii(text, end) && tt__utf8_invalid(text, end) < end) || memchr(text, 0, end))
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
                         "one token a line", v->r->path, v->place + 1);
     while (end) { /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
@@ -135,8 +135,9 @@ static bool tt__vocab_room(tt_tokenizer *k, size_t count, size_t bytes)
     k->model.whole = (uint8_t *)tt__calloc(k->ctx, ids);
     k->added_of = (int32_t *)tt__alloc(k->ctx, ids * 4);
     if (!v->texts || !v->words || !v->text || !v->word || !k->model.whole || !k->added_of ||
-        !tt__token_table(k->ctx, &v->by_text, v->texts, v->text, count + (size_t)k->n_added) ||
-        !tt__token_table(k->ctx, &v->by_word, v->words, v->word, count))
+        !tt__token_table(k->ctx, &v->by_text, v->texts, v->text, count) ||
+        !tt__token_table(k->ctx, &v->by_added, v->texts, v->text, (size_t)k->n_added) ||
+        (mapped && !tt__token_table(k->ctx, &v->by_word, v->words, v->word, count)))
         return false;
     memset(v->text, 0xFF, ids * sizeof *v->text);
     memset(v->word, 0xFF, ids * sizeof *v->word);
@@ -176,14 +177,12 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
         v->texts[used + n] = 0;
         v->text[id] = slice; /* of tokens that are there twice the last counts */
         tt__token_put(&v->by_text, id);
-        if (mapped) {
-            v->word[id].start = slice.start;
-            v->word[id].bytes = tt__token_bytes(key, n, v->words + used);
-        }
-        if (v->word[id].bytes == TT__NO_TOKEN) continue;
-        tt__token_put(&v->by_word, id);
-        v->longest = (uint32_t)tt__max(v->longest, v->word[id].bytes);
+        if (!mapped) continue;
+        v->word[id].start = slice.start;
+        v->word[id].bytes = tt__token_bytes(key, n, v->words + used);
+        if (v->word[id].bytes != TT__NO_TOKEN) tt__token_put(&v->by_word, id);
     }
+    if (!mapped) v->by_word = v->by_text;
     return status;
 }
 
@@ -223,6 +222,26 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
         }
     }
     if (bytes) t->ids[node] = id; /* of two tokens with the same text the last counts */
+    return TT_OK;
+}
+
+/* The tokens that continue a word, of WordPiece. */
+static tt_status tt__rest_of_vocab(tt_tokenizer *k)
+{
+    tt__ids_by_text *t = &k->model.rest;
+    const uint32_t piece = (uint32_t)strlen(k->model.piece);
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* they are counted first */
+        if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
+            return TT_ERR_MEMORY;
+        t->skipped = piece;
+        for (int id = 0; id < k->vocab.own; id++) {
+            const tt__slice *text = &k->vocab.text[id];
+            if (text->bytes == TT__NO_TOKEN || text->bytes <= piece ||
+                memcmp(k->vocab.texts + text->start, k->model.piece, piece) != 0) continue;
+            count++;
+            if (turn) tt__token_put(t, id);
+        }
+    }
     return TT_OK;
 }
 
