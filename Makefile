@@ -70,7 +70,7 @@ gpt: $(B)/gpt
 examples: $(EXAMPLES)
 
 # Rebuilds all when compiler or flags change.
-FLAGS = $(CC) $(CXX) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(KERNELS_CFLAGS) $(LDFLAGS) $(WHOLE)
+FLAGS = $(JOINED_IN) $(CC) $(CXX) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(KERNELS_CFLAGS) $(LDFLAGS) $(WHOLE)
 $(B)/flags: FORCE
 	@mkdir -p $(B)/cuda_emu $(B)/cuda
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
@@ -149,5 +149,5 @@ include tests/cuda_emu/emu.mk tests/tests.mk tests/fuzz/fuzz.mk bench/bench.mk
 
 FORCE:
 .DELETE_ON_ERROR:
-.SECONDARY:
+.PRECIOUS: $(B)/cuda/%.c.o $(B)/cuda_emu/%.o
 .PHONY: help demo gpt examples install clean cuda FORCE

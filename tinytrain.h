@@ -37,7 +37,7 @@
                                 does, with an MPI 3 library. Without it tt_open refuses such processes, unless
                                 TINYTRAIN_ALONE=1 in the environment says that each is to train alone
      NDEBUG                     the verifier, which checks the program after each pass, is off by default
-     A file that is a backend, as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (>>backend).
+     A file that is a backend, as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (src/backend/).
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation
      (-O2). No -march flag is needed: the instruction set is chosen at run time, and so is how bf16 matrices
      are multiplied. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force one (tt_context_options).
@@ -64,13 +64,14 @@
    THREE LEVELS
      models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or
                tt_train_batch and tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See
-               examples/distilbert_imdb.c and examples/vit_l16.c. tt_lm_load, tt_lm_save, tt_generate:
-               decoders.
+               examples/distilbert_imdb.c and examples/vit_l16.c. tt_lm_load, tt_lm_save, tt_generate,
+               tt_generate_text: decoders, see examples/gpt.c.
      tape      your own model: tt_param_new, a function that records ops; tt_compile, tt_set, tt_step, tt_get;
-               tt_program_save, tt_program_load. As a tt_model with a tt_source of data, tt_fit trains it.
-     ops       a row in TT__OPS (>>backend), its block in >>ops (recorder, shape rule, backward), a CPU kernel
-               (>>cpu), CUDA's (tinytrain_cuda.cu), and one line in each of the two generic tests
-               (tests/test_ops.c).
+               tt_program_save, tt_program_load. examples/hello.c is a transformer of one's own in 90 lines.
+               As a tt_model with a tt_source of data, tt_fit trains it.
+     ops       a row in TT__OPS (src/backend/ops.h), a block in src/ops/FAMILY/rules.h (recorder, shape rule,
+               backward), kernels beside it (cpu.h, cuda.cuh), and a line in the table of test cases
+               (tests/ops/cases.h).
 
    ROWS
      Activations are (rows, width); rows are the tokens of all sequences one after another, without padding.
@@ -193,10 +194,10 @@
      signal stack too small to save them, and afterwards takes no such stack. Cross-entropy of logits that
      something else reads too, or on a CPU with 16-bit gradients, holds the logits whole.
 
-   SECTIONS (search for the tag)
-     >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>ranks  >>context  >>compile  >>run
-     >>reports  >>unicode  >>formats  >>models  >>trainer
-     Each stands only on those before it. */
+   FILES
+     This file is joined from src/ of tinytrain's repository; a line "==== src/FOLDER/FILE" is where a file
+     begins. Folders: api, backend, base, tape, cpu, ops, passes, plan, ranks, context, compile, run,
+     reports, files, text, data, models, train. Each uses only those before it. */
 
 /* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they
    are asked to before the first of them is read. That one defines _FEATURES_H, in glibc and in musl; what it
@@ -217,6 +218,7 @@
 #ifndef TINYTRAIN_H
 #define TINYTRAIN_H
 
+/* ==== src/api/standard.h */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -225,10 +227,11 @@
 extern "C" {
 #endif
 
+/* ==== src/api/context.h */
 #define TT_VERSION "0.1.0"
 
 /* ===========================================================================================================
-   PUBLIC API                                                                                            >>api
+   PUBLIC API                                                                                         src/api/
    Shapes are written (rows, D): row-major, last dimension contiguous. Sizes are in elements unless a name
    ends in _bytes. Functions that can fail return a tt_status (or NULL) and leave a sentence in tt_error().
    ======================================================================================================== */
@@ -243,6 +246,7 @@ typedef enum tt_status {
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
     TT_ERR_FORMAT,      /* a file's content is not what its format prescribes */
+    TT_ERR_STATE,       /* a saved state has other tensors than the program or trainer that is to load it */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
     TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build does not have */
     TT_ERR_DEVICE,      /* a device is not there, or failed */
@@ -302,6 +306,17 @@ typedef struct tt_files {
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
+/* How errors of memory_budget name options and bytes: by default as the fields of tt_compile_options, and a
+   program with options of its own as these. */
+typedef struct tt_wording {
+    const char *budget;  /* default "memory_budget" */
+    const char *smaller; /* what needs less memory; default "A micro-batch of fewer rows" */
+    /* Writes an option and its value; default: recompute "blocks". value NULL: the option alone. */
+    void (*option)(void *user, const char *name, const char *value, char *to, size_t capacity);
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* default: only the number */
+    void *user;
+} tt_wording;
+
 typedef struct tt_context_options {
     int threads;            /* that compute, the caller's included, 0..256; 0: as many as the calling thread
                                may use by its affinity mask and the CPU quotas of its control groups */
@@ -318,6 +333,7 @@ typedef struct tt_context_options {
     tt_logger logger;       /* default: warnings and errors to stderr */
     tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks */
     tt_files files;         /* default: POSIX */
+    tt_wording wording;
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);
@@ -346,6 +362,7 @@ double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all thread
    the device: TT_OK if programs can run there, else tt_error says why not. examples/tt_doctor.c prints it. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);
 
+/* ==== src/api/params.h */
 /* ---------------------------------------------------------------------------------- dtypes and parameters */
 
 typedef enum tt_dtype { TT_F32, TT_BF16, TT_F16, TT_I32, TT_U8, TT_DTYPE_COUNT } tt_dtype;
@@ -383,6 +400,7 @@ tt_param *tt_param_at(const tt_context *ctx, int k);
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
 bool tt_param_frozen(const tt_param *p);
 
+/* ==== src/api/tape.h */
 /* --------------------------------------------------------------------------------------------------- tape */
 
 /* A tensor on a tape; id 0 is "none". `tape` tells the tape, so that a value of another one is refused. */
@@ -574,9 +592,19 @@ tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt
 /* Mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) if given. -> (1, 1) */
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
+/* ==== src/api/program.h */
 /* --------------------------------------------------------------------------------------------- optimizers */
 
-typedef enum tt_optimizer_kind { TT_SGD, TT_ADAM, TT_ADAMW } tt_optimizer_kind;
+/* X(kind, name, op, decoupled, state, word, second state, its word). `op` computes the update. `decoupled`:
+   weight decay bypasses the gradient. A state is what the op keeps of each parameter (NULL: nothing); in
+   saved states its word, which is PyTorch's, stands before the parameter's name. */
+#define TT__OPTIMIZERS(X) \
+    X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
+    X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
+    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq")
+#define TT__KIND(kind, name, op, decoupled, state, word, second, its_word) kind,
+typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
+#undef TT__KIND
 
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* default TT_ADAMW (Loshchilov, Hutter 2019) */
@@ -657,10 +685,6 @@ typedef struct tt_parallel {
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
 tt_parallel tt_parallel_default(void);
-/* Sets the fields of *p that are 0 to what they stand for on a device, as tt_compile_options.device names it.
-   Where the device has not as many ranks as p wants, or p contradicts itself, it fails and leaves *p as it
-   is. */
-tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p);
 
 /* What a rank and its links do a second, and what it takes to start work. They change what is planned, never
    bits. All are finite, the seconds at least 0, the others above 0. */
@@ -787,6 +811,10 @@ typedef struct tt_compile_options {
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
+/* Checks options as tt_compile does before it reads the tape: one message tells all names that are unknown
+   and all options that do not go together. Sets the fields of o->parallel that are 0 to what they stand for
+   on o->device. After an error *o is as it was. */
+tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
 
 /* Differentiates, rewrites and places; allocates no tensor. root: the loss (1, 1) to train on, or any value
    when train is false. The tape is copied and stays as it is, so it can be compiled again with other options;
@@ -969,6 +997,7 @@ int64_t tt_program_steps(const tt_program *p);    /* of the optimizer; not those
 tt_status tt_program_save(tt_program *p, const char *path);
 tt_status tt_program_load(tt_program *p, const char *path);
 
+/* ==== src/api/files.h */
 /* -------------------------------------------------------------------------------------------------- files */
 
 /* A safetensors file (github.com/huggingface/safetensors, format of the README), fully checked when opened:
@@ -1010,6 +1039,7 @@ tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size
 /* Frees w in any case; fails if bytes are missing or were too many. */
 tt_status tt_safetensors_end(tt_safetensors_writer *w);
 
+/* ==== src/api/tokenizer.h */
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
 /* Texts to ids and back, equal to `tokenizers` 0.23.3 (and to transformers 5.24.0, but see
@@ -1100,6 +1130,7 @@ const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_
 const char *tt_decode_stream_end(tt_decode_stream *s, size_t *bytes);
 void tt_decode_stream_free(tt_decode_stream *s);
 
+/* ==== src/api/data.h */
 /* ----------------------------------------------------------------------------------------------- datasets */
 
 /* Where the text of a file begins: in front, or behind a byte order mark of UTF-8. TT_ERR_FORMAT: it is not
@@ -1181,6 +1212,9 @@ const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
+/* Sorts names of classes (n) as tt_dataset_table numbers labels: in byte order, or by value where all are
+   numbers. */
+void tt_sort_class_names(const char **names, int n);
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* texts or images of each class: (classes) */
 
 /* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches
@@ -1203,8 +1237,8 @@ typedef struct tt_loader_options {
     int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting */
     bool drop_last;   /* leave out a last incomplete step. Default false */
     int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1 */
-    tt_parallel parallel; /* of the trainer, after tt_parallel_on; its `groups` and `data` are read. Default:
-                             one group on one rank */
+    tt_parallel parallel; /* of the trainer, after tt_check_options; its `groups` and `data` are read.
+                             Default: one group on one rank */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -1380,6 +1414,7 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
 void tt_token_loader_free(tt_token_loader *l);
 const tt_source *tt_token_loader_source(tt_token_loader *l); /* as long as the loader lives */
 
+/* ==== src/api/models.h */
 /* ------------------------------------------------------------------------------------------------- models */
 
 typedef struct tt_train_options tt_train_options;
@@ -1596,6 +1631,11 @@ typedef struct tt_lm_config {
 /* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters; key_heads is 0 but of
    "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
 tt_lm_config tt_lm_config_default(const char *kind);
+/* The same with other sizes, for a small model from scratch: heads share keys as the kind's do, as far as
+   they can, an MLP is 4 times as wide as the model (8/3 where it has a gate), and as large a share of a head
+   turns; tied, with neither a window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and
+   max_positions. */
+tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads);
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: there is none */
     tt_param *attention_norm_w, *attention_norm_b;
@@ -1727,7 +1767,17 @@ tt_sampling tt_sampling_default(void);
    many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
+/* Continues a text: put gets what the answer adds to it, as it comes, in whole characters; false ends the
+   answer. k: the model's tokenizer; NULL: tokens are bytes, and 256 ends a document. Of `sampling` (NULL:
+   defaults) `token` and `user` are not read; tt_lm.stop and what ends a document end the answer, too. A text
+   without a token is continued as a new document; one that spells out the token which k puts in front of
+   texts has it once, and the logger is warned. count, which may be NULL: tokens of the answer.
+   TT_ERR_ARGUMENT: the text has no fewer tokens than the context; else the errors of tt_generate. */
+tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *text,
+                           const tt_sampling *sampling,
+                           bool (*put)(void *user, const char *text, size_t bytes), void *user, int *count);
 
+/* ==== src/api/trainer.h */
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
@@ -1830,7 +1880,9 @@ typedef struct tt_fit_event {
     bool best;                     /* it is the best so far, and `keep` has been called */
 } tt_fit_event;
 
-/* Writes an event as one line for a progress display, without a newline. Returns as tt_plan_text. */
+/* Writes an event as one line for a progress display, without a newline. Where capacity has no room for the
+   whole line, its bar is shorter, then fields before the last are left out, and then it is cut. Returns as
+   tt_plan_text. */
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
@@ -1902,7 +1954,7 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 #endif /* TINYTRAIN_H */
 
 /* ===========================================================================================================
-   BACKEND API                                                                                    >>backend
+   BACKEND API                                                                                    src/backend/
    What a backend (the CPU's below, tinytrain_cuda.cu) gets to run one instruction, and the functions that it
    has. Uses the public API only. A file that brings a backend defines TINYTRAIN_BACKEND before it.
    ======================================================================================================== */
@@ -1910,6 +1962,7 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 #if (defined(TINYTRAIN_IMPLEMENTATION) || defined(TINYTRAIN_BACKEND)) && !defined(TT__LANES) && \
     !defined(TT__BACKEND_API)
 #define TT__BACKEND_API
+/* ==== src/backend/launch.h */
 #include <math.h>
 
 /* The dtype of sums that a step keeps; no tensor of a user has it. */
@@ -1994,7 +2047,7 @@ typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(
 
 /* What a segment, a contiguous range of a tape's instructions, is run for. They follow in this order. Of the
    stages of a pipeline the backwards of micro-batches are a segment of their own. A lap is as many micro-
-   batches as the tree of sums has leaves (see >>ranks). */
+   batches as the tree of sums has leaves (see src/ranks/threads.h). */
 typedef enum tt__segment {
     TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
@@ -2062,8 +2115,9 @@ typedef struct tt__instr {
     size_t workspace_place;
 } tt__instr;
 
+/* ==== src/backend/ops.h */
 /* ---------------------------------------------------------------------------------------------- the op table
-   X(OP, name, inputs, outputs, flags). OP names everything else: tt__rules_OP (>>ops),
+   X(OP, name, inputs, outputs, flags). OP names everything else: tt__rules_OP (src/ops/),
    TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
 #define TT__NAMED_BY_ACT 0x1 /* errors and programs call it by its activation                               */
 #define TT__INPLACE0 0x2     /* out[0] may take the place of in[0] when that dies here                      */
@@ -2398,6 +2452,7 @@ static inline double tt__alibi_exponent(int head, int heads)
     return head < n ? -8.0 * (head + 1) / n : -4.0 * (2 * (head - n) + 1) / n;
 }
 
+/* ==== src/backend/functions.h */
 /* ------------------------------------------------------------------------------------- a backend's functions
    Pointers called memory are the device's: only the backend looks into them. Launches, and stage, are on the
    stream of their instruction, all else is on that of computation. What is on one stream is done in the order
@@ -2523,8 +2578,9 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #define TINYTRAIN_FILENAME "tinytrain.h"
 #endif
 
+/* ==== src/base/system.h */
 /* ===========================================================================================================
-   BASE                                                                                                 >>base
+   BASE                                                                                              src/base/
    Errors, logging, allocation, text, 16-bit floats, counter-based random numbers, threads, files. Uses the C
    library and POSIX only. Everything below may use this section.
    ======================================================================================================== */
@@ -2564,6 +2620,8 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #endif
 
 #define TT__ALIGN 64 /* of every tensor: one cache line, one AVX-512 register */
+#define TT__STR(x) #x
+#define TT__XSTR(x) TT__STR(x)
 #define TT__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 static int64_t tt__min(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -2574,10 +2632,11 @@ static size_t tt__align_up(size_t n) { return tt__align_to(n, TT__ALIGN); }
 /* a * b; false when the product does not fit. */
 static bool tt__mul_size(size_t a, size_t b, size_t *to) { return !__builtin_mul_overflow(a, b, to); }
 
+/* ==== src/base/context.h */
 /* ------------------------------------------------------------------------------------------------ context */
 
 typedef struct tt__pool tt__pool;
-typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see >>cpu */
+typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
 /* How bf16 matrices are multiplied: tt_context_options.bf16. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
@@ -2655,8 +2714,9 @@ static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format,
 const char *tt_status_name(tt_status status)
 {
     static const char *const names[] = {"TT_OK", "TT_ERR_ARGUMENT", "TT_ERR_SHAPE", "TT_ERR_MEMORY",
-                                        "TT_ERR_BUDGET", "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_NUMERIC",
-                                        "TT_ERR_UNSUPPORTED", "TT_ERR_DEVICE", "TT_ERR_INTERNAL"};
+                                        "TT_ERR_BUDGET", "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_STATE",
+                                        "TT_ERR_NUMERIC", "TT_ERR_UNSUPPORTED", "TT_ERR_DEVICE",
+                                        "TT_ERR_INTERNAL"};
     return (unsigned)status < (unsigned)TT__COUNT(names) ? names[status] : "unknown status";
 }
 
@@ -2669,6 +2729,7 @@ const char *tt_error(const tt_context *ctx)
 
 tt_status tt_error_code(const tt_context *ctx) { return ctx ? ctx->status : TT_ERR_ARGUMENT; }
 
+/* ==== src/base/memory.h */
 /* --------------------------------------------------------------------------------------------- allocation */
 
 /* Every block starts with its size, so that it can be released without the caller knowing it. */
@@ -2751,6 +2812,7 @@ static char *tt__strdup(tt_context *ctx, const char *text)
     return copy ? (char *)memcpy(copy, text, n) : NULL;
 }
 
+/* ==== src/base/text.h */
 /* --------------------------------------------------------------------------------------------------- text */
 
 /* Appends to a caller's buffer as snprintf does, counting what did not fit. */
@@ -2805,6 +2867,7 @@ static bool tt__match(const char *pattern, const char *name)
     return !*pattern;
 }
 
+/* ==== src/base/numbers.h */
 /* ------------------------------------------------------------------------------------------------- dtypes */
 
 static const struct tt__dtype {
@@ -2910,6 +2973,7 @@ static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype f
     }
 }
 
+/* ==== src/base/random.h */
 /* ----------------------------------------------------------------------------------------- random numbers */
 
 /* Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the
@@ -2972,6 +3036,7 @@ static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
     }
 }
 
+/* ==== src/base/threads.h */
 /* ------------------------------------------------------------------------------------------------ threads */
 
 /* The floating-point mode (rounding, subnormals, traps) of a thread. The library computes in the default, so
@@ -3167,6 +3232,7 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
     return pool;
 }
 
+/* ==== src/base/machine.h */
 #if defined(__linux__)
 /* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */
 static double tt__quota_in(const char *folder)
@@ -3335,6 +3401,7 @@ static int tt__usable_cpus(void)
     return (int)tt__max(1, tt__min(n, 256));
 }
 
+/* ==== src/base/hooks.h */
 /* ------------------------------------------------------------------------------------------ default hooks */
 
 #pragma GCC diagnostic push
@@ -3469,6 +3536,20 @@ static const char *tt__posix_reason(void *user)
 }
 #pragma GCC diagnostic pop
 
+static void tt__default_option(void *user, const char *name, const char *value, char *to, size_t capacity)
+{
+    const bool number = value && *value >= '0' && *value <= '9';
+    (void)user;
+    if (!value) snprintf(to, capacity, "`%s`", name);
+    else snprintf(to, capacity, number ? "%s %s" : "%s \"%s\"", name, value);
+}
+
+static void tt__default_bytes(void *user, size_t bytes, char *to, size_t capacity)
+{
+    (void)user;
+    snprintf(to, capacity, "%zu", bytes);
+}
+
 tt_context_options tt_context_options_default(void)
 {
     tt_context_options o;
@@ -3486,9 +3567,14 @@ tt_context_options tt_context_options_default(void)
         tt__posix_rename, tt__posix_remove, tt__posix_make_folder, tt__posix_list, tt__posix_reason, NULL,
         tt__posix_lock, tt__posix_space};
     o.files = posix;
+    o.wording.budget = "memory_budget";
+    o.wording.smaller = "A micro-batch of fewer rows";
+    o.wording.option = tt__default_option;
+    o.wording.bytes = tt__default_bytes;
     return o;
 }
 
+/* ==== src/base/files.h */
 /* -------------------------------------------------------------------------------------------- whole files */
 
 /* Opens a file to read it, and tells its size. */
@@ -3664,8 +3750,9 @@ static void tt__sort_indices(uint32_t *items, size_t n, tt__less less, const voi
     }
 }
 
+/* ==== src/tape/tape.h */
 /* ===========================================================================================================
-   TAPE                                                                                              >>tape
+   TAPE                                                                                              src/tape/
    Values, instructions, and how instructions are recorded. Uses base.
 
    A value is a matrix (rows, cols). rows is fixed, or an axis: a capacity now, a number at run time. A view
@@ -3769,7 +3856,7 @@ typedef struct tt__value {
        and writer. */
     int32_t producer, uses, writes, views, reader, writer;
     int32_t behind;     /* of a persistent storage, a later one that is to lie right behind it; 0: none */
-    int32_t arrival;    /* of an input, where the host writes that of the next run (>>passes); 0: itself */
+    int32_t arrival;    /* of an input, where the host writes that of the next run (src/passes/); 0: itself */
     bool named;         /* by tt_name, or by a pass */
     size_t place;       /* planner: byte offset in its region of the arena */
     char name[72];
@@ -3790,11 +3877,11 @@ struct tt_tape {
     size_t alignment;                               /* of storages, as the kind of device wants it */
     bool host;                                      /* the memory of that kind is the host's */
     bool accumulate;                                /* a step has several micro-batches */
-    int data, slots;                                /* data ranks, and leaves of sums on each (>>ranks) */
+    int data, slots;                                /* data ranks, and leaves of sums on each (src/ranks/) */
     int zero;                                       /* tt_parallel's */
     bool early;                                     /* parameters are updated in the backward */
     bool on_host;                                   /* ... if they are large, in the host's memory */
-    bool server, sums_micros;                       /* sums are of micro-batches (see >>ranks) */
+    bool server, sums_micros;                       /* sums are of micro-batches (see src/ranks/threads.h) */
     int stages, stage;                              /* of the pipeline, and which of them it is (0, 0: one) */
     int tensor;                                     /* ranks over which it is split; 0, 1: one */
     /* the step's settings and results, and views of these: tt__totals, tt__scale, tt__clipped; 0: none */
@@ -3815,7 +3902,7 @@ struct tt_tape {
     char error[512];
 };
 
-/* The rows of TT__OPS (>>backend). An op's rules are in >>ops. */
+/* The rows of TT__OPS (src/backend/). An op's rules are in src/ops/. */
 typedef struct tt__op {
     const char *name;
     int inputs, outputs;
@@ -3844,6 +3931,7 @@ static const char *tt__instr_name(const tt__instr *i)
     return tt__is(i, TT__NAMED_BY_ACT) ? tt__act_name(i->attr.act) : tt__ops[i->op].name;
 }
 
+/* ==== src/tape/record.h */
 /* ---------------------------------------------------------------------------------------------- recording */
 
 /* Marks the tape with its first error. Returns false, which as the number of a value is none. */
@@ -4241,6 +4329,7 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     return tt__handle(t, 0);
 }
 
+/* ==== src/tape/edit.h */
 /* --------------------------------------------------------------------------------------------------- editing
    How passes rewrite code in one sweep: instructions keep their numbers until tt__settle. tt__index counts
    who writes and reads what; drop, put and insert keep the counts. A dropped instruction has op -1 and no
@@ -4408,13 +4497,14 @@ static tt_status tt__settle(tt_tape *t, int n)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
+/* ==== src/ops/record.h */
 /* ===========================================================================================================
-   OPS                                                                                               >>ops
+   OPS                                                                                                src/ops/
    Each op in one place. Its block has its options' defaults, its shape rule, the function that records it,
    its backward, the rules of the ops that only its backward or a pass emits, and what else is known about it;
-   it ends with the tt__rules. The row in TT__OPS (>>backend) makes its number, its name and its place in
-   every table. Kernels are in >>cpu and tinytrain_cuda.cu. Nothing else asks which op an instruction is:
-   passes, planner and runs read rows and rules. Uses tape.
+   it ends with the tt__rules. The row in TT__OPS (src/backend/ops.h) makes its number, its name and its place
+   in every table. Kernels are beside the rules: cpu.h, and cuda.cuh for tinytrain_cuda.cu. Nothing else asks
+   which op an instruction is: passes, planner and runs read rows and rules. Uses tape.
    ======================================================================================================== */
 
 /* Emits instructions onto the end of a tape. */
@@ -4529,6 +4619,7 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
     return tt__handle(t, t->code[at].out[0]);
 }
 
+/* ==== src/ops/shapes.h */
 /* -------------------------------------------------------------------------------------------- shape rules */
 
 static const tt__shape *tt__in(const tt_tape *t, const tt__instr *i, int k)
@@ -4645,6 +4736,7 @@ static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out) /* 
     return tt__shape_elementwise(t, i, out) && tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols);
 }
 
+/* ==== src/ops/layouts.h */
 /* ------------------------------------------------------------------------------------------- layout rules */
 
 /* Operand k has this layout, or is absent. */
@@ -4741,8 +4833,9 @@ static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
     return low;
 }
 
+/* ==== src/ops/gradients.h */
 /* ------------------------------------------------------------------------------------------------- gradients
-   The gradient rule, see >>tape: the first contribution writes, later ones add. */
+   The gradient rule, see src/tape/: the first contribution writes, later ones add. */
 
 /* Emits an instruction that reads in[0] to in[n - 1], with f's attributes and random numbers (NULL: none). */
 static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)
@@ -4862,6 +4955,7 @@ static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int
 
 static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].needs_grad; }
 
+/* ==== src/ops/scratch.h */
 /* ---------------------------------------------------------------------------------------- scratch of kernels
    What the sizes of a plan and the CPU kernels that lay the scratch out must agree on. */
 
@@ -5104,6 +5198,7 @@ static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
     return 4 * tt__align_to((size_t)tt__in(t, i, 1)->rows * 4, TT__CUDA_ALIGN);
 }
 
+/* ==== src/ops/linear/rules.h */
 /* ------------------------------------------------------------------------------------------------- linear */
 
 /* Operand k of a product is floats, or fp8 that QUANTIZE has made of floats of the same shape. */
@@ -5428,6 +5523,7 @@ static int tt__join_launches(tt__launch *l, int n)
     return last + 1;
 }
 
+/* ==== src/ops/fp8/rules.h */
 /* ---------------------------------------------------------------------------------------------------- fp8
    QUANTIZE rounds x to fp8 once, for all products that read it (Micikevicius et al.: "FP8 formats for deep
    learning", 2022). A product's operands lie along its sum, as cuBLASLt wants them: so out[0] is x row by
@@ -5477,6 +5573,7 @@ static bool tt__shape_FP8_HISTORY(tt_tape *t, const tt__instr *i, tt__shape *out
 
 static const tt__rules tt__rules_FP8_HISTORY = {tt__shape_FP8_HISTORY, NULL, {NULL}, tt__no_bytes};
 
+/* ==== src/ops/embedding/rules.h */
 /* ---------------------------------------------------------------------------------------------- embedding */
 
 static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -5544,6 +5641,7 @@ static size_t tt__cpu_EMBEDDING_BACKWARD(int threads, const tt_tape *t, const tt
 static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKWARD,
     tt__layout_EMBEDDING_BACKWARD, {NULL}, tt__cpu_EMBEDDING_BACKWARD, tt__sort_bytes};
 
+/* ==== src/ops/norm/rules.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
 /* x, w, [b] -> y, as many statistics of each row as the op has parameters. */
@@ -5620,6 +5718,7 @@ static const tt__rules tt__rules_RMSNORM = {tt__shape_of_norm, tt__layout_of_nor
 static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_of_norm_backward, tt__layout_of_norm_backward,
     {NULL}, tt__cpu_LAYERNORM_BACKWARD};
 
+/* ==== src/ops/elementwise/rules.h */
 /* --------------------------------------------------------------------------------------------- activation */
 
 static tt_value tt__activation(tt_tape *t, tt_value x, int act)
@@ -5943,6 +6042,7 @@ static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
     return norm_backward && next->op == TT__OP_DROPOUT;
 }
 
+/* ==== src/ops/attention/rules.h */
 /* ---------------------------------------------------------------------------------------------- attention */
 
 tt_attention_options tt_attention_options_default(int heads)
@@ -6210,6 +6310,7 @@ static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
 static const tt__rules tt__rules_ATTENTION_BACKWARD = {tt__shape_ATTENTION_BACKWARD, tt__layout_by_columns,
     {NULL}, tt__cpu_attention, tt__cuda_attention, NULL, NULL, NULL, tt__flops_of_attention};
 
+/* ==== src/ops/rows/rules.h */
 /* -------------------------------------------------------------------------------------------- gather_rows */
 
 static bool tt__shape_GATHER_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -6412,6 +6513,7 @@ static size_t tt__cpu_PATCHES(int threads, const tt_tape *t, const tt__instr *i)
 static const tt__rules tt__rules_PATCHES = {tt__shape_PATCHES, NULL, {NULL}, tt__cpu_PATCHES, NULL,
     tt__check_PATCHES};
 
+/* ==== src/ops/losses/rules.h */
 /* ------------------------------------------------------------------------------------------ cross_entropy */
 
 tt_cross_entropy_options tt_cross_entropy_options_default(void)
@@ -6694,6 +6796,7 @@ static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ER
     {tt__backward_MEAN_SQUARED_ERROR}, tt__row_pairs_bytes};
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_error, NULL};
 
+/* ==== src/ops/casts/rules.h */
 /* ------------------------------------------------------------------------------------------ cast and fill */
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
@@ -6763,6 +6866,7 @@ static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_FILL = {tt__shape_FILL, tt__layout_FILL, {NULL}, tt__no_bytes, NULL, NULL,
     NULL, tt__fuse_FILL};
 
+/* ==== src/ops/optimizers/rules.h */
 /* ------------------------------------------------------------------------------------------------ updates */
 
 static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -6851,9 +6955,48 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
-static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
-static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+/* Each op that updates has tt__rules_OP and tt__use_OP, which appends what is wrong with the options that the
+   op reads (wrong NULL: they are right), sets its attributes to them, and returns how many states it keeps of
+   each parameter. */
 
+static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+
+static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+{
+    if (!(o->momentum >= 0 && o->momentum < 1))
+        tt__print(wrong, "; momentum %g is not in [0, 1)", o->momentum);
+    if (o->nesterov && !(o->momentum > 0)) tt__print(wrong, "; nesterov needs a momentum above 0");
+    a->beta1 = o->momentum;
+    a->nesterov = o->nesterov;
+    return o->momentum != 0;
+}
+
+static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+{
+    if (!(o->beta1 >= 0 && o->beta1 < 1)) tt__print(wrong, "; beta1 %g is not in [0, 1)", o->beta1);
+    if (!(o->beta2 >= 0 && o->beta2 < 1)) tt__print(wrong, "; beta2 %g is not in [0, 1)", o->beta2);
+    if (!(o->eps >= 0)) tt__print(wrong, "; eps %g is negative", o->eps);
+    a->beta1 = o->beta1;
+    a->beta2 = o->beta2;
+    a->eps = o->eps;
+    return 2;
+}
+
+enum { TT__STATES = 2 }; /* the most that an op keeps of a parameter */
+typedef struct tt__optimizer {
+    const char *name;
+    int op;
+    bool decoupled;
+    struct { const char *name, *word; } state[TT__STATES];
+    int (*use)(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong);
+} tt__optimizer;
+#define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
+    {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
+static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* by tt_optimizer_kind */
+#undef TT__OPTIMIZER
+
+/* ==== src/ops/collectives/rules.h */
 /* ----------------------------------------------------------------------------------- memories and streams */
 
 static const tt__rules tt__rules_COPY = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
@@ -6863,9 +7006,9 @@ static const tt__rules tt__rules_WAIT = {tt__shape_alike, tt__layout_alike, {NUL
 /* -------------------------------------------------------------------------------------------- collectives
    What ranks do together, see tt__move: each reads what lies at the same place in the memory of the others.
    Operands and results are contiguous, all of one dtype. A result may be the storage of the operand, or a
-   part of it; a piece may be a view of what it is a piece of. Sums are those of >>ranks' tree of what the
-   first `present` members have: x[0], x[1], ... in pairs, pairs of pairs and so on, each sum of fp32 (f64:
-   f64) rounded to the dtype; `add` adds that to the result at last. Where none is present nothing is
+   part of it; a piece may be a view of what it is a piece of. Sums follow the tree (ranks/threads.h) of what
+   the first `present` members have: x[0], x[1], ... in pairs, pairs of pairs and so on, each sum of fp32
+   (f64: f64) rounded to the dtype; `add` adds that to the result at last. Where none is present nothing is
    written. */
 
 static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
@@ -7062,6 +7205,7 @@ TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
 TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
 TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */
 
+/* ==== src/ops/rules.h */
 /* -------------------------------------------------------------------------------------------- all of them */
 
 static const tt__rules *tt__rules_of(const tt__instr *i)
@@ -7112,10 +7256,11 @@ static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr 
     return r->cuda_scratch ? r->cuda_scratch(t, i) : 0;
 }
 
+/* ==== src/passes/verify.h */
 /* ===========================================================================================================
-   PASSES                                                                                          >>passes
+   PASSES                                                                                          src/passes/
    Functions that rewrite a tape, and the verifier that runs after each. tt__first_passes and tt__last_passes
-   (>>compile) have their order. Uses tape and ops.
+   (src/compile/) have their order. Uses tape and ops.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------------------- verifier */
@@ -7357,6 +7502,7 @@ static void tt__map_operands(tt__instr *i, const int32_t *map)
     for (int j = 0; j < TT__MAX_IN; j++) if (map[i->in[j]]) i->in[j] = map[i->in[j]];
 }
 
+/* ==== src/passes/differentiate.h */
 /* ------------------------------------------------------------------------------------------ differentiate */
 
 /* Appends the backward instructions of the loss `root` to the tape. */
@@ -7419,6 +7565,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
     return tt__settle(t, n);
 }
 
+/* ==== src/passes/rows.h */
 /* --------------------------------------------------------------------------------------------------- rows */
 
 /* Instructions that gather rows. */
@@ -7524,6 +7671,7 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
     return status == TT_OK ? tt__settle(t, g.n) : status;
 }
 
+/* ==== src/passes/tensor.h */
 /* ------------------------------------------------------------------------------------------------- tensor
    Layers split over the tensor ranks, all of which run the same instructions, each on its part (Shoeybi et
    al., "Megatron-LM", 2019). What is split is found, not asked for: a region begins at linear layers that
@@ -8203,6 +8351,7 @@ static tt_status tt__pass_tensor_losses(tt_tape *t)
     return tt__settle(t, n);
 }
 
+/* ==== src/passes/fuse.h */
 /* --------------------------------------------------------------------------------------------------- fuse */
 
 /* Makes one instruction of several where ops know how; `later`: after differentiation. */
@@ -8217,6 +8366,7 @@ static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
     return tt__settle(t, n);
 }
 
+/* ==== src/passes/precision.h */
 /* ---------------------------------------------------------------------------------------------- precision */
 
 /* A saved state holds these numbers. */
@@ -8267,15 +8417,7 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
 }
 
 typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
-
-static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul *out)
-{
-    static const char *const names[] = {"fp32", "tf32", "fp8"};
-    int k;
-    tt_status status = tt__parse(ctx, "matmul", name ? name : "fp32", names, 3, "fp32, tf32 or fp8", &k);
-    *out = (tt__matmul)k;
-    return status;
-}
+static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 
 /* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to
    16 bits for the matmuls that read it (norms, activations, attention), or is part of something wider. */
@@ -8450,6 +8592,7 @@ static tt_status tt__pass_alike_operands(tt_tape *t)
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
+/* ==== src/passes/recompute.h */
 /* ---------------------------------------------------------------------------------------------- recompute */
 
 typedef enum tt__recompute {
@@ -8457,15 +8600,6 @@ typedef enum tt__recompute {
     TT__RECOMPUTE_BUDGET    /* of options, not of choices */
 } tt__recompute;
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
-
-static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__recompute *out)
-{
-    int k;
-    tt_status status = tt__parse(ctx, "recompute", name ? name : "cheap", tt__recompute_names, 5,
-                                 "none, cheap, attention, blocks or budget", &k);
-    *out = (tt__recompute)k;
-    return status;
-}
 
 typedef struct tt__recomputer {
     tt_tape *t;
@@ -8612,6 +8746,7 @@ static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
+/* ==== src/passes/step.h */
 /* --------------------------------------------------------------------------------------------------- step */
 
 /* Numbers that instructions and the host share: a storage of its own, or a part of `of` from `offset` on. */
@@ -8682,11 +8817,12 @@ static bool tt__is_trained(const tt_tape *t, int32_t v)
     return t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;
 }
 
+/* ==== src/passes/stages.h */
 /* ------------------------------------------------------------------------------------------------- stages
    A pipeline's stages: each runs a contiguous part of the forward and the backward of that, on ranks of its
    own. Every stage has a program of its own, made of the same tape by the same passes up to this one, which
    leaves a stage its instructions. So values have the same numbers in all of them, and instructions the same
-   random numbers. Forwards and backwards of micro-batches are two segments, which >>run runs by a schedule.
+   random numbers. Forwards and backwards of micro-batches are two segments, which run by a schedule.
    Between two stages one value goes on in the forward, and its gradient goes back: by a SEND on one stage and
    a RECV on the other. What the backward of a micro-batch reads of its forward is there once for each micro-
    batch that the stage holds (tt__value.copies). A stage has the parameters that it reads. */
@@ -9077,8 +9213,9 @@ static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
     }
 }
 
+/* ==== src/passes/data.h */
 /* --------------------------------------------------------------------------------------------------- data
-   Spreads a step over data ranks: pieces of what belongs to parameters, and collectives. See >>ranks. */
+   Spreads a step over data ranks: pieces of what belongs to parameters, and collectives. See src/ranks/. */
 
 enum { TT__SLICE = 16 }; /* elements that a collective never parts: a cache line of f32 */
 
@@ -9373,6 +9510,7 @@ static tt_status tt__pass_gather(tt_tape *t)
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
+/* ==== src/passes/update.h */
 /* ------------------------------------------------------------------------------------------------- update */
 
 static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
@@ -9604,7 +9742,9 @@ static bool tt__prepare_updates(tt__updater *u)
     tt_tape *t = u->t;
     tt__builder b = {t, false, true, TT__EACH_STEP, false};
     const int32_t values = t->n_values;
-    const bool adam = u->o->kind != TT_SGD;
+    const tt__optimizer *how = &tt__optimizers[u->o->kind];
+    tt__attr unread;
+    const int states = how->use(u->o, &unread, NULL);
     for (int32_t v = 1; v < values && b.ok; v++) {
         tt__due *d = &u->due[v];
         if (!tt__is_listed(t, v)) continue;
@@ -9614,8 +9754,7 @@ static bool tt__prepare_updates(tt__updater *u)
         const bool piece = part.unit && !t->values[v].part.unit;
         d->target = piece ? tt__piece_view(t, v, &part) : v;
         if (!d->target) return false;
-        if (adam || u->o->momentum != 0) d->state[0] = tt__new_state(&b, d->target, adam ? "m" : "momentum");
-        if (adam) d->state[1] = tt__new_state(&b, d->target, "v");
+        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, how->state[k].name);
         d->clipped = t->clipped;
     }
     return b.ok;
@@ -9633,23 +9772,19 @@ static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
     const tt_optimizer_options *o = u->o;
-    const bool adam = o->kind != TT_SGD;
+    const tt__optimizer *how = &tt__optimizers[o->kind];
     bool ok = true;
     for (int m = 0; m < 2 * u->rows && ok; m++) {
         const int32_t v = u->list[u->row[m % u->rows]];
         const tt__due *d = &u->due[v];
         if (tt__updates_on_host(t, v) != (m >= u->rows)) continue;
-        tt__instr i = tt__instr_of(adam ? TT__OP_ADAM : TT__OP_SGD, t->values[v].grad, d->target);
+        tt__instr i = tt__instr_of(how->op, t->values[v].grad, d->target);
         i.in[1] = d->clipped;
-        i.out[1] = d->state[0];
-        i.out[2] = d->state[1];
+        for (int k = 0; k < TT__STATES; k++) i.out[1 + k] = d->state[k];
         i.random = d->random;
         i.attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
-        i.attr.decoupled = o->kind == TT_ADAMW;
-        i.attr.beta1 = adam ? o->beta1 : o->momentum;
-        i.attr.beta2 = o->beta2;
-        i.attr.eps = o->eps;
-        i.attr.nesterov = o->nesterov;
+        i.attr.decoupled = how->decoupled;
+        how->use(o, &i.attr, NULL);
         ok = tt__append_step(t, &i, true);
     }
     return ok;
@@ -9765,6 +9900,7 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
     return status;
 }
 
+/* ==== src/passes/fp8.h */
 /* ---------------------------------------------------------------------------------------------------- fp8 */
 
 #ifndef TT__FP8_FROM /* tests make it 0: fp8 whatever it costs */
@@ -9950,6 +10086,7 @@ static tt_status tt__pass_fp8(tt_tape *t)
     return status;
 }
 
+/* ==== src/passes/offload.h */
 /* ------------------------------------------------------------------------------------------------ offload
    Storages in the host's memory. Instructions use copies of them on the device, each for a while: what reads
    them first has them copied in, and what they write is copied back. With update "host" it is the other way
@@ -10306,6 +10443,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
+/* ==== src/passes/prune.h */
 /* -------------------------------------------------------------------------------------------------- prune */
 
 /* Removes what no result needs: instructions none of whose outputs is read, kept or persistent, and, once the
@@ -10339,6 +10477,7 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
     return tt__settle(t, t->n_code);
 }
 
+/* ==== src/passes/overlap.h */
 /* ------------------------------------------------------------------------------------------------ overlap
    Copies between memories, and what data ranks gather and sum amid a micro-batch, run beside computation, on
    streams of their own: each is parted into its start and a WAIT. Starts of what is needed are hoisted, as
@@ -10848,6 +10987,7 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
     return status;
 }
 
+/* ==== src/passes/join.h */
 /* ---------------------------------------------------------------------------------------------------- join
    Products that are one if their operands lie side by side (see tt__is_one_product) run together. Those of
    their operands that only live in the step are joined to one value; parameters, and gradients that stay, lie
@@ -11020,8 +11160,9 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
+/* ==== src/plan/place.h */
 /* ===========================================================================================================
-   PLANNER                                                                                        >>planner
+   PLAN                                                                                              src/plan/
    Gives every value a place. Lifetimes are exact: from the instruction that first writes a storage to the
    last that reads it. Persistent values lie one after another; the rest is placed by greedy first and best
    fit over several orders (Pisarchyk, Lee: "Efficient memory management for deep neural net inference",
@@ -11486,12 +11627,24 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
     return status;
 }
 
+/* ==== src/cpu/isa.h */
 /* ===========================================================================================================
-   CPU                                                                                                >>cpu
-   The CPU backend. The kernels between "one pass per instruction set" and its end are compiled once for each
-   instruction set (this file includes itself with TT__LANES set); the best one the CPU has is chosen when a
-   context opens. Uses base, tape and ops.
+   CPU                                                                                                src/cpu/
+   What the CPU's kernels are made of: instruction sets and vectors. tinytrain.h includes itself with
+   TT__LANES set, once for each instruction set, and is then its kernels alone (from src/cpu/kernels.h to
+   src/cpu/undo.h); the best set that the CPU has is chosen when a context opens. Uses base.
    ======================================================================================================== */
+
+struct tt__isa_table {
+    const char *name;
+    /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL; they return the FLOPs done. */
+    double (*peak[3])(int64_t rounds, float *sink);
+    tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
+    bool optimized; /* the compiler was asked for optimisation */
+};
+
+/* ==== src/ops/linear/cpu_shared.h */
+/* ---- matrix product: what all instruction sets share ---- */
 
 /* C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds what C was. A(i, k) =
    a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one of B is 1.
@@ -11523,42 +11676,6 @@ typedef struct tt__product {
     const float *base; int64_t base_row;
     float scale;
 } tt__product;
-
-/* Attention within each sequence, per head. Shapes: k, v (rows, heads / group * head_size); q, out (queries,
-   heads * head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists,
-   in any order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h
-   (of all ranks) takes 16 random bits, number j % 8 of Philox counter {i, j / 8, h, 0}, low half first; kept
-   if >= round(65536 p). */
-typedef struct tt__attention_args {
-    const int32_t *seq_start; int64_t seqs;
-    const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
-    const int32_t *query_row;    /* of a query: its row of the batch; NULL: the query's number            */
-    const int32_t *query_at;     /* of a query: its row in q; NULL: the query's number                    */
-    int heads, first_head, group; /* group: heads of q that a key serves                                  */
-    int64_t head_size;
-    bool causal; float scale; float dropout; uint64_t dropout_key;
-    int64_t window;               /* 0: none                                                             */
-    float alibi; int alibi_heads; /* of all ranks; 0: none                                               */
-    bool alibi_rounded;           /* see tt_attention_options                                            */
-    const tt__attr *attr;         /* of block-sparse attention                                           */
-    const uint16_t *lists;        /* tt__launch's                                                        */
-    tt__mat q, k, v, out;
-    float *lse;
-    tt__mat dout, dq, dk, dv;    /* for backward only                                                     */
-    bool add_dq, add_dk, add_dv; /* for backward: += instead of =                                         */
-    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to it   */
-    void *workspace;             /* of attention_workspace bytes                                          */
-} tt__attention_args;
-
-struct tt__isa_table {
-    const char *name;
-    /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL; they return the FLOPs done. */
-    double (*peak[3])(int64_t rounds, float *sink);
-    tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
-    bool optimized; /* the compiler was asked for optimisation */
-};
-
-/* ---- matrix product: what all instruction sets share ---- */
 
 /* Size of equal blocks of n: at most `most`, but for the last a multiple of `multiple`, a divisor of that. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
@@ -11599,7 +11716,34 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
     else for (int64_t task = 0; task < count; task++) run(arg, task, 0);
 }
 
+/* ==== src/ops/attention/cpu_shared.h */
 /* ------------------------------------------------------------------------ attention, shared by all passes */
+
+/* Attention within each sequence, per head. Shapes: k, v (rows, heads / group * head_size); q, out (queries,
+   heads * head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists,
+   in any order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h
+   (of all ranks) takes 16 random bits, number j % 8 of Philox counter {i, j / 8, h, 0}, low half first; kept
+   if >= round(65536 p). */
+typedef struct tt__attention_args {
+    const int32_t *seq_start; int64_t seqs;
+    const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
+    const int32_t *query_row;    /* of a query: its row of the batch; NULL: the query's number            */
+    const int32_t *query_at;     /* of a query: its row in q; NULL: the query's number                    */
+    int heads, first_head, group; /* group: heads of q that a key serves                                  */
+    int64_t head_size;
+    bool causal; float scale; float dropout; uint64_t dropout_key;
+    int64_t window;               /* 0: none                                                             */
+    float alibi; int alibi_heads; /* of all ranks; 0: none                                               */
+    bool alibi_rounded;           /* see tt_attention_options                                            */
+    const tt__attr *attr;         /* of block-sparse attention                                           */
+    const uint16_t *lists;        /* tt__launch's                                                        */
+    tt__mat q, k, v, out;
+    float *lse;
+    tt__mat dout, dq, dk, dv;    /* for backward only                                                     */
+    bool add_dq, add_dk, add_dv; /* for backward: += instead of =                                         */
+    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to it   */
+    void *workspace;             /* of attention_workspace bytes                                          */
+} tt__attention_args;
 
 /* Numbers the queries, whose rows index (n) has, by sequences, in tt__attention_queries_bytes of memory. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
@@ -11754,9 +11898,7 @@ static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t
     }
 }
 
-#define TT__STR(x) #x
-#define TT__XSTR(x) TT__STR(x)
-
+/* ==== src/ops/cpu_launch.h */
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job {
     const tt__launch *l;
@@ -11808,7 +11950,8 @@ static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-/* ---- collectives, but for sums of vectors: see TT__OP_ALL_REDUCE and those below it in >>ops ---- */
+/* ==== src/ops/collectives/cpu_shared.h */
+/* ---- collectives, but for sums of vectors: see TT__OP_ALL_REDUCE and those below it in src/ops/ ---- */
 
 /* Elements [*first, *first + count) of m are the piece of a member; count. */
 static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
@@ -11897,6 +12040,7 @@ static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, in
     }
 }
 
+/* ==== src/ops/cpu_draw.h */
 static uint64_t tt__dropout_key(const tt__launch *l)
 {
     const tt__run *run = TT__RUN_OF(l);
@@ -11914,6 +12058,7 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
     }
 }
 
+/* ==== src/cpu/variants.h */
 /* ---- one pass per instruction set ----
 
    They are most of a compiler's work. A build of many programs, as the Makefile's of the tests, does it once:
@@ -12033,6 +12178,7 @@ float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 
 #ifdef TT__LANES
 
+/* ==== src/cpu/kernels.h */
 /* ------------------------------------------------------------------------------------------------- vectors
    A vector is TT__LANES floats, written with the vector extensions of gcc and clang, so that one text serves
    every instruction set; only what those extensions cannot say, or say slowly (fused multiply-add, max,
@@ -12059,6 +12205,7 @@ extern const tt__isa_table TT__K(isa_table);
 #endif
 #ifndef TT__KERNELS_ELSEWHERE
 
+/* ==== src/cpu/vectors.h */
 #ifndef TT__UNROLL
 #define TT__PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
@@ -12306,6 +12453,7 @@ TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float 
     }
 }
 
+/* ==== src/cpu/halves.h */
 /* ---- 16-bit floats by the vector ----
    The bits are those of tt__from_bf16 and so on, but of NaNs where f16 is converted by an instruction. */
 
@@ -12444,6 +12592,7 @@ TT__INLINE void TT__K(store_as)(void *p, tt_dtype dtype, int64_t i, tt__vf x, in
     else TT__K(store_rest)(p, dtype, i, x, n);
 }
 
+/* ==== src/cpu/rows.h */
 /* ---- rows as floats: through these, a kernel of floats reads and writes rows of any float dtype ---- */
 
 /* dtype bf16 or f16 */
@@ -12473,6 +12622,7 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
     }
 }
 
+/* ==== src/ops/linear/cpu_packing.h */
 /* ------------------------------------------------------------------------------------------- matrix product
    One driver for every transposition and dtype: blocks of A and B are packed into panels, [k][MR] and
    [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for AMX, A by tiles or
@@ -12791,6 +12941,7 @@ TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(ge
 #endif
 }
 
+/* ==== src/ops/linear/cpu_computing.h */
 /* ---- computing ---- */
 
 typedef tt__vf TT__K(micro_sums)[12][4]; /* at most; what a microkernel uses of it are registers */
@@ -13121,6 +13272,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
     }
 }
 
+/* ==== src/ops/linear/cpu_products.h */
 /* ---- the packed product ---- */
 
 /* The work at hand: rows [row, row + rows), columns [col, col + cols), sums over units [k0, k0 + k). */
@@ -13596,6 +13748,7 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 #undef TT__GEMM_MR
 #undef TT__GEMM_NV
 
+/* ==== src/ops/attention/cpu_blocks.h */
 /* ------------------------------------------------------------------------------------------------- attention
    Flash-style (Dao et al., "FlashAttention", 2022): scores exist only as tiles, of which only the log-sum-exp
    of each query survives the forward; the backward computes them again. Tiles are transposed, keys as rows
@@ -13993,6 +14146,7 @@ TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__atte
     TT__K(attention_transpose)(to, step, from, stride, n, d, true, scale);
 }
 
+/* ==== src/ops/attention/cpu_softmax.h */
 /* ---- softmax ---- */
 
 typedef struct TT__K(attention_call) {
@@ -14214,6 +14368,7 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
     }
 }
 
+/* ==== src/ops/attention/cpu_kernels.h */
 /* ---- the two kernels ---- */
 
 TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
@@ -14615,6 +14770,7 @@ TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *
 #undef TT__ATTENTION_MR
 #undef TT__ATTENTION_NV
 
+/* ==== src/ops/cpu_rows.h */
 /* ----------------------------------------------------------------------------------------------- row kernels
    Everything but matmul and attention works on rows of floats; other dtypes are widened on the way in and
    rounded on the way out, a row at a time, so no kernel knows them. */
@@ -14699,6 +14855,7 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
     TT__ROW_FN(row_##OP) { statement; } \
     TT__RUN_MAP(OP, first, count)
 
+/* ==== src/ops/elementwise/cpu.h */
 TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(ADD, 0, 2, TT__K(axpby)(y, 1, x[0], 1, x[1], n))
@@ -14851,6 +15008,7 @@ TT__ROWS_FN(dropout_rows)
 
 TT__RUN_ROWS(DROPOUT, TT__K(dropout_rows)(l, from, to, scratch))
 
+/* ==== src/ops/cpu_column_sums.h */
 /* ---- column sums: the workspace begins with sums of TT__SUM_ROWS rows each, then added in order ---- */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
@@ -14892,6 +15050,7 @@ TT__FN tt_status TT__K(run_SUM_ROWS)(const tt__launch *l)
     return TT_OK;
 }
 
+/* ==== src/ops/linear/cpu.h */
 /* -------------------------------------------------------------------------------------- linear, attention */
 
 /* C = out[0] (m, n) of products with A and B, whose rows (columns, where so said) run along the sum of k. */
@@ -14949,6 +15108,7 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
     return TT_OK;
 }
 
+/* ==== src/ops/attention/cpu.h */
 /* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that are queries, which the workspace has in
    order. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
@@ -15008,6 +15168,7 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
     return TT_OK;
 }
 
+/* ==== src/ops/norm/cpu.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
 /* Sum of (x - mean)^2 over the whole pairs of vectors in x (n); of what is behind them: *rest. */
@@ -15111,6 +15272,7 @@ TT__FN tt_status TT__K(run_LAYERNORM_BACKWARD)(const tt__launch *l)
 
 TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K(run_LAYERNORM_BACKWARD)(l); }
 
+/* ==== src/ops/embedding/cpu.h */
 /* ----------------------------------------------------------------------------- embedding, gather, pooling */
 
 /* Rows [from, to) of out[0] are rows of m: of the same numbers, or of those in `index` less `first`; 0 where
@@ -15180,6 +15342,7 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
                           TT__K(embedding_backward_rows));
 }
 
+/* ==== src/ops/rows/cpu.h */
 /* rows may repeat: added one after another */
 TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l)
 {
@@ -15314,6 +15477,7 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
     return tt__for_chunks(l, l->in[0].rows, l->in[0].cols, 1, 0, TT__K(mean_pool_backward_rows));
 }
 
+/* ==== src/ops/losses/cpu.h */
 /* ---------------------------------------------------------------------------------------------------- losses
    counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0. */
 
@@ -15573,6 +15737,7 @@ TT__ROW_FN(row_MEAN_SQUARED_ERROR_BACKWARD)
 
 TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
 
+/* ==== src/ops/optimizers/cpu.h */
 /* ------------------------------------------------------------------------------------------------ optimizers
    Parameters, gradients and state are contiguous, so they are vectors here, in chunks of TT__CHUNK. */
 
@@ -15841,8 +16006,9 @@ TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l) { return TT__K(update)(l, TT__K(adam_rows)); }
 TT__FN tt_status TT__K(run_SGD)(const tt__launch *l) { return TT__K(update)(l, TT__K(sgd_rows)); }
 
+/* ==== src/ops/collectives/cpu.h */
 /* ----------------------------------------------------------------------------------------------- collectives
-   Each reads the other members' memory; >>run makes all members wait for each other between the phases. */
+   Each reads the other members' memory; src/run/ makes all members wait for each other between the phases. */
 
 /* x as the dtype has it */
 TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
@@ -15985,6 +16151,7 @@ TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
     return tt__for_elements(l, tt__elements(&l->out[0]), tt__recv_rows);
 }
 
+/* ==== src/ops/kernels.h */
 /* --------------------------------------------------------------------------------------- the pass's table */
 
 #ifndef TT__OPTIMIZED /* tests that are built without optimisation define it as true */
@@ -16020,6 +16187,7 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 
 #endif /* TT__KERNELS_ELSEWHERE */
 
+/* ==== src/cpu/undo.h */
 /* What differs from pass to pass, but TT__LANES, of which the rest of the file sees that it is in a pass. */
 #undef TT__ISA
 #undef TT__TARGET
@@ -16035,8 +16203,9 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 
 #if defined(TT__IMPLEMENT) && !defined(TT__LANES) && !defined(TT__KERNELS_ONLY)
 
+/* ==== src/ranks/threads.h */
 /* ===========================================================================================================
-   RANKS                                                                                             >>ranks
+   RANKS                                                                                            src/ranks/
    The ranks of a process, a thread each, and how they wait for each other and fail together; processes and
    their messages; groups of devices; collectives. Uses all above.
 
@@ -16205,6 +16374,7 @@ static bool tt__meet(tt__world *w, int me, tt__members members)
     return come;
 }
 
+/* ==== src/ranks/processes.h */
 /* ------------------------------------------------------------------------------------- several processes
    Processes that a launcher started together, as `mpirun` does, run one program: each calls the same
    functions with the same arguments, and has as many ranks as the others, numbered on over the processes.
@@ -16577,6 +16747,7 @@ static bool tt__trains_alone(void)
     return alone && *alone && strcmp(alone, "0") != 0;
 }
 
+/* ==== src/ranks/mpi.h */
 #ifdef TINYTRAIN_MPI
 /* tt_files.remove of processes after the first. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
@@ -16873,6 +17044,7 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 #endif
 }
 
+/* ==== src/ranks/groups.h */
 /* ----------------------------------------------------------------------------------------- device groups */
 
 /* The ranks that programs run on together: devices of a kind, and a thread for each that is of this process:
@@ -16938,6 +17110,7 @@ static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank,
                     c->kind->backend->error(c->device[rank]));
 }
 
+/* ==== src/ranks/collectives.h */
 /* -------------------------------------------------------------------------------------------- collectives
    Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
    a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
@@ -17173,6 +17346,7 @@ static void tt__net_must_send(tt__net *n, double bytes)
     pthread_mutex_unlock(&n->mutex);
 }
 
+/* ==== src/ranks/net.h */
 /* ---- collectives of several processes */
 
 /* The process that is number k of those with members. */
@@ -17688,8 +17862,9 @@ static tt_status tt__run_collective(const tt__collective *c, bool met)
     return status;
 }
 
+/* ==== src/context/memory.h */
 /* ===========================================================================================================
-   CONTEXT                                                                                           >>context
+   CONTEXT                                                                                        src/context/
    Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
    ======================================================================================================== */
 
@@ -17850,6 +18025,7 @@ static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, cons
     return p->again && p->again->stage == stage ? p->again : NULL;
 }
 
+/* ==== src/context/cpu.h */
 /* ------------------------------------------------------------------------------------------------ devices */
 
 /* Elements that tensors stream through between files, host and device, and bytes of the buffer for them. */
@@ -18010,6 +18186,7 @@ static const tt__backend tt__cpu_backend = {
     tt__cpu_refuses, tt__cpu_describe, NULL, NULL, NULL,
 };
 
+/* ==== src/context/devices.h */
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
 #ifdef TINYTRAIN_CUDA
@@ -18336,67 +18513,7 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
 int tt_process(const tt_context *ctx) { return ctx->net ? ctx->net->me : 0; }
 int tt_processes(const tt_context *ctx) { return ctx->net ? ctx->net->processes : 1; }
 
-/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
-static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
-{
-    char text[512];
-    tt__text all = {text, sizeof text, 0};
-    if (p->tensor == 0) p->tensor = 1;
-    if (p->pipeline == 0) p->pipeline = 1;
-    if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
-        p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
-    if (p->groups == 0) p->groups = p->data;
-    const char *schedule = p->schedule ? p->schedule : "1f1b";
-    const bool gpipe = strcmp(schedule, "gpipe") == 0;
-    const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
-    char stages[32] = "";
-    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
-    const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
-    if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
-        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
-                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
-                  (long long)p->data * p->tensor * p->pipeline);
-    else if (p->groups < 0 || p->groups % p->data)
-        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
-    else if (p->groups > p->data && !power)
-        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
-                  p->groups, p->data);
-    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
-    if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
-        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
-    if (p->server && (p->zero > 1 || p->zero == TT_ZERO_BUDGET))
-        tt__print(&all, "; a parameter server keeps whole gradients and parameters: use zero 0 or 1");
-    if (p->sequence && p->tensor == 1) tt__print(&all, "; sequence needs tensor > 1");
-    if (!gpipe && strcmp(schedule, "1f1b") != 0)
-        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
-    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
-    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET;
-    if (p->pipeline > 1 && (divides || p->server || p->reduce_micros))
-        tt__print(&all, "; pipeline does not go with %s: use zero 0 or 1 alone",
-                  divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros");
-    if (p->pipeline > 1 && gpipe && p->micros == 0)
-        tt__print(&all, "; schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, "
-                  "for which it plans memory");
-    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
-    const int of_stage = ranks ? p->data * p->tensor : 1;
-    if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
-        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
-                  "them", of_stage, c->local);
-    if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
-        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
-                  p->tensor, c->local);
-    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
-}
-
-tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p)
-{
-    tt_parallel filled = *p;
-    const tt__crew *c = tt__find_devices(ctx, device);
-    tt_status status = c ? tt__parallel_for(ctx, c, &filled) : ctx->status;
-    if (status == TT_OK) *p = filled;
-    return status;
-}
-
+/* ==== src/context/context.h */
 /* ------------------------------------------------------------------------------------------------ context */
 
 static const tt__isa_table *tt__choose_isa(const char *name)
@@ -18578,6 +18695,7 @@ double tt_measured_peak(tt_context *ctx)
     return ctx->measured_peak;
 }
 
+/* ==== src/context/params.h */
 /* --------------------------------------------------------------------------------------------- parameters */
 
 #define TT__HASH_BEGIN 14695981039346656037u /* FNV-1a */
@@ -18982,8 +19100,9 @@ void tt_close(tt_context *ctx)
     allocator.release(allocator.user, ctx, sizeof *ctx);
 }
 
+/* ==== src/compile/program.h */
 /* ===========================================================================================================
-   COMPILE                                                                                           >>compile
+   COMPILE                                                                                        src/compile/
    Makes a program of a tape: checks the options, runs the passes and plans memory; nothing is allocated
    on the device. Uses all above.
    ======================================================================================================== */
@@ -19219,14 +19338,9 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
 {
     char text[512];
     tt__text all = {text, sizeof text, 0}; /* everything that is wrong, in one message */
-    const bool sgd = o->kind == TT_SGD;
-    if ((unsigned)o->kind > TT_ADAMW) tt__print(&all, "; kind %d is unknown", (int)o->kind);
-    if (sgd && !(o->momentum >= 0 && o->momentum < 1))
-        tt__print(&all, "; momentum %g is not in [0, 1)", o->momentum);
-    if (sgd && o->nesterov && !(o->momentum > 0)) tt__print(&all, "; nesterov needs a momentum above 0");
-    if (!sgd && !(o->beta1 >= 0 && o->beta1 < 1)) tt__print(&all, "; beta1 %g is not in [0, 1)", o->beta1);
-    if (!sgd && !(o->beta2 >= 0 && o->beta2 < 1)) tt__print(&all, "; beta2 %g is not in [0, 1)", o->beta2);
-    if (!sgd && !(o->eps >= 0)) tt__print(&all, "; eps %g is negative", o->eps);
+    tt__attr unread;
+    if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
+    else tt__print(&all, "; kind %d is unknown", (int)o->kind);
     if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
         tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
@@ -19411,6 +19525,7 @@ void tt_program_free(tt_program *p)
     tt__free(ctx, p);
 }
 
+/* ==== src/compile/passes.h */
 /* Marks the values with a trainable parameter behind them, which may have been frozen after recording. */
 static void tt__mark_gradients(tt_tape *t)
 {
@@ -19502,6 +19617,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
 }
 #undef TT__PASS
 
+/* ==== src/compile/settings.h */
 /* Fails if the device has no kernel for an instruction. */
 static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
 {
@@ -19526,67 +19642,111 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     return TT_OK;
 }
 
-static tt_status tt__check_matmul(tt_context *ctx, const tt__settings *s)
-{
-    if (s->matmul != TT__MATMUL_FP8) return TT_OK;
-    if (s->kind && s->kind->host)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
-                        s->kind->name);
-    if (s->precision.kind != TT__32_TRUE) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision "
-                    "'32-true' has none");
-}
-
-/* Where parameters are updated; update "backward" with what it cannot do is refused. */
-static tt_status tt__parse_update(tt_context *ctx, const tt_compile_options *o, bool scales, tt__update *out)
+/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
+static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
 {
     char text[512];
     tt__text all = {text, sizeof text, 0};
-    int k;
-    tt_status status = tt__parse(ctx, "update", o->update ? o->update : "end", tt__update_names,
-                                 TT__COUNT(tt__update_names), "end, backward or host", &k);
-    *out = (tt__update)k;
-    if (status != TT_OK || *out != TT__UPDATE_BACKWARD || !o->train) return status;
-    if (o->accumulate)
-        tt__print(&all, ", nor with accumulate, as gradients are final at the step's end only");
-    if (o->optimizer.clip_norm > 0)
-        tt__print(&all, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
-                  "only", o->optimizer.clip_norm);
-    if (scales) tt__print(&all, ", nor with precision '%s', as loss scaling skips whole steps", o->precision);
-    if (o->parallel.server) tt__print(&all, ", nor with parallel.server");
-    if (o->parallel.pipeline > 1) tt__print(&all, ", nor with parallel.pipeline");
-    if (!all.length) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'", text + 5);
+    if (p->tensor == 0) p->tensor = 1;
+    if (p->pipeline == 0) p->pipeline = 1;
+    if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
+        p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
+    if (p->groups == 0) p->groups = p->data;
+    const char *schedule = p->schedule ? p->schedule : "1f1b";
+    const bool gpipe = strcmp(schedule, "gpipe") == 0;
+    const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
+    char stages[32] = "";
+    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
+    const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
+    if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
+        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
+                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
+                  (long long)p->data * p->tensor * p->pipeline);
+    else if (p->groups < 0 || p->groups % p->data)
+        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
+    else if (p->groups > p->data && !power)
+        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
+                  p->groups, p->data);
+    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
+    if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
+        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
+    if (!gpipe && strcmp(schedule, "1f1b") != 0)
+        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
+    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
+    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
+    const int of_stage = ranks ? p->data * p->tensor : 1;
+    if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
+        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
+                  "them", of_stage, c->local);
+    if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
+        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
+                  p->tensor, c->local);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
-static tt_status tt__parse_memory(tt_context *ctx, const char *name, tt__memory_kind *out)
+/* Which options go together, each of which is right alone: appends "; " and a sentence for each rule that is
+   broken, and returns the status of the first. A row is TT__RULE(what breaks the rule, status, sentence). */
+static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
 {
-    int k;
-    tt_status status = tt__parse(ctx, "memory", name ? name : "device", tt__memory_names, TT__MEMORY_KINDS,
-                                 "device, managed or managed-oversubscribed", &k);
-    *out = (tt__memory_kind)k;
+    const tt_compile_options *o = &s->options;
+    const tt_parallel *p = &o->parallel;
+    const char *kind = s->kind ? s->kind->name : "", *memory = tt__memory_names[s->memory];
+    const int ranks = s->crew ? s->crew->ranks : 1;
+    const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
+    const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* gradients, too */
+    const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
+    const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
+    tt_status status = TT_OK;
+    char text[400];
+    tt__text late = {text, sizeof text, 0}; /* what needs all gradients at once */
+    if (o->accumulate)
+        tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
+    if (o->optimizer.clip_norm > 0)
+        tt__print(&late, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
+                  "only", o->optimizer.clip_norm);
+    if (s->scales)
+        tt__print(&late, ", nor with precision '%s', as loss scaling skips whole steps",
+                  tt__precision_names[s->precision.kind]);
+    if (p->server) tt__print(&late, ", nor with parallel.server");
+    if (staged) tt__print(&late, ", nor with parallel.pipeline");
+
+#define TT__RULE(broken, code, ...) \
+    if (broken) { tt__print(all, "; " __VA_ARGS__); if (status == TT_OK) status = code; }
+    TT__RULE(!o->memory_budget && (recompute_fits || s->offload_fits || s->zero_fits), TT_ERR_ARGUMENT,
+             "%s 'budget' chooses what fits memory_budget, which is not set",
+             recompute_fits ? "recompute" : s->offload_fits ? "offload" : "zero")
+    TT__RULE(early && late.length, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'",
+             text + 5)
+    TT__RULE(p->server && divides, TT_ERR_ARGUMENT,
+             "parallel: a parameter server keeps whole gradients and parameters: use zero 0 or 1")
+    TT__RULE(p->sequence && p->tensor == 1, TT_ERR_ARGUMENT, "parallel: sequence needs tensor > 1")
+    TT__RULE(staged && (divides || p->server || p->reduce_micros), TT_ERR_ARGUMENT,
+             "parallel: pipeline does not go with %s: use zero 0 or 1 alone",
+             divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros")
+    TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
+             "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
+             "which it plans memory")
+    TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
+             kind)
+    TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
+             "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none")
+    TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
+             "memory '%s' is for device 'cuda', and the device is '%s'", memory, kind)
+    TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
+             "memory '%s' is for one rank, and '%s' has %d: leave `memory` out", memory, s->crew->name, ranks)
+#undef TT__RULE
     return status;
 }
 
-static tt_status tt__check_memory(tt_context *ctx, const tt__settings *s)
+/* Do the options still go together with this parallel.zero and this update? */
+static bool tt__goes_together(const tt__settings *s, int zero, tt__update update)
 {
-    const char *name = tt__memory_names[s->memory];
-    if (!s->crew || s->memory == TT__OWN_MEMORY) return TT_OK;
-    if (s->kind->host)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "memory '%s' is for device 'cuda', and the device is '%s'",
-                        name, s->kind->name);
-    if (s->crew->ranks == 1) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "memory '%s' is for one rank, and '%s' has %d: leave `memory` "
-                    "out", name, s->crew->name, s->crew->ranks);
-}
-
-/* Options that say "budget" need one. */
-static tt_status tt__check_budget(tt_context *ctx, const tt__settings *s)
-{
-    const bool recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
-    if (s->options.memory_budget || !(recompute || s->offload_fits || s->zero_fits)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "%s 'budget' chooses what fits memory_budget, which is not set",
-                    recompute ? "recompute" : s->offload_fits ? "offload" : "zero");
+    tt__settings other = *s;
+    tt__text unread = {NULL, 0, 0};
+    other.options.parallel.zero = zero;
+    other.update = update;
+    return tt__contradictions(&other, &unread) == TT_OK;
 }
 
 /* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
@@ -19594,6 +19754,29 @@ static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
+}
+
+/* Finds what words stand for, each of one list. NULL: the default. */
+static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text *all,
+                            tt_status *status)
+{
+    const struct {
+        const char *option, *word, *usual; const char *const *names; int n; const char *use;
+    } rows[] = {
+        {"matmul", o->matmul, "fp32", tt__matmul_names, 3, "fp32, tf32 or fp8"},
+        {"recompute", o->recompute, "cheap", tt__recompute_names, 5,
+         "none, cheap, attention, blocks or budget"},
+        {"memory", o->memory, "device", tt__memory_names, 3, "device, managed or managed-oversubscribed"},
+        {"update", o->update, "end", tt__update_names, 3, "end, backward or host"}};
+    int found[TT__COUNT(rows)];
+    for (int k = 0; k < TT__COUNT(rows); k++)
+        tt__note_error(ctx, all, status,
+                       tt__parse(ctx, rows[k].option, rows[k].word ? rows[k].word : rows[k].usual,
+                                 rows[k].names, rows[k].n, rows[k].use, &found[k]));
+    s->matmul = (tt__matmul)found[0];
+    s->recompute = (tt__recompute)found[1];
+    s->memory = (tt__memory_kind)found[2];
+    s->update = (tt__update)found[3];
 }
 
 /* Checks options and finds what their names stand for. One message names all that is wrong. */
@@ -19607,29 +19790,33 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt__note_error(ctx, &all, &status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
     s->scales = o->train && s->precision.half == TT_F16;
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
-    tt__note_error(ctx, &all, &status, tt__parse_matmul(ctx, o->matmul, &s->matmul));
-    tt__note_error(ctx, &all, &status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
+    tt__parse_words(ctx, o, s, &all, &status);
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
-    tt__note_error(ctx, &all, &status, tt__check_budget(ctx, s));
-    tt__note_error(ctx, &all, &status, tt__parse_memory(ctx, o->memory, &s->memory));
     if (o->tune && !*o->tune)
         tt__note_error(ctx, &all, &status,
                        tt__fail(ctx, TT_ERR_ARGUMENT, "tune '' is neither off nor on, nor a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
-    tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o, s->scales, &s->update));
     s->crew = tt__find_devices(ctx, o->device);
     s->kind = s->crew ? s->crew->kind : NULL;
     s->threads = s->crew ? tt__rank_threads(ctx, s->crew->local) : ctx->cpu.pool->threads;
     tt__note_error(ctx, &all, &status,
                    s->crew ? tt__parallel_for(ctx, s->crew, &s->options.parallel) : ctx->status);
-    tt__note_error(ctx, &all, &status, tt__check_matmul(ctx, s));
-    tt__note_error(ctx, &all, &status, tt__check_memory(ctx, s));
+    const tt_status together = tt__contradictions(s, &all);
+    if (status == TT_OK) status = together;
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
 }
+tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
+{
+    tt__settings s;
+    tt_status status = tt__parse_settings(ctx, o, &s);
+    if (status == TT_OK) o->parallel = s.options.parallel;
+    return status;
+}
 
+/* ==== src/compile/build.h */
 /* Places transient storages and workspaces, and what lies in the host's memory. */
 static tt_status tt__place_transients(tt__built *b)
 {
@@ -19907,6 +20094,7 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
                     shared->persistent + shared->transient + shared->of_first, e->bytes);
 }
 
+/* ==== src/compile/choice.h */
 /* ---------------------------------------------------------------------------------------------- the choice
    What fits memory_budget at the least cost, of what says "budget". A candidate is a configuration (what the
    ranks split, what lies in the host's memory), a set of forward values that are computed again, and a pace:
@@ -20681,6 +20869,7 @@ static tt_status tt__list_candidates(tt__chooser *c)
     return status;
 }
 
+/* ==== src/compile/search.h */
 /* -------- builds */
 
 /* Notes a choice that needs so many bytes if it is the smallest. */
@@ -20884,15 +21073,13 @@ static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
     if (!o->train || (update == TT__UPDATE_HOST && tt__one_memory(p))) return update == p->settings.update;
-    return update != TT__UPDATE_BACKWARD || !(o->accumulate || o->optimizer.clip_norm > 0 ||
-                                              p->settings.scales || o->parallel.server ||
-                                              o->parallel.pipeline > 1);
+    return tt__goes_together(&p->settings, o->parallel.zero, update);
 }
 
 static bool tt__may_zero(const tt_program *p, int zero)
 {
     const tt_parallel *r = &p->settings.options.parallel;
-    return zero == r->zero || (r->data > 1 && (zero < 2 || (!r->server && r->pipeline <= 1)));
+    return zero == r->zero || (r->data > 1 && tt__goes_together(&p->settings, zero, p->settings.update));
 }
 
 enum { TT__VALUES = 4 + 4 + 4 + 3 };
@@ -21115,57 +21302,72 @@ static const char *const tt__out_lists[16] = {
     "optimizer,parameters,activations", "gradients,parameters,activations",
     "optimizer,gradients,parameters,activations"};
 
+/* Options and bytes in the words of tt_context_options.wording. */
+static const char *tt__say_option(const tt_context *ctx, const char *name, const char *value, char to[96])
+{
+    ctx->options.wording.option(ctx->options.wording.user, name, value, to, 96);
+    return to;
+}
+
+static const char *tt__say_bytes(const tt_context *ctx, size_t bytes, char to[32])
+{
+    ctx->options.wording.bytes(ctx->options.wording.user, bytes, to, 32);
+    return to;
+}
+
 /* The options that are a choice. items: values that are computed again beside what "cheap" does. */
 static void tt__print_options(tt__text *text, const tt_program *p, const tt__choice *x, int items)
 {
-    if (p->settings.options.train)
-        tt__print(text, "recompute \"%s\"", items ? "budget" : tt__recompute_names[x->recompute]);
-    if (p->settings.options.train && items)
-        tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
-    if (x->offload || !tt__one_memory(p) || !p->settings.options.train)
-        tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "",
-                  tt__out_lists[x->offload]);
-    if (p->settings.options.train && (x->update || p->settings.update))
-        tt__print(text, ", update \"%s\"", tt__update_names[x->update]);
-    if (p->settings.options.parallel.data > 1) tt__print(text, ", zero %d", x->zero);
+    const bool train = p->settings.options.train;
+    char said[96], zero[12];
+    if (train)
+        tt__print(text, "%s", tt__say_option(p->ctx, "recompute", items ? "budget" :
+                                             tt__recompute_names[x->recompute], said));
+    if (train && items) tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
+    if (x->offload || !tt__one_memory(p) || !train)
+        tt__print(text, "%s%s", train ? ", " : "",
+                  tt__say_option(p->ctx, "offload", tt__out_lists[x->offload], said));
+    if (train && (x->update || p->settings.update))
+        tt__print(text, ", %s", tt__say_option(p->ctx, "update", tt__update_names[x->update], said));
+    snprintf(zero, sizeof zero, "%d", x->zero);
+    if (p->settings.options.parallel.data > 1)
+        tt__print(text, ", %s", tt__say_option(p->ctx, "zero", zero, said));
 }
 
-/* Step k of those that save memory, from the least to lose to the most. False: it changes nothing, or is not
-   possible. */
-static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name, size_t capacity)
+/* Step k of those that save memory, from the least to lose to the most, and `said`: its option. False: it
+   changes nothing, or is not possible. */
+static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[96])
 {
     static const unsigned out[] = {TT__OUT_OPTIMIZER, TT__OUT_GRADIENTS, TT__OUT_ACTIVATIONS,
                                    TT__OUT_PARAMETERS};
     const tt_compile_options *o = &p->settings.options;
     const tt__choice was = *x;
-    const bool staged = o->parallel.pipeline > 1, moves = !tt__one_memory(p);
-    if (k == 0 && o->parallel.data > 1 && !o->parallel.server && !staged) x->zero = 3;
-    if (k == 0) snprintf(name, capacity, "zero 3");
+    const bool moves = !tt__one_memory(p);
+    const char *name = k == 0 ? "zero" : k <= 3 ? "recompute" : k == 8 || k == 9 ? "update" : "offload";
+    const char *value = k == 0 ? "3" : k == 8 ? "backward" : "host";
+    if (k == 0 && tt__may_zero(p, 3)) x->zero = 3;
     if (k >= 1 && k <= 3) {
         const tt__recompute policy = (tt__recompute)(TT__RECOMPUTE_CHEAP + k - 1);
         if (o->train && policy > x->recompute) x->recompute = policy;
-        snprintf(name, capacity, "recompute \"%s\"", tt__recompute_names[policy]);
+        value = tt__recompute_names[policy];
     }
     if (k >= 4 && k <= 7 && moves) {
         const unsigned more = out[k - 4];
         if (more == TT__OUT_ACTIVATIONS && !(x->offload & more)) x->activations = INT_MAX;
         if (o->train || more == TT__OUT_PARAMETERS) x->offload |= more;
-        snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 6 ? 3 : k == 7 ? 2 : k - 4]);
+        value = tt__out_lists[more];
     }
     if (k == 8) {
-        const bool once = !o->accumulate && !(o->optimizer.clip_norm > 0) && !p->settings.scales;
-        const bool may = o->train && once && !o->parallel.server && !staged;
+        const bool may = o->train && tt__may_update(p, TT__UPDATE_BACKWARD);
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
-        snprintf(name, capacity, "update \"backward\"");
     }
-    if (k == 9) {
-        if (o->train && moves) x->update = TT__UPDATE_HOST;
-        snprintf(name, capacity, "update \"host\"");
-    }
+    if (k == 9 && o->train && moves) x->update = TT__UPDATE_HOST;
     if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* which finds these there, and now may save more */
-        x->offload |= k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
-        snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 10 ? 1 : 2]);
+        const unsigned more = k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
+        x->offload |= more;
+        value = tt__out_lists[more];
     }
+    tt__say_option(p->ctx, name, value, said);
     return x->zero != was.zero || x->recompute != was.recompute || x->offload != was.offload ||
            x->update != was.update;
 }
@@ -21206,12 +21408,16 @@ static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shor
     const tt_program *p = c->job.p;
     const bool chooses = c->recompute || c->by_seconds;
     const bool same = least->least >= s->bytes && !chooses; /* nothing makes it smaller */
+    char said[32];
     if (chooses && !advised && least->least < s->least) {
-        tt__print(text, "%s %zu with ", text->length ? ", at least" : ": at least", s->least);
+        tt__print(text, "%s at least %s with ", text->length ? "," : ":",
+                  tt__say_bytes(p->ctx, s->least, said));
         tt__print_options(text, p, &s->how, s->items);
-        tt__print(text, "; if more may change, the smallest possible is %zu with ", least->least);
+        tt__print(text, "; if more may change, the smallest possible is %s with ",
+                  tt__say_bytes(p->ctx, least->least, said));
     } else {
-        tt__print(text, "; the smallest possible is %zu%s", least->least, same ? "" : " with ");
+        tt__print(text, "; the smallest possible is %s%s", tt__say_bytes(p->ctx, least->least, said),
+                  same ? "" : " with ");
     }
 }
 
@@ -21221,7 +21427,8 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const tt__job *j = &c->job;
     tt_program *p = j->p;
-    char steps[640], name[48];
+    const tt_wording *words = &p->ctx->options.wording;
+    char steps[720], name[96], said[32], limit[32];
     tt__text text = {steps, sizeof steps, 0};
     tt__choice now = tt__at_slowest(c->base);
     const bool chooses = c->recompute || c->by_seconds, staged = p->settings.options.parallel.pipeline > 1;
@@ -21237,7 +21444,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
         if (advice && chooses && s->least < bytes) bytes = s->least; /* which is named before the advice */
-        if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name, sizeof name)) continue;
+        if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
         c->job.least = advice ? &least : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) status = built;
@@ -21246,7 +21453,9 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (fits && !advice) return TT_OK;
         if (advice && !advised && chooses) {
             least_told = s->least < s->bytes;
-            if (least_told) tt__print(&text, "%s at least %zu with ", text.length ? "," : ":", s->least);
+            if (least_told)
+                tt__print(&text, "%s at least %s with ", text.length ? "," : ":",
+                          tt__say_bytes(p->ctx, s->least, said));
             if (least_told) tt__print_options(&text, p, &s->how, s->items);
             tt__print(&text, "%s if more may change, ", text.length ? ";" : ":");
         } else {
@@ -21256,7 +21465,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         now = next;
         bytes = e->bytes;
         advised = advised || advice;
-        tt__print(&text, "%s %s%zu", name, first ? "makes it " : "", bytes);
+        tt__print(&text, "%s %s%s", name, first ? "makes it " : "", tt__say_bytes(p->ctx, bytes, said));
         first = false;
         const double copies = tt__flops_of_copies(p->built.t);
         if (step >= 1 && step <= 3) tt__print(&text, " (%+.1f%% FLOPs)", 100 * copies / s->flops);
@@ -21286,11 +21495,15 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     char of_stage[32] = "";
     if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
     const bool in_vain = tt__one_memory(p) && p->settings.offload; /* what is moved stays in the budget */
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %zu bytes%s, memory_budget is %zu%s%s%s. A "
-                    "micro-batch of fewer rows needs less", of_stage, s->bytes,
-                    p->settings.crew->ranks > 1 ? " a rank" : "", e->budget,
+    if (in_vain)
+        tt__print(&text, "; without %s, which saves nothing on device \"cpu\", it is less",
+                  tt__say_option(p->ctx, "offload", NULL, name));
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, %s is %s%s%s. %s needs less", of_stage,
+                    tt__say_bytes(p->ctx, s->bytes, said), words->bytes == tt__default_bytes ? " bytes" : "",
+                    p->settings.crew->ranks > 1 ? " a rank" : "", words->budget,
+                    tt__say_bytes(p->ctx, e->budget, limit),
                     e->by_them ? " for a program that this one shares an arena with" : "", steps,
-                    in_vain ? "; without `offload`, which saves nothing on device \"cpu\", it is less" : "");
+                    words->smaller);
 }
 
 static void tt__chooser_close(tt__chooser *c)
@@ -21349,7 +21562,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
     c.offload = s->offload_fits && !tt__one_memory(j->p);
-    c.zero = s->zero_fits && ranks->data > 1 && ranks->pipeline <= 1; /* stages have zero 0 or 1 */
+    c.zero = s->zero_fits && ranks->data > 1;
     const bool moves = s->offload || (ranks->data > 1 && c.base.zero == 3);
     c.by_seconds = c.offload || c.zero || (c.recompute && moves);
     c.best = INFINITY;
@@ -21493,6 +21706,7 @@ static tt_status tt__build_chosen(const tt__job *to)
     return status;
 }
 
+/* ==== src/compile/compile.h */
 /* ------------------------------------------------------------------------------------------------- commit */
 
 /* Gives persistent storage v a place in the program's arena, if it has none: right behind `before`, unless
@@ -21719,8 +21933,9 @@ static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
     if (r->most <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
-    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %zu",
-                    TT__ERROR - 80, r->error, r->at, r->most);
+    char said[32];
+    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %s",
+                    TT__ERROR - 80, r->error, r->at, tt__say_bytes(ctx, r->most, said));
 }
 
 /* Compiles the other stages of a pipeline, of which p is the first, which has come to `status`. */
@@ -21761,7 +21976,6 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
 /* What the programs of all processes must have in common, a line of each; the bits depend on it. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
-    static const char *const kinds[] = {"sgd", "adam", "adamw"}; /* tt_optimizer_kind */
     tt__text text = {to, capacity, 0};
     char n[6][32];
     const tt_compile_options *o = &p->settings.options;
@@ -21781,7 +21995,7 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
               tt__update_names[p->chosen.update], p->tunes);
     if (o->train)
         tt__print(&text, "optimizer %s with weight_decay %s, clip_norm %s, beta1 %s, beta2 %s, eps %s, "
-                  "momentum %s\n", kinds[u->kind], tt__shortest(u->weight_decay, n[0]),
+                  "momentum %s\n", tt__optimizers[u->kind].name, tt__shortest(u->weight_decay, n[0]),
                   tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
                   tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
                   tt__shortest(u->momentum, n[5]));
@@ -21867,7 +22081,7 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
 {
     tt_context *ctx = t->ctx;
     tt_compile_options other = *o;
-    char error[TT__ERROR];
+    char error[TT__ERROR], precision[96], with[96], said[32];
     const size_t needed = ctx->needs, advised = ctx->advised;
     const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL is the default */
     const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
@@ -21886,9 +22100,10 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
         if (!last) continue;
         if (!fits && advised && bytes >= advised) break; /* other options do better */
         const size_t used = strlen(error);
-        snprintf(error + used, sizeof error - used, "; precision \"bf16-true\"%s %s %zu%s",
-                 k ? " with recompute \"budget\"" : "", fits ? "makes it" : "still needs", bytes,
-                 fits ? ", which fits" : "");
+        snprintf(error + used, sizeof error - used, "; %s%s%s %s %s%s",
+                 tt__say_option(ctx, "precision", "bf16-true", precision), k ? " with " : "",
+                 k ? tt__say_option(ctx, "recompute", "budget", with) : "", fits ? "makes it" : "still needs",
+                 tt__say_bytes(ctx, bytes, said), fits ? ", which fits" : "");
         break;
     }
     ctx->searches = false;
@@ -21916,6 +22131,7 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     return p;
 }
 
+/* ==== src/compile/batch.h */
 /* -------------------------------------------------------------------------------------- the largest batch */
 
 #define TT__LEFT_FREE ((size_t)256 << 20)
@@ -22036,8 +22252,9 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
     return n;
 }
 
+/* ==== src/run/ranks.h */
 /* ===========================================================================================================
-   RUN                                                                                                   >>run
+   RUN                                                                                                src/run/
    Allocates a program's memory, takes inputs, runs micro-batches and updates, and gives results. Uses all
    above.
    ======================================================================================================== */
@@ -22099,7 +22316,7 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* Leaves of the tree of sums that a data rank has (see >>ranks), and in which the round at hand is. */
+/* Leaves of the tree of sums that a data rank has (ranks/threads.h), and in which the round at hand is. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
@@ -22225,6 +22442,7 @@ static tt_status tt__zero_states(tt_program *p)
     return status;
 }
 
+/* ==== src/run/memory.h */
 /* ------------------------------------------------------------------------------------------ managed memory
    An arena that is larger than what its device has free comes and goes in blocks. As a step uses most of it
    in turn, blocks that are used least recently are the next that it uses, so some are kept, and the rest
@@ -22653,6 +22871,7 @@ tt_status tt_allocate(tt_program *p)
     return status;
 }
 
+/* ==== src/run/inputs.h */
 /* Of a view that has a rank's own rows: elements in front of them in the storage. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
@@ -23138,6 +23357,7 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
     return NULL;
 }
 
+/* ==== src/run/collectives.h */
 /* ---- collectives ---- */
 
 /* How many members, from the first on, have something to add. */
@@ -23231,6 +23451,7 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
 /* What the ranks of this process will send in a step of one full micro-batch on each data rank, and *least:
    the least that they could. */
 
+/* ==== src/run/processes.h */
 static double tt__net_plan(const tt_program *head, double *least)
 {
     const tt__crew *crew = head->settings.crew;
@@ -23319,6 +23540,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     if (i->move.over) tt__set_members(p, rank, l, peers);
 }
 
+/* ==== src/run/stages.h */
 /* ---- from stage to stage */
 
 /* The same to and from a stage in another process: a SEND does not wait for its messages, a RECV does. Those
@@ -23461,6 +23683,7 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
     return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, n));
 }
 
+/* ==== src/run/launch.h */
 /* How far a rank has come in a segment. */
 typedef struct tt__progress {
     tt__launch like;        /* what all launches have in common */
@@ -23738,6 +23961,7 @@ static tt_status tt__agree_flops(tt_program *p, tt_status status)
     return status;
 }
 
+/* ==== src/run/tune.h */
 /* ---- products that are made in the fastest way (tt_compile_options.tune) */
 
 /* The choices of products of a rank's device, as text that the caller frees. NULL: out of memory. */
@@ -23952,6 +24176,7 @@ static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int
     return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
 }
 
+/* ==== src/run/results.h */
 /* Runs a segment on all ranks. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {
@@ -24209,6 +24434,7 @@ static void tt__begin_micro(tt_program *p)
     *in_slot = p->present > *in_slot ? p->present : *in_slot;
 }
 
+/* ==== src/run/pipeline.h */
 /* ---- a pipeline: micro-batches wait, and run together */
 
 /* Action k of a stage, of two for each of `micros` micro-batches: the number of the micro-batch, and whether
@@ -24357,6 +24583,7 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
     return status;
 }
 
+/* ==== src/run/step.h */
 /* What the last run of a program that does not train has found on one data rank. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
@@ -24669,6 +24896,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
     return status;
 }
 
+/* ==== src/run/state.h */
 /* ---- what those who train a program ask of it */
 
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
@@ -24788,8 +25016,10 @@ static tt__state_header tt__state_header_of(const tt_program *p)
                                 (int64_t)tt__program_hash(p)};
     return h;
 }
+
+/* ==== src/reports/costs.h */
 /* ===========================================================================================================
-   REPORTS                                                                                           >>reports
+   REPORTS                                                                                        src/reports/
    A program and its memory plan as numbers, as text and as a picture; what a device costs. Uses all above.
    ======================================================================================================== */
 
@@ -25081,6 +25311,7 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     return status;
 }
 
+/* ==== src/reports/plan.h */
 const char *tt_category_name(tt_category c)
 {
     static const char *const names[] = {"parameters", "gradients", "optimizer", "activations", "workspace",
@@ -25308,6 +25539,7 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     return n;
 }
 
+/* ==== src/reports/text.h */
 static bool tt__is_alphanumeric(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
@@ -25508,6 +25740,7 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
     return text.length;
 }
 
+/* ==== src/reports/picture.h */
 /* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
 static double tt__axis_step(double length, int marks)
 {
@@ -25729,6 +25962,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     return text.length;
 }
 
+/* ==== src/reports/program.h */
 /* The text of a program, or of a stage of one. */
 static void tt__print_program(const tt_program *p, tt__text *to)
 {
@@ -25769,10 +26003,11 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
     return text.length;
 }
 
+/* ==== src/text/code_points.h */
 /* ===========================================================================================================
-   UNICODE                                                                                           >>unicode
+   UNICODE                                                                              src/text/code_points.h
    What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
-   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base.
+   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses src/base/.
    ======================================================================================================== */
 
 /* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
@@ -26098,6 +26333,7 @@ typedef struct tt__unicode {
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;
 
+/* ==== src/text/unicode.h */
 /* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
 static uint32_t tt__unicode_number(const char **at)
 {
@@ -26313,9 +26549,10 @@ static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
     return 0;
 }
 
+/* ==== src/files/lists.h */
 /* ===========================================================================================================
-   FORMATS                                                                                           >>formats
-   JSON, safetensors, tokenizers, images, datasets and batches. Uses >>base and >>unicode.
+   FILES                                                                                            src/files/
+   Lists of strings, UTF-8, JSON and safetensors. Uses base.
    Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
    loop worse than n log n.
    ======================================================================================================== */
@@ -26417,6 +26654,7 @@ static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char 
                     "bytes", folder, name, TT__PATH - 1);
 }
 
+/* ==== src/files/utf8.h */
 /* ------------------------------------------------------------------------------------------------- UTF-8 */
 
 #define TT__INVALID 0xFFFFFFFFu
@@ -26473,6 +26711,7 @@ static size_t tt__utf8_invalid(const char *text, size_t bytes)
 
 static bool tt__is_utf8(const char *text) { return !text[tt__utf8_invalid(text, strlen(text))]; }
 
+/* ==== src/files/json.h */
 /* -------------------------------------------------------------------------------------------------- JSON */
 
 /* RFC 8259. Where the RFC leaves a choice, duplicate keys, unpaired surrogates, numbers beyond double and
@@ -27005,6 +27244,7 @@ static tt_status tt__make_folder(tt_context *ctx, const char *folder)
     return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
 }
 
+/* ==== src/files/safetensors.h */
 /* ------------------------------------------------------------------------------------------- safetensors */
 
 /* The file: a little-endian uint64, the length of the header; the header, a JSON object of name -> {dtype,
@@ -27510,6 +27750,13 @@ static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
     return tt_safetensors_end(w);
 }
 
+/* ==== src/text/parts.h */
+/* ===========================================================================================================
+   TEXT                                                                                              src/text/
+   Tokenizers: a text is normalized and split, a model makes tokens of each word, and the post-processor puts
+   ids around all. Uses base and files.
+   ======================================================================================================== */
+
 /* --------------------------------------------------------------------------------------- tokenizer: parts */
 
 /* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py and compare_bpe.py compare the
@@ -27684,6 +27931,7 @@ void tt_tokenizer_free(tt_tokenizer *k)
     tt__free_all(k->ctx, owned, TT__COUNT(owned));
 }
 
+/* ==== src/text/lookups.h */
 /* ---- bytes as characters (GPT-2): the printable ones of Latin-1 are themselves, others U+0100 to U+0143 */
 
 static bool tt__byte_prints(uint32_t b)
@@ -27801,6 +28049,7 @@ static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /
     return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);
 }
 
+/* ==== src/text/encoder.h */
 /* ---- a text's way to ids */
 
 typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
@@ -27887,6 +28136,7 @@ static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_
     return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
 }
 
+/* ==== src/text/normalize.h */
 /* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
 /* A new text that a normalizer makes of an old one, and how much of the new one's front stands for the front
@@ -28336,6 +28586,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
     return text;
 }
 
+/* ==== src/text/split.h */
 /* ----------------------------------------------------------------------------------- tokenizer: splitters */
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
@@ -28481,6 +28732,7 @@ static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t b
     }
 }
 
+/* ==== src/text/wordpiece.h */
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
 /* The longest token that a part of a word begins with, of at most so many bytes, and how many it has; -1:
@@ -28529,6 +28781,7 @@ static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
     else tt__wordpiece_pieces(e, text, bytes);
 }
 
+/* ==== src/text/bpe.h */
 /* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
 
 /* Sennrich et al. 2016: the symbols of a word are merged, those of the earliest merge first. Most words are
@@ -28713,6 +28966,7 @@ static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
     if (!tt__encoder_done(e)) tt__bpe_part(e, text + from, bytes - from);
 }
 
+/* ==== src/text/unigram.h */
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
 /* The best way to spell a word up to a byte, and from it on. */
@@ -28781,6 +29035,7 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
     }
 }
 
+/* ==== src/text/ids.h */
 /* ----------------------------------------------------------------------------------------- tokenizer: ids */
 
 static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes, size_t at)
@@ -28908,6 +29163,7 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
     return count;
 }
 
+/* ==== src/text/texts.h */
 /* --------------------------------------------------------------------------------------- tokenizer: texts */
 
 /* Parts of a text, one behind the other. */
@@ -29255,6 +29511,7 @@ int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
     return (unsigned)token < TT_TOKEN_COUNT ? k->finish.roles[token] : -1;
 }
 
+/* ==== src/text/read.h */
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
 /* A string of JSON, which may hold a NUL; NULL for another kind. */
@@ -29623,6 +29880,7 @@ static tt_status tt__read_id(const tt__json *j, int node, const char *what, int 
                     TT__IDS_LIMIT - 1);
 }
 
+/* ==== src/text/template.h */
 /* ---- ids around a text */
 
 static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, int32_t *ids, int *n,
@@ -29721,6 +29979,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     return status;
 }
 
+/* ==== src/text/vocabulary.h */
 /* ---------------------------------------------------------------------------------- tokenizer: vocabulary */
 
 /* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
@@ -29972,6 +30231,7 @@ static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
     return status;
 }
 
+/* ==== src/text/read_models.h */
 /* ----------------------------------------------------------------------- tokenizer: reading of the models */
 
 /* A number as the JSON reader of `tokenizers` takes it: its digits as an integer, of as many as 64 bits hold,
@@ -30237,6 +30497,7 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
     return r->merges ? tt__read_merges_txt(k, r->path, r->merges) : tt__read_merges(k, r->j, model);
 }
 
+/* ==== src/text/added.h */
 /* -------------------------------------------------------------------------------- tokenizer: added tokens */
 
 /* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of
@@ -30357,6 +30618,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
     return status;
 }
 
+/* ==== src/text/build.h */
 /* ------------------------------------------------------------------------------------ tokenizer: building */
 
 /* "add_prefix_space", and of LlamaTokenizer "legacy", of tokenizer_config.json. */
@@ -30467,6 +30729,7 @@ static tt_tokenizer *tt__tokenizer_new(tt_context *ctx)
     return NULL;
 }
 
+/* ==== src/text/vocab_txt.h */
 /* ----------------------------------------------------------------------------------- tokenizer: vocab.txt */
 
 tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase)
@@ -30536,6 +30799,7 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
                     unsupported);
 }
 
+/* ==== src/text/folders.h */
 /* ------------------------------------------------------------------------------------- tokenizer: folders */
 
 /* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
@@ -30821,6 +31085,12 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
     return NULL;
 }
 
+/* ==== src/data/resize.h */
+/* ===========================================================================================================
+   DATA                                                                                              src/data/
+   Images, datasets, tables, and loaders that deal the micro-batches of a step. Uses base, files and text.
+   ======================================================================================================== */
+
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* the largest height and width: that of JPEG */
@@ -31052,6 +31322,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
                                  "%d x %d", image->height, image->width, height, width);
 }
 
+/* ==== src/data/dataset.h */
 /* ---------------------------------------------------------------------------------------------- datasets */
 
 /* A text, or an image: its number in the source. */
@@ -31213,6 +31484,7 @@ static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key
     return TT_OK;
 }
 
+/* ==== src/data/tables.h */
 /* ---- tables */
 
 typedef struct tt__table {
@@ -31450,6 +31722,27 @@ static bool tt__less_number(const void *arg, uint32_t a, uint32_t b)
     return values[a] != values[b] ? values[a] < values[b] : a < b;
 }
 
+static int tt__by_class_name(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int tt__by_class_number(const void *a, const void *b)
+{
+    double x = 0, y = 0;
+    tt__is_number(*(const char *const *)a, &x);
+    tt__is_number(*(const char *const *)b, &y);
+    return x != y ? (x > y) - (x < y) : tt__by_class_name(a, b);
+}
+
+void tt_sort_class_names(const char **names, int n)
+{
+    double x;
+    bool all = true;
+    for (int k = 0; k < n; k++) all = all && tt__is_number(names[k], &x);
+    if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
+}
+
 /* Classes in byte order, all of which are numbers, are numbered by value. */
 static tt_status tt__table_numbers(tt_dataset *d)
 {
@@ -31576,6 +31869,7 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     return tt__dataset_end(d, status);
 }
 
+/* ==== src/data/given.h */
 /* ---- texts and images of the caller */
 
 /* A dataset of the named classes; NULL: an error. */
@@ -31644,6 +31938,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
     return tt__dataset_end(d, status);
 }
 
+/* ==== src/data/loader.h */
 /* ------------------------------------------------------------------------------------------------ loader */
 
 tt_loader_options tt_loader_options_default(void)
@@ -31682,7 +31977,7 @@ static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_pa
                   accumulate);
     else if (groups < 1 || data < 0 || (data && groups % data))
         tt__print(all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
-                  "after tt_parallel_on", p->groups, data);
+                  "after tt_check_options", p->groups, data);
     else if (groups > batch / accumulate)
         tt__print(all, "; a step of batch = %d has fewer sequences than micro-batches, accumulate = %d for "
                   "each of %d groups: set batch to %lld at least", batch, accumulate, groups,
@@ -31942,6 +32237,7 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
     for (int i = 0; i < n; i++) l->dealt[l->ends[l->micro_of[i]]++] = texts[i];
 }
 
+/* ==== src/data/images.h */
 /* ---- images of a loader */
 
 /* The micro-batch of place `at` of the epoch, its first place, and how many images it has. */
@@ -32148,6 +32444,7 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->deal.used);
 }
 
+/* ==== src/data/loaders.h */
 void tt_loader_free(tt_loader *l)
 {
     if (!l) return;
@@ -32518,6 +32815,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     return tt__loader_give(l, batch, seqs, l->in_step == in_step);
 }
 
+/* ==== src/data/divide.h */
 /* ---- parts of a dataset */
 
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
@@ -32556,6 +32854,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
     return tt__dataset_end(part, status);
 }
 
+/* ==== src/text/save.h */
 /* ---- a tokenizer as a Hugging Face folder holds it */
 
 static void tt__print_vocab(tt__text *to, const void *tokenizer)
@@ -32591,6 +32890,7 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
     return tt__save_printed(k->ctx, folder, "tokenizer_config.json", tt__print_tokenizer_config, k);
 }
 
+/* ==== src/data/stream.h */
 /* ------------------------------------------------------------------------------------------ token streams */
 
 /* The ids of a stream, and of those that were split off. */
@@ -33078,6 +33378,7 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     return status == TT_OK ? x.bytes : -1;
 }
 
+/* ==== src/data/windows.h */
 /* ---- windows of a stream */
 
 struct tt_token_loader {
@@ -33254,10 +33555,11 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
     return &l->source;
 }
 
+/* ==== src/models/layout.h */
 /* ===========================================================================================================
-   MODELS                                                                                             >>models
+   MODELS                                                                                          src/models/
    Structs of named parameters and functions that record ops: BERT, ViT, decoders. Uses the public API, and
-   >>formats for checkpoints.
+   files for checkpoints.
    ======================================================================================================== */
 
 /* ---------------------------------------------------------------------------------- what architectures share
@@ -33482,6 +33784,7 @@ static tt_status tt__layout_new(const tt__layout *l, float scale)
     return TT_OK;
 }
 
+/* ==== src/models/load.h */
 /* ---- from checkpoint files: an open file is shared by the parameters that will be read from it */
 
 enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read together */
@@ -33730,6 +34033,7 @@ static tt_status tt__layout_attach(const tt__layout *l)
     return TT_OK;
 }
 
+/* ==== src/models/save.h */
 /* ---- to checkpoint files */
 
 /* A parameter that is to be saved. */
@@ -33969,6 +34273,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
     return status;
 }
 
+/* ==== src/models/config.h */
 /* -------------------------------------------------------------------------------------------- config.json */
 
 /* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
@@ -34126,6 +34431,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s config: %s", a->name, text + 2) : TT_OK;
 }
 
+/* ==== src/models/model.h */
 /* ------------------------------------------------------------------------------- making, loading, saving */
 
 static void tt__model_free(const tt__architecture *a, void *self)
@@ -34295,6 +34601,7 @@ static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classe
     return status;
 }
 
+/* ==== src/models/classifier.h */
 /* ------------------------------------------------------------------------------- classifiers of sequences */
 
 static double tt__accuracy_of(const tt_stats *s) { return s->correct / s->targets; }
@@ -34353,6 +34660,7 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
     return loss;
 }
 
+/* ==== src/models/bert_layout.h */
 /* --------------------------------------------------------------------------------------------------- BERT */
 
 /* H hidden, I intermediate, V vocab, P positions, T types, C classes. Hidden: Q where there is a head, B in
@@ -34550,6 +34858,7 @@ tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
     return tt__name_classes(m->ctx, m->class_names, m->config.classes, !m->new_head, d);
 }
 
+/* ==== src/models/big_bird.h */
 /* ---- BigBird's random blocks, as transformers' BigBirdBlockSparseAttention chooses them by numpy */
 
 /* MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), as numpy.random.seed begins it. */
@@ -34650,6 +34959,7 @@ static int tt__bert_offset(const tt_bert_config *c)
     return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
 }
 
+/* ==== src/models/bert.h */
 /* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
@@ -34920,6 +35230,7 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
     return tt__model_save(m->ctx, a, m, &config, a->spelling, 0, folder);
 }
 
+/* ==== src/models/vit.h */
 /* ---------------------------------------------------------------------------------------------------- ViT */
 
 #define TT__MAX_PATCH 16384 /* pixels; so that sizes multiply without overflow */
@@ -35436,6 +35747,7 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
 }
 
+/* ==== src/models/lm_layout.h */
 /* ----------------------------------------------------------------------------------------------- decoders
    A table for each architecture says what its files call the tensors of tt_lm and the numbers of
    tt_lm_config. How the layers compute follows from what is there. */
@@ -35453,6 +35765,24 @@ enum {
     TT__LM_FALCON = 256       /* multi_query and others tell the numbers of key heads and norms */
 };
 static int tt__lm_flags(const tt_lm_config *c);
+
+tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads)
+{
+    tt_lm_config c = tt_lm_config_default(kind);
+    const int head = heads > 0 ? hidden_size / heads : 0, sharing = c.key_heads ? c.heads / c.key_heads : 1;
+    const bool gate = c.activation && strcmp(c.activation, "silu") == 0;
+    const bool turns_whole = c.heads && c.rotary.size == c.hidden_size / c.heads;
+    c.layers = layers;
+    c.hidden_size = hidden_size;
+    c.heads = heads;
+    c.key_heads = heads % sharing ? heads : heads / sharing;
+    c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
+    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter, in pairs */
+    c.window = 0;
+    c.tied = true;
+    c.embedding_dropout = c.dropout = c.attention_dropout = 0;
+    return c;
+}
 
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
@@ -35693,6 +36023,7 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
     return &k->a;
 }
 
+/* ==== src/models/lm_config.h */
 /* ------------------------------------------------------------------------ config.json of a language model */
 
 /* Writes the value of a member of an object, which begins at `from` in JSON that was parsed, on one line. */
@@ -36037,6 +36368,7 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
     else if (flags & TT__LM_LLAMA) tt__print(json, "  \"sliding_window\": null,\n");
 }
 
+/* ==== src/models/lm.h */
 /* --------------------------------------------------------------- making, loading, saving a language model */
 
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
@@ -36176,6 +36508,7 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
     return status == TT_OK ? tt__write_text(m->ctx, path, m->generation) : status;
 }
 
+/* ==== src/models/adapters.h */
 /* ------------------------------------------------------------------------------------- low-rank adapters
    What a module (a linear layer, as peft calls it) computes gets scale * x A^T B^T added, with A (rank, in)
    and B (out, rank), which alone are trained. Files have the rows of B where they have the weight's. */
@@ -36570,6 +36903,7 @@ tt_status tt_lm_lora_merge(tt_lm *m)
     return status;
 }
 
+/* ==== src/models/lm_tape.h */
 /* -------------------------------------------------------------------------------- a language model's tape */
 
 tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
@@ -36706,6 +37040,7 @@ tt_model tt_lm_model(const tt_lm *m)
     return model;
 }
 
+/* ==== src/models/generate.h */
 /* --------------------------------------------------------------------------------------------- generation
    A slot holds one sequence: its tokens here, their keys and values in the program's caches. A run takes one
    token of each slot, or more where prompts are still to be read, and gives the logits that follow the last
@@ -37072,8 +37407,120 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
     return status;
 }
 
+/* Gives a text to `put` as tokens are decoded. known: what is still to come of the text that is continued. */
+typedef struct tt__answer {
+    tt_decode_stream *stream; /* NULL: tokens are bytes */
+    char *text;               /* that is continued */
+    const char *known;
+    bool (*put)(void *user, const char *text, size_t bytes);
+    void *user;
+    bool no_memory;
+} tt__answer;
+
+static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
+{
+    size_t known = 0;
+    w->no_memory = w->no_memory || !text;
+    if (!text) return false;
+    while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
+    const bool other = known < bytes && w->known[known]; /* bytes that end the known text may be another with
+                                                            those behind: from that character on */
+    while (other && known && (text[known] & 0xc0) == 0x80) known--;
+    w->known = other ? "" : w->known + known;
+    return known == bytes || w->put(w->user, text + known, bytes - known);
+}
+
+static bool tt__answer_token(void *user, int seq, int32_t id)
+{
+    tt__answer *w = (tt__answer *)user;
+    const char byte = (char)id;
+    size_t bytes = 0;
+    (void)seq;
+    if (!w->stream) return id >= 256 || w->put(w->user, &byte, 1);
+    const char *text = tt_decode_stream_put(w->stream, &id, 1, &bytes);
+    return tt__answer_text(w, text, bytes);
+}
+
+/* Writes the tokens of a text, at most `room`, and returns how many it has; -1: no memory. end: what a text
+   without a token is continued from. */
+static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
+                          int64_t room)
+{
+    const size_t bytes = strlen(text);
+    int64_t n = (int64_t)bytes;
+    int32_t first; /* of what the tokenizer puts around a text */
+    if (k) n = tt_tokenizer_encode(k, text, bytes, true, ids, room);
+    else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
+    if (k && n > 1 && ids[0] == ids[1] && tt_tokenizer_encode(k, "", 0, true, &first, 1) && first == ids[0]) {
+        tt__log(g->ctx, TT_LOG_WARNING, "generate", "the text spells out '%s', which is put in front of a "
+                "text: it has it once", tt_tokenizer_token(k, first));
+        n--;
+        memmove(ids, ids + 1, sizeof *ids * (size_t)tt__min(n, room - 1));
+    }
+    if (n == 0) ids[n++] = end < 0 ? 0 : end;
+    return n;
+}
+
+/* The answer continues the text of n tokens. False: no memory. */
+static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
+                             int64_t n)
+{
+    size_t done; /* bytes of the text that the stream gives at once */
+    const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
+    w->text = length < 0 ? NULL : (char *)tt__alloc(ctx, (size_t)length + 1);
+    w->stream = w->text ? tt_decode_stream_new(k, true) : NULL;
+    if (!w->stream || !tt_decode_stream_put(w->stream, ids, n, &done)) return false;
+    tt_tokenizer_decode(k, ids, n, true, w->text, (size_t)length + 1);
+    w->known = w->text + done;
+    return true;
+}
+
+tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *text,
+                           const tt_sampling *sampling,
+                           bool (*put)(void *user, const char *text, size_t bytes), void *user, int *count)
+{
+    tt_sampling s = sampling ? *sampling : tt_sampling_default();
+    tt__answer w = {NULL, NULL, "", put, user, false};
+    const tt_lm *m = g->m;
+    const int of_tokenizer = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : 256;
+    const int end = of_tokenizer < 0 && m->n_stop ? m->stop[0] : of_tokenizer, n_own = m->n_stop + (end >= 0);
+    tt_status status = tt__check_sampling(g->ctx, &s);
+    if (status != TT_OK) return status;
+    const size_t room = (size_t)g->context + 1, most = (size_t)s.max_new, stops = (size_t)(s.n_stop + n_own);
+    int given = 0;
+    int32_t *ids = (int32_t *)tt__alloc(g->ctx, sizeof *ids * (room + most + stops));
+    if (!ids) return TT_ERR_MEMORY;
+    int32_t *out = ids + room, *stop = out + most;
+    for (int i = 0; i < s.n_stop; i++) stop[i] = s.stop[i];
+    for (int i = 0; i < m->n_stop; i++) stop[s.n_stop + i] = m->stop[i];
+    if (end >= 0) stop[s.n_stop + m->n_stop] = end;
+    s.stop = stop;
+    s.n_stop += n_own;
+    s.token = tt__answer_token;
+    s.user = &w;
+    const int64_t n = tt__prompt(g, k, text, end, ids, (int64_t)room);
+    const int32_t start[2] = {0, (int32_t)n};
+    if (n >= g->context)
+        status = tt__fail(g->ctx, TT_ERR_ARGUMENT, "the text has %lld tokens, and the generator a context of "
+                          "%d", (long long)n, g->context);
+    else if (n < 0 || (k && !tt__answer_begin(&w, g->ctx, k, ids, n))) w.no_memory = true;
+    else status = tt_generate(g, ids, start, 1, &s, out, &given);
+    if (status == TT_OK && w.stream && !w.no_memory) {
+        size_t bytes;
+        const char *last = tt_decode_stream_end(w.stream, &bytes);
+        tt__answer_text(&w, last, bytes);
+    }
+    if (w.no_memory) status = tt__fail(g->ctx, TT_ERR_MEMORY, "no memory for the tokens of a text");
+    tt_decode_stream_free(w.stream);
+    if (count) *count = given;
+    tt__free(g->ctx, w.text);
+    tt__free(g->ctx, ids);
+    return status;
+}
+
+/* ==== src/train/trainer.h */
 /* ===========================================================================================================
-   TRAINER                                                                                           >>trainer
+   TRAIN                                                                                            src/train/
    Learning-rate schedules, steps of micro-batches, evaluation, prediction, the state of a run in one file,
    tt_fit. Uses all above.
    ======================================================================================================== */
@@ -37228,16 +37675,18 @@ typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]
 /* Fails if a state cannot hold a parameter of this name. */
 static tt_status tt__check_kept(const tt_param *param)
 {
-    static const char *const taken[] = {"__metadata__", "tinytrain.*", "exp_avg.*", "exp_avg_sq.*",
-                                        "momentum_buffer.*"};
-    const char *name = param->name;
-    bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
-    for (int i = 0; i < TT__COUNT(taken); i++) usable = usable && !tt__match(taken[i], name);
-    if (usable) return TT_OK;
+    const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
+    for (int k = 0; k < TT__COUNT(tt__optimizers) * TT__STATES; k++) {
+        const char *word = tt__optimizers[k / TT__STATES].state[k % TT__STATES].word;
+        const size_t n = word ? strlen(word) : 0;
+        if (n && strncmp(name, word, n) == 0 && name[n] == '.') taken = word;
+    }
+    if (!taken && strcmp(name, "__metadata__") != 0 && strlen(name) <= TT__STATE_NAME &&
+        tt__utf8_invalid(name, strlen(name)) == strlen(name)) return TT_OK;
     return tt__fail(param->ctx, TT_ERR_ARGUMENT, "the state of a run cannot be saved with the parameter "
                     "'%.200s' of %zu bytes: a name must be UTF-8 of at most %d bytes, not '__metadata__', "
-                    "and not begin with 'tinytrain.', 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'", name,
-                    strlen(name), TT__STATE_NAME);
+                    "and not begin with '%s.'", name, strlen(name), TT__STATE_NAME,
+                    taken ? taken : "tinytrain");
 }
 
 /* Is v a persistent storage of its kind? */
@@ -37278,18 +37727,18 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
    PyTorch's words in front, and behind these `count` the `frozen` parameters. NULL after an error. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
-    const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
-    const size_t most = (size_t)(3 * p->ctx->n_params + 1);
+    const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
+    const size_t most = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
     tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * most);
     int n = 0;
     tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
-        for (int state = 1; state <= 2; state++) {
+        for (int state = 1; state <= TT__STATES; state++) {
             tt__kept x = kept[k];
-            const char *what = sgd ? "momentum_buffer." : state > 1 ? "exp_avg_sq." : "exp_avg.";
             x.state = state;
             if (!(x.value = tt__kept_in(p, x.stage, &x))) break;
-            snprintf(x.name, sizeof x.name, "%s%.170s", what, p->ctx->params[x.param]->name);
+            snprintf(x.name, sizeof x.name, "%s.%.170s", how->state[state - 1].word,
+                     p->ctx->params[x.param]->name);
             kept[n++] = x;
         }
     *count = n;
@@ -37605,6 +38054,7 @@ tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
     return status == TT_OK ? tt_wait(r->train, stats) : status;
 }
 
+/* ==== src/train/evaluate.h */
 /* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
    one rank would. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
@@ -37862,6 +38312,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
     return status;
 }
 
+/* ==== src/train/state.h */
 /* -------------------------------------------------------------------------------------------------- state */
 
 /* The state of a program, to be written or read: first the header, last what a trainer adds. */
@@ -38154,13 +38605,13 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
 {
     int k = tt_safetensors_find(s->file, expected->name);
     if (k < 0)
-        return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it is no state of this model and "
+        return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s' has no tensor '%s': it is no state of this model and "
                         "optimizer", s->path, expected->name);
     const tt_tensor_info *found = tt_safetensors_info(s->file, k);
     bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
     if (same) return TT_OK;
-    return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: "
+    return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: "
                     "the model or the precision differs", s->path, expected->name, found->dtype, found->bytes,
                     expected->dtype, expected->bytes);
 }
@@ -38220,7 +38671,7 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     /* A trainer's state is one of its program too, and one of other products of the same model. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are "
+    return tt__fail(p->ctx, TT_ERR_STATE, "'%s' has %d tensors, this run has %d: other parameters are "
                     "trained", path, found, s->tensors);
 }
 
@@ -38343,6 +38794,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     return status;
 }
 
+/* ==== src/train/progress.h */
 /* ---------------------------------------------------------------------------------------------------- fit */
 
 /* A line of metrics.csv. A value that is not a finite float is NaN. */
@@ -38395,8 +38847,28 @@ tt_fit_options tt_fit_options_default(void)
     return o;
 }
 
+/* Writes the line of a step with a bar of so many columns (0: none), the first of the 4 fields that follow,
+   and the time that is left. */
+static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
+{
+    tt__text text = {to, capacity, 0};
+    tt__print(&text, "epoch %lld/%lld ", (long long)e->epoch + 1, (long long)e->epochs);
+    for (int k = 1; k <= bar; k++)
+        tt__print(&text, "%s%c%s", k == 1 ? "[" : "", k * e->steps <= bar * e->step ? '#' : '.',
+                  k == bar ? "] " : "");
+    tt__print(&text, "%lld/%lld", (long long)e->step, (long long)e->steps);
+    if (fields > 0) tt__print(&text, "  loss %.4f", e->loss);
+    if (fields > 1 && e->metric_name) tt__print(&text, "  %s %.3f", e->metric_name, e->metric);
+    if (fields > 2) tt__print(&text, "  %.0f %s/s", e->per_second, e->unit);
+    if (fields > 3 && e->of_peak > 0) tt__print(&text, "  %.0f%% of peak", 100 * e->of_peak);
+    const int left = (int)fmin(fmax(e->seconds_left, 0), 1e9);
+    tt__print(&text, "  ETA %d:%02d", left / 60, left % 60);
+    return text.length;
+}
+
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
 {
+    enum { BAR = 20, LEAST = 5, FIELDS = 4 };
     tt__text text = {to, capacity, 0};
     if (e->validation) {
         tt__print(&text, "  validation: loss %.4f", e->validation->loss);
@@ -38404,15 +38876,13 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
         tt__print(&text, "%s", e->best ? ", kept" : "");
         return text.length;
     }
-    tt__print(&text, "epoch %lld/%lld [", (long long)e->epoch + 1, (long long)e->epochs);
-    for (int k = 1; k <= 20; k++) tt__print(&text, "%c", k * e->steps <= 20 * e->step ? '#' : '.');
-    tt__print(&text, "] %lld/%lld  loss %.4f", (long long)e->step, (long long)e->steps, e->loss);
-    if (e->metric_name) tt__print(&text, "  %s %.3f", e->metric_name, e->metric);
-    tt__print(&text, "  %.0f %s/s", e->per_second, e->unit);
-    if (e->of_peak > 0) tt__print(&text, "  %.0f%% of peak", 100 * e->of_peak);
-    int left = (int)fmin(fmax(e->seconds_left, 0), 1e9);
-    tt__print(&text, "  ETA %d:%02d", left / 60, left % 60);
-    return text.length;
+    const size_t whole = tt__fit_columns(e, BAR, FIELDS, to, capacity);
+    size_t length = whole;
+    for (int bar = BAR - 1; length >= capacity && bar >= LEAST - 1; bar--)
+        length = tt__fit_columns(e, bar < LEAST ? 0 : bar, FIELDS, to, capacity);
+    for (int fields = FIELDS - 1; length >= capacity && fields >= 0; fields--)
+        length = tt__fit_columns(e, 0, fields, to, capacity);
+    return whole;
 }
 
 static bool tt__fit_stopped(const tt__fit *f)
@@ -38543,6 +39013,7 @@ static tt_status tt__fit_read_metrics(tt__fit *f)
     return status;
 }
 
+/* ==== src/train/picture.h */
 /* ---- loss.svg: panels of loss, metric and learning rate over the steps ---- */
 
 enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels of the margin for labels, and of a panel */
@@ -38770,6 +39241,7 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
               "y='%d'>epoch</text></g>\n</svg>\n", LEFT - 22, BOTTOM + 18, LEFT - 22, BOTTOM + 38);
 }
 
+/* ==== src/train/fit.h */
 /* Has the run made a step, be it a skipped one? */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 

@@ -24,7 +24,8 @@
 /* ------------------------------------------------------------------------------------------------- errors */
 
 static const char *cli_program = "program"; /* what cli_parse was told */
-static char cli_process[96];                /* "process 1 (host b): ", of several; else empty */
+static const char *cli_path = "";           /* what it was started by */
+static char cli_process[96];                /* ", process 1 (host b)", of several; else empty */
 
 /* Ends the program with a sentence on what is wrong. */
 static inline void die(const char *format, ...)
@@ -35,7 +36,7 @@ static inline void die(const char *format, ...)
     vsnprintf(why, sizeof why, format, args);
     va_end(args);
     fflush(stdout);
-    fprintf(stderr, "%s: %s%s\n", cli_program, strncmp(why, "process ", 8) == 0 ? "" : cli_process, why);
+    fprintf(stderr, "%s%s: %s\n", cli_program, cli_process, why);
     exit(1);
 }
 
@@ -52,61 +53,33 @@ static inline size_t resident_bytes(void)
 /* On the CPU, what is in memory beside a plan, of each rank: --budget counts it. */
 static size_t beside_the_plan;
 
-/* Copies a text. Options of the library become flags, recompute "blocks" --recompute blocks, and numbers of
-   bytes from 100,000 on megabytes, rounded up, with what is in memory beside a plan. */
-static inline void write_as_flags(const char *text, char *to, size_t capacity)
+/* How errors of the library name what makes a plan fit: --recompute blocks, and megabytes, rounded up, with
+   what is in memory beside a plan. */
+static inline void write_flag(void *user, const char *name, const char *value, char *to, size_t capacity)
 {
-    static const char *const options[][2] = {{"recompute \"", "--recompute "}, {"offload \"", "--offload "},
-        {"update \"", "--update "}, {"precision \"", "--precision "}, {"zero ", "--zero "},
-        {"memory_budget", "--budget"}, {"without `offload`", "without --offload"},
-        {"A micro-batch of fewer rows", "A smaller --batch, or a larger --accumulate,"}};
-    size_t n = 0;
-    bool quoted = false; /* a quotation mark is to come that ends a value */
-    while (*text && n + 32 < capacity) {
-        const size_t digits = strspn(text, "0123456789");
-        int option = -1;
-        for (int k = 0; k < CLI_COUNT(options); k++)
-            if (strncmp(text, options[k][0], strlen(options[k][0])) == 0) option = k;
-        if (option >= 0) {
-            n += (size_t)snprintf(to + n, capacity - n, "%s", options[option][1]);
-            text += strlen(options[option][0]);
-            quoted = options[option][0][strlen(options[option][0]) - 1] == '"';
-        } else if (digits > 5) {
-            n += (size_t)snprintf(to + n, capacity - n, "%.1f MB",
-                                  ceil((strtod(text, NULL) + (double)beside_the_plan) / 1e5) / 10);
-            text += digits;
-            if (strncmp(text, " bytes", 6) == 0) text += 6;
-        } else if (digits) {
-            for (size_t k = 0; k < digits; k++) to[n++] = *text++;
-        } else if (quoted && *text == '"') {
-            text++;
-            quoted = false;
-        } else {
-            to[n++] = *text++;
-        }
-    }
-    to[n] = 0;
+    (void)user;
+    snprintf(to, capacity, "--%s%s%s", name, value ? " " : "", value ? value : "");
 }
 
-/* The context's error, of a plan that is too large in the terms of the command line. */
-static inline const char *error_of(tt_context *ctx)
+static inline void write_megabytes(void *user, size_t bytes, char *to, size_t capacity)
 {
-    static char text[2048];
-    if (tt_error_code(ctx) != TT_ERR_BUDGET) return tt_error(ctx);
-    write_as_flags(tt_error(ctx), text, sizeof text);
-    return text;
+    (void)user;
+    snprintf(to, capacity, "%.1f MB", ceil((double)(bytes + beside_the_plan) / 1e5) / 10);
 }
+
+static const tt_wording as_flags = {"--budget", "A smaller --batch, or a larger --accumulate,", write_flag,
+                                    write_megabytes, NULL};
 
 /* What a call of the library made, or the end of the program with its error. ctx NULL: what malloc made. */
 static inline void *made(tt_context *ctx, void *p)
 {
-    if (!p) die("%s", ctx ? error_of(ctx) : "no memory");
+    if (!p) die("%s", ctx ? tt_error(ctx) : "no memory");
     return p;
 }
 
 static inline void must(tt_context *ctx, tt_status status)
 {
-    if (status != TT_OK) die("%s", error_of(ctx));
+    if (status != TT_OK) die("%s", tt_error(ctx));
 }
 
 /* ------------------------------------------------------------------------------------------------ options */
@@ -342,6 +315,7 @@ static inline void cli_parse(int argc, char **argv, const cli_flag *flags, int c
                              const char *about)
 {
     cli_program = program;
+    cli_path = argv[0];
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* so that a log has all lines of a program that is killed */
     signal(SIGXFSZ, SIG_IGN);              /* so that a file larger than a limit is an error that is told */
     for (int i = 1; i < argc; i++) {
@@ -387,9 +361,28 @@ static inline bool exists(const char *path)
     return false;
 }
 
+enum { CLI_NAME = 48 };
+
+/* Each text of an option: that one, or with - each line of standard input, which is valid until the next
+   call; NULL: there are no more. name: of the text, for errors. */
+static inline const char *next_text(const char *option, char name[CLI_NAME])
+{
+    static char *line;
+    static size_t capacity;
+    static int count;
+    const bool lines = strcmp(option, "-") == 0;
+    snprintf(name, CLI_NAME, lines ? "text %d of standard input" : "--predict", ++count);
+    if (!lines) return count == 1 ? option : NULL;
+    ssize_t n = getline(&line, &capacity, stdin);
+    if (n < 0 && ferror(stdin)) die("cannot read standard input: %s", strerror(errno));
+    for (ssize_t b = 0; b < n; b++) if (!line[b]) line[b] = ' ';
+    while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) line[--n] = 0;
+    return n < 0 ? NULL : line;
+}
+
 /* The path of a file of examples/data, which is looked for beside this source, in the program's folder and in
    those above it. To be freed. */
-static inline char *sample_data(const char *program, const char *name)
+static inline char *sample_data(const char *name)
 {
     char own[1024], from[1024], *in_data = join("examples/data", name);
     const char *slash = strrchr(__FILE__, '/');
@@ -398,7 +391,7 @@ static inline char *sample_data(const char *program, const char *name)
     if (exists(beside)) return free(in_data), beside;
     ssize_t n = readlink("/proc/self/exe", own, sizeof own - 1); /* Linux; elsewhere what it was called by */
     if (n > 0) own[n] = 0;
-    else snprintf(own, sizeof own, "%s", program);
+    else snprintf(own, sizeof own, "%s", cli_path);
     snprintf(from, sizeof from, "%s", own);
     for (char *end; (end = strrchr(own, '/')) != NULL;) {
         *end = 0;
@@ -467,27 +460,6 @@ static inline void handle_signals(bool handle)
     if (!handle && stop_signal == SIGPIPE) signal(SIGPIPE, SIG_IGN); /* what is still to be said is lost */
 }
 
-/* Makes a line of progress fit: first its bar becomes shorter, then what stands before the last field goes.
-   Fields have two spaces between them. */
-static inline void fit_line(char *line, size_t width)
-{
-    char *bar = strchr(line, '['), *end = bar ? strchr(bar, ']') : NULL;
-    if (end && strlen(line) > width) {
-        size_t bytes = (size_t)(end - bar) - 1, over = strlen(line) - width, whole = bytes;
-        size_t keep = over + 4 < bytes ? bytes - over : 0, done = strspn(bar + 1, "#");
-        for (size_t k = 0; k < keep; k++) bar[1 + k] = (k + 1) * whole <= done * keep ? '#' : '.';
-        char *to = keep ? bar + 1 + keep : bar, *rest = keep ? end : end + 2;
-        memmove(to, rest, strlen(rest) + 1);
-    }
-    while (strlen(line) > width) {
-        char *last = NULL, *before = NULL;
-        for (char *at = strstr(line, "  "); at; at = strstr(at + 2, "  ")) before = last, last = at;
-        if (!before) break;
-        memmove(before, last, strlen(last) + 1);
-    }
-    if (strlen(line) > width) line[width] = 0;
-}
-
 /* For tt_fit_options.report: one line, rewritten on a terminal; elsewhere a plain line every ten seconds. */
 static inline void show_progress(void *user, const tt_fit_event *e)
 {
@@ -501,8 +473,7 @@ static inline void show_progress(void *user, const tt_fit_event *e)
     double now = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
     if (!last && now - shown < (terminal ? 0.1 : 10)) return;
     shown = now;
-    tt_fit_text(e, line, sizeof line);
-    if (terminal) fit_line(line, (size_t)cli_width() - 1);
+    tt_fit_text(e, line, terminal && cli_width() < (int)sizeof line ? (size_t)cli_width() : sizeof line);
     printf("%s%s%s%s", rewrite ? "\r" : "", line, rewrite ? "\033[K" : "", rewrite && !last ? "" : "\n");
     fflush(stdout);
 }
@@ -513,7 +484,7 @@ static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_statu
     long long saved = (long long)tt_trainer_saved_steps(t);
     FILE *to = stop_signal == SIGPIPE ? stderr : stdout;
     fflush(stdout);
-    if (status != TT_OK) fprintf(stderr, "\n%s: %s\n", cli_program, error_of(ctx));
+    if (status != TT_OK) fprintf(stderr, "\n%s: %s\n", cli_program, tt_error(ctx));
     if (!finished && status != TT_ERR_ARGUMENT && (status == TT_OK || tt_trainer_steps(t))) {
         fprintf(to, "\nstopped after step %lld", (long long)tt_trainer_steps(t));
         if (stop_signal == SIGPIPE) fprintf(to, ", as nobody reads standard output any more");
@@ -553,12 +524,13 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
     o.seed = (uint64_t)seed;
     o.threads = threads;
     o.timeout = timeout;
+    o.wording = as_flags;
     tt_context *ctx = tt_open(&o);
     if (!ctx) exit(1); /* the logger has said why */
     char host[64] = "";
     gethostname(host, sizeof host - 1);
     if (tt_processes(ctx) > 1)
-        snprintf(cli_process, sizeof cli_process, "process %d (%s): ", tt_process(ctx), host);
+        snprintf(cli_process, sizeof cli_process, ", process %d (%s)", tt_process(ctx), host);
     if (tt_process(ctx) > 0 && !freopen("/dev/null", "w", stdout)) exit(1); /* the first process speaks */
     return ctx;
 }
@@ -570,12 +542,13 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
 typedef struct cli_training {
     const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *update, *device, *freeze;
     const char *zero, *memory, *tune, *out;
-    const char *best_by, *class_weights; /* of programs that train classifiers; else NULL */
-    int seed, threads;
-    double timeout, lr, warmup, decay, clip, dropout; /* --lr is a program's own, since its default is */
-    double label_smoothing;
+    const char *data, *model; /* flags of each program's own, as --batch, --epochs and --lr are */
+    const char *best_by, *class_weights, *predict; /* of programs that train classifiers; else NULL */
+    int seed, threads, batch, accumulate, epochs, train, test; /* the last two: of classifiers */
+    double timeout, lr, warmup, decay, clip, dropout, label_smoothing;
     size_t budget;
     bool plan, resume, measure, gpu; /* gpu: `device` is a kind of "cuda" */
+    bool largest, finished; /* --batch max; all epochs are done */
     tt_parallel parallel; /* of the ranks of `device` */
     tt_costs costs;       /* with `measure`, those of `device` */
     float *weights;       /* of classes, by `class_weights`; NULL: none */
@@ -584,10 +557,12 @@ typedef struct cli_training {
 /* What a cli_training begins with, and its rows in an array of cli_flag. */
 #define CLI_TRAINING_DEFAULT \
     .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", \
-    .update = "end", .memory = "device", .tune = "off", .seed = 1, .timeout = 600, \
+    .update = "end", .memory = "device", .tune = "off", .seed = 1, .timeout = 600, .accumulate = 1, \
     .warmup = 0.1, .decay = 0.01, .clip = 1, .dropout = -1, \
     .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
 #define CLI_TRAINING_FLAGS(run) \
+    {"--accumulate", "N", CLI_INTEGER, &(run).accumulate, .help = "micro-batches in a step, for each of " \
+     "--groups; of texts to classify, at least", .least = 1, .most = 65536}, \
     {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
      .help = "share of the steps in which the learning rate rises, before --schedule", .most = 1}, \
     {"--schedule", "NAME", CLI_CHOICE, &(run).schedule, \
@@ -664,16 +639,6 @@ typedef struct cli_training {
      .help = "say how much memory training will need, draw it as plan.svg in --out, and end"}, \
     {"--resume", "", CLI_SWITCH, &(run).resume, .help = "go on from the state in --out"}
 
-/* Defaults and flags of programs that train classifiers: those of every program that trains, and two more. */
-#define CLI_CLASSIFIER_DEFAULT CLI_TRAINING_DEFAULT, .best_by = "accuracy", .class_weights = "none"
-#define CLI_CLASSIFIER_FLAGS(run) \
-    {"--best-by", "WHAT", CLI_CHOICE, &(run).best_by, \
-     .help = "the figure of the validation by which the best epoch is chosen and saved", \
-     .choices = "accuracy loss"}, \
-    {"--class-weights", "W", CLI_CHOICE, &(run).class_weights, .help = "balanced: in training, each class " \
-     "counts as much as any other, however few its examples are", .choices = "none balanced"}, \
-    CLI_TRAINING_FLAGS(run)
-
 /* Checks the options, and gives those that were left out their defaults, which depend on --budget. */
 static inline void check_training(cli_training *run)
 {
@@ -682,31 +647,55 @@ static inline void check_training(cli_training *run)
     const bool divides = run->parallel.pipeline == 1 && !run->parallel.server;
     if (!run->recompute) run->recompute = run->budget ? "budget" : "cheap";
     run->gpu = device && strncmp(device, "cuda", 4) == 0;
+    run->largest = run->batch == CLI_WORD;
+    if (!run->largest && run->accumulate > run->batch)
+        die("--accumulate %d is more than --batch %d", run->accumulate, run->batch);
     if (!run->offload && run->budget && run->gpu && apart) run->offload = "budget";
     if (!run->zero) run->zero = run->budget && divides ? "budget" : "1";
     if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
         die("--dropout is 0 or more and below 1, or -1");
     if (run->label_smoothing == 1) die("--label-smoothing is 0 or more and below 1");
-    const bool fits = strcmp(run->recompute, "budget") == 0 || strcmp(run->zero, "budget") == 0 ||
-                      (run->offload && strcmp(run->offload, "budget") == 0);
-    if (run->parallel.pipeline > 1 && strcmp(run->zero, "0") != 0 && strcmp(run->zero, "1") != 0)
-        die("--pipeline %d does not go with --zero %s: use --zero 0 or 1", run->parallel.pipeline, run->zero);
-    if (fits && !run->budget)
-        die("what says budget (--recompute, --offload, --zero) is chosen to fit --budget: say how many "
-            "bytes");
 }
 
-/* A context for training, with what run->parallel leaves open set by its device; the end of the program where
-   the ranks of that cannot share the work like this. */
+static inline tt_compile_options compile_options(const cli_training *run)
+{
+    tt_compile_options o = tt_compile_options_default();
+    o.optimizer.kind = (tt_optimizer_kind)cli_index(run->optimizer, OPTIMIZERS);
+    o.optimizer.weight_decay = (float)run->decay;
+    o.optimizer.clip_norm = (float)run->clip;
+    o.precision = run->precision;
+    o.matmul = run->matmul;
+    o.recompute = run->recompute;
+    o.offload = run->offload;
+    o.update = run->update;
+    o.device = run->device;
+    o.parallel = run->parallel;
+    o.memory_budget = run->budget;
+    o.memory = run->memory;
+    o.tune = run->tune;
+    return o;
+}
+
+/* Returns a context for training, and sets the fields of run->parallel that are 0 by its device. Ends the
+   program if options do not go together. */
 static inline tt_context *open_training(cli_training *run)
 {
     tt_context *ctx = open_context(run->seed, run->threads, run->timeout);
     run->parallel.zero = strcmp(run->zero, "budget") == 0 ? TT_ZERO_BUDGET : atoi(run->zero);
-    must(ctx, tt_parallel_on(ctx, run->device, &run->parallel));
+    tt_compile_options o = compile_options(run);
+    must(ctx, tt_check_options(ctx, &o));
+    run->parallel = o.parallel;
     if (run->measure && tt_processes(ctx) > 1)
         die("--measure is for one process: of several, each would measure and choose otherwise");
     if (run->measure) must(ctx, tt_measure_costs(ctx, run->device, &run->costs));
     return ctx;
+}
+
+/* The same before a training. whole: it will save a whole model, not an adapter. */
+static inline tt_context *begin_training(cli_training *run, bool whole)
+{
+    if (!run->plan) check_folder(run->out, run->resume, whole);
+    return open_training(run);
 }
 
 enum { BESIDE_LATER = 2 << 20 }; /* bytes that a training needs beside its plan after it is made */
@@ -715,22 +704,12 @@ enum { BESIDE_LATER = 2 << 20 }; /* bytes that a training needs beside its plan 
 static inline tt_train_options training_options(const cli_training *run, int64_t total_steps)
 {
     tt_train_options o = tt_train_options_default();
+    o.compile = compile_options(run);
     o.compile.train = total_steps > 0;
     o.schedule.kind = (tt_schedule_kind)cli_index(run->schedule, SCHEDULES);
     o.schedule.lr = (float)run->lr;
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);
-    o.compile.optimizer.kind = (tt_optimizer_kind)cli_index(run->optimizer, OPTIMIZERS);
-    o.compile.optimizer.weight_decay = (float)run->decay;
-    o.compile.optimizer.clip_norm = (float)run->clip;
-    o.compile.precision = run->precision;
-    o.compile.matmul = run->matmul;
-    o.compile.recompute = run->recompute;
-    o.compile.offload = run->offload;
-    o.compile.update = run->update;
-    o.compile.device = run->device;
-    o.compile.parallel = run->parallel;
-    o.compile.memory_budget = run->budget;
     if (run->budget && !run->gpu) {
         const int ranks = run->parallel.data * run->parallel.tensor * run->parallel.pipeline;
         if (!beside_the_plan) /* plans that are made later have the same */
@@ -740,8 +719,6 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
                 1e-6 * (double)beside_the_plan);
         o.compile.memory_budget = run->budget - beside_the_plan;
     }
-    o.compile.memory = run->memory;
-    o.compile.tune = run->tune;
     o.label_smoothing = (float)run->label_smoothing;
     if (o.compile.train) o.class_weights = run->weights;
     if (run->measure) o.compile.costs = &run->costs;
@@ -757,41 +734,26 @@ static inline void expect_micros(tt_train_options *o, int accumulate)
         o->compile.parallel.micros = (micros + o->compile.parallel.data - 1) / o->compile.parallel.data;
 }
 
-/* --batch max: examples of a step whose micro-batches, `accumulate` for each of the groups, are as large as
-   memory allows, or as the examples there are. tokens: of the longest; 0: all have the same number. */
-static inline int largest_step(tt_context *ctx, const tt_model *model, const cli_training *run,
-                               int accumulate, int tokens, int64_t examples)
+/* A trainer for the micro-batches of two sources, or of one where `other` is NULL; train NULL: of one
+   example. epochs 0: only to evaluate and predict. */
+static inline tt_trainer *make_trainer(tt_context *ctx, const cli_training *run, const tt_model *model,
+                                       const tt_source *train, const tt_source *other, int epochs)
 {
-    const int micros = accumulate * run->parallel.groups;
-    const int most = (int)(examples < 65536 ? examples : 65536) / micros;
-    tt_train_options o = training_options(run, 1);
-    o.schedule.warmup_steps = 0;
-    o.compile.accumulate = micros > run->parallel.data;
-    expect_micros(&o, accumulate);
+    tt_train_options o = training_options(run, train ? train->steps * epochs : 0);
     o.max_seqs = 1;
-    o.max_tokens = tokens;
-    if (!most) die("--batch max: %d micro-batches in a step are more than the examples", micros);
-    int n = tt_largest_micro_batch(ctx, model, &o, most);
-    if (!n) die("--batch max: %s%s", error_of(ctx), run->budget ? "" : " (--budget)");
-    printf("--batch max: %d in a step, in micro-batches of %d%s\n", n * micros, n,
-           n == most ? ", since there are no more" : "");
-    return n * micros;
+    if (!model->same_length) o.max_tokens = train ? 1 : model->max_length;
+    tt_train_options_make_room(&o, train, other);
+    expect_micros(&o, run->accumulate);
+    return (tt_trainer *)made(ctx, tt_trainer_new(ctx, model, &o));
 }
 
-/* Epochs where none are asked for: `usual`, or more where these have fewer than 200 steps, up to 20. */
-static inline int enough_epochs(int64_t steps, int usual)
-{
-    const int64_t wanted = steps > 10 ? (200 + steps - 1) / steps : 20;
-    return wanted > usual ? (int)wanted : usual;
-}
-
-/* Trains, saves and shows progress. Returns the program's exit status. keep(user) saves the model. */
-static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, const tt_source *validation,
-                      const cli_training *run, int epochs, tt_status (*keep)(void *), void *user,
-                      bool *finished)
+/* Trains, saves and shows progress, but with --plan only the plan. Returns the program's exit status.
+   keep(user) saves the model. */
+static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, const tt_source *validation,
+                      cli_training *run, tt_status (*keep)(void *), void *user)
 {
     tt_fit_options o = tt_fit_options_default();
-    o.epochs = epochs;
+    o.epochs = run->epochs;
     o.folder = run->out;
     o.resume = run->resume;
     o.stop = &stop_signal;
@@ -799,161 +761,32 @@ static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, co
     o.keep = keep;
     o.report = show_progress;
     o.user = user;
+    show_plan(tt_trainer_program(t), run->plan ? run->out : NULL);
+    if (run->plan) return 0;
     size_t model;
     const size_t state = tt_trainer_state_bytes(t, &model);
     struct statvfs disk;
-    printf("%d epoch%s of %lld steps; for '%s' two states of %.1f MB and a model of %.1f MB", epochs,
-           epochs == 1 ? "" : "s", (long long)train->steps, run->out, 1e-6 * (double)state,
+    printf("%d epoch%s of %lld steps; for '%s' two states of %.1f MB and a model of %.1f MB", run->epochs,
+           run->epochs == 1 ? "" : "s", (long long)train->steps, run->out, 1e-6 * (double)state,
            1e-6 * (double)model);
     if (statvfs(exists(run->out) ? run->out : ".", &disk) == 0 && disk.f_blocks)
         printf(", where the disk has %.1f GB", 1e-9 * (double)disk.f_bavail * (double)disk.f_frsize);
     printf("\n");
     handle_signals(true);
-    tt_status status = tt_fit(t, train, validation, &o, finished);
+    tt_status status = tt_fit(t, train, validation, &o, &run->finished);
     handle_signals(false);
-    const char *error = tt_error(ctx);
-    const bool other = status == TT_ERR_FORMAT && run->resume &&
-                       (strstr(error, "this model") || strstr(error, "this run"));
-    const int result = end_of_training(ctx, t, status, *finished);
+    const int result = end_of_training(ctx, t, status, run->finished);
     tt_stats last;
     if (tt_trainer_wait(t, &last) == TT_OK && last.skipped && strncmp(run->precision, "16", 2) != 0)
         printf("note: %lld steps were skipped; '%s/metrics.csv' tells which\n", (long long)last.skipped,
                run->out);
-    if (*finished && tt_trainer_steps(t) < 100)
+    if (run->finished && tt_trainer_steps(t) < 100)
         printf("note: %lld steps are few, after which probabilities may still be near to chance: train for "
                "more --epochs, or with a higher --lr\n", (long long)tt_trainer_steps(t));
-    if (other)
+    if (status == TT_ERR_STATE && run->resume)
         fprintf(stderr, "%s: --resume goes on with the model that '%s' was begun with: is --model the same, "
                 "and what else shapes or adapts it?\n", cli_program, run->out);
     return result;
-}
-
-/* ------------------------------------------------------------------------------------------------ classes */
-
-/* The order of names without the spaces around them and the case of letters. */
-static inline int by_plain_name(const void *x, const void *y)
-{
-    const char *a = *(const char *const *)x, *b = *(const char *const *)y;
-    while (isspace((unsigned char)*a)) a++;
-    while (isspace((unsigned char)*b)) b++;
-    size_t n = strlen(a), m = strlen(b);
-    while (n && isspace((unsigned char)a[n - 1])) n--;
-    while (m && isspace((unsigned char)b[m - 1])) m--;
-    const int order = strncasecmp(a, b, n < m ? n : m);
-    return order ? order : (n > m) - (n < m);
-}
-
-static inline bool same_number(const char *a, const char *b) /* "1" and "1.0" */
-{
-    char *of_a, *of_b;
-    const double x = strtod(a, &of_a), y = strtod(b, &of_b);
-    return x == y && of_a > a && of_b > b && !*of_a && !*of_b;
-}
-
-/* Ends the program where a model to --predict with has a classifier of random numbers. */
-static inline void must_be_trained(const char *folder, bool new_head)
-{
-    if (new_head)
-        die("'%s' holds no trained classifier, so that it cannot --predict: train it first, with --model %s "
-            "and another --out", folder, folder);
-}
-
-/* One line with the classes to train on and how many of the `what`, "texts" or "images", each has; and a note
-   on each thing that is odd about them. */
-static inline void show_classes(const tt_dataset *d, const char *what)
-{
-    const int classes = tt_dataset_classes(d), shown = classes > 12 ? 10 : classes;
-    const long long n = (long long)tt_dataset_count(d);
-    int64_t *counts = (int64_t *)made(NULL, calloc((size_t)classes, sizeof *counts));
-    const char **names = (const char **)made(NULL, calloc((size_t)classes, sizeof *names)), *rarest = NULL;
-    int largest = 0, rare = 0;
-    tt_dataset_counts(d, counts);
-    printf("classes:");
-    for (int c = 0; c < classes; c++) {
-        names[c] = tt_dataset_class_name(d, c);
-        if (c < shown) printf("%s %s: %lld", c ? "," : "", names[c], (long long)counts[c]);
-        if (counts[c] > counts[largest]) largest = c;
-        if (counts[c] < 2) rare++, rarest = names[c];
-    }
-    if (shown < classes) printf(" and %d others", classes - shown);
-    printf("\n");
-    const double share = (double)counts[largest] / (double)n;
-    if (classes > 4 && 2 * (long long)classes > n)
-        printf("note: there are %d classes for %lld %s: are these the labels?\n", classes, n, what);
-    else if (rare == 1)
-        printf("note: the class '%s' has at most one of the %s to train on, from which little is learnt\n",
-               rarest, what);
-    else if (rare)
-        printf("note: %d classes, as '%s', have at most one of the %s to train on, from which little is "
-               "learnt\n", rare, rarest, what);
-    if (share >= 0.95)
-        printf("note: %.1f%% of the %s are '%s': a model that always says so is right as often\n",
-               100 * share, what, names[largest]);
-    qsort((void *)names, (size_t)classes, sizeof *names, by_plain_name);
-    for (int c = 1; c < classes; c++)
-        if (by_plain_name(&names[c - 1], &names[c]) == 0 || same_number(names[c - 1], names[c]))
-            printf("note: are the classes '%s' and '%s' one?\n", names[c - 1], names[c]);
-    free(counts), free((void *)names);
-}
-
-/* --class-weights of a dataset to train on: balanced ones are n / (classes * the class's number), as those of
-   scikit-learn. */
-static inline void weigh_classes(cli_training *run, const tt_dataset *d)
-{
-    const int classes = tt_dataset_classes(d);
-    if (strcmp(run->class_weights, "balanced") != 0) return;
-    int64_t *counts = (int64_t *)made(NULL, calloc((size_t)classes, sizeof *counts));
-    run->weights = (float *)made(NULL, calloc((size_t)classes, sizeof *run->weights));
-    tt_dataset_counts(d, counts);
-    for (int c = 0; c < classes; c++)
-        if (counts[c])
-            run->weights[c] = (float)((double)tt_dataset_count(d) / ((double)classes * (double)counts[c]));
-    free(counts);
-}
-
-enum { CLI_MOST_F1 = 2000 }; /* classes up to which F1 is told: its counts are the square of these */
-typedef struct cli_f1 { double f1; const char *name; } cli_f1;
-
-static inline int by_f1(const void *x, const void *y)
-{
-    const cli_f1 *a = (const cli_f1 *)x, *b = (const cli_f1 *)y;
-    return (a->f1 > b->f1) - (a->f1 < b->f1);
-}
-
-/* Evaluates, and prints how often predictions are right, which share the largest class has, and F1 of each
-   class, 2 right / (those that are it + those that are taken for it); of more than 12 classes of the 5 with
-   the lowest. */
-static inline void show_test(tt_context *ctx, tt_trainer *t, const tt_source *source, char (*names)[64],
-                             int classes, const char *what)
-{
-    const size_t n = (size_t)classes;
-    int64_t *counts = (int64_t *)made(NULL, calloc(n > CLI_MOST_F1 ? 1 : n * n, sizeof *counts));
-    int64_t all = 0, most = 0;
-    cli_f1 *of = (cli_f1 *)made(NULL, calloc(n, sizeof *of));
-    int there = 0, largest = 0;
-    double sum = 0;
-    tt_stats s;
-    must(ctx, n > CLI_MOST_F1 ? tt_evaluate(t, source, &s) : tt_confusion(t, source, &s, counts));
-    for (size_t c = 0; c < n && n <= CLI_MOST_F1; c++) {
-        int64_t are = 0, taken = 0;
-        for (size_t k = 0; k < n; k++) are += counts[c * n + k], taken += counts[k * n + c];
-        if (are > most) most = are, largest = (int)c;
-        all += are;
-        if (are + taken == 0) continue; /* it has no F1 */
-        of[there].name = names[c];
-        sum += of[there++].f1 = 2.0 * (double)counts[c * n + c] / (double)(are + taken);
-    }
-    printf("best epoch: accuracy %.4f, loss %.4f on %.0f test %s\n", s.correct / s.targets, s.loss, s.targets,
-           what);
-    const int shown = there > 12 ? 5 : there;
-    if (there)
-        printf("the largest class, '%s', has %.4f of them; F1 is %.4f on average%s", names[largest],
-               (double)most / (double)all, sum / there, shown < there ? ", and at least " : "");
-    if (shown < there) qsort(of, (size_t)there, sizeof *of, by_f1);
-    for (int k = 0; k < shown; k++)
-        printf("%s%s: %.4f", k || shown == there ? ", " : "", of[k].name, of[k].f1);
-    if (there) printf("\n");
-    free(counts), free(of);
 }
 
 /* Freezes the parameters of a list of patterns with commas between. */

@@ -329,6 +329,11 @@ static inline tt_dataset *cifar_open(tt_context *ctx, cifar *c, const char *fold
 
 /* -------------------------------------------------------------------------------------------- image files */
 
+static inline bool is_pnm(const uint8_t *bytes, size_t n)
+{
+    return n >= 3 && bytes[0] == 'P' && (bytes[1] == '5' || bytes[1] == '6');
+}
+
 static inline bool pnm_space(uint8_t byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
 
 /* A number of a PNM's header, which ends with white space; -1: there is none. */
@@ -349,7 +354,7 @@ static inline int pnm_number(const uint8_t *bytes, size_t n, size_t *at)
 static inline const char *pnm_read(const uint8_t *bytes, size_t n, bool whole, tt_image *image)
 {
     size_t at = 2;
-    if (n < 3 || bytes[0] != 'P' || (bytes[1] != '5' && bytes[1] != '6')) return "it is no PPM or PGM";
+    if (!is_pnm(bytes, n)) return "it is no PPM or PGM";
     image->channels = bytes[1] == '6' ? 3 : 1;
     image->width = pnm_number(bytes, n, &at);
     image->height = pnm_number(bytes, n, &at);

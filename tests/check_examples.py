@@ -21,7 +21,7 @@ import termios
 import time
 
 B = os.path.abspath(os.environ.get("B", "build"))
-TEXT, IMAGES, GPT = (os.path.join(B, name) for name in ("distilbert_imdb", "vit_l16", "gpt"))
+TEXT, IMAGES, GPT, HELLO = (os.path.join(B, name) for name in ("distilbert_imdb", "vit_l16", "gpt", "hello"))
 counts = {"ok": 0, "FAILED": 0}
 checks = []
 
@@ -130,7 +130,7 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
         wrong("--device=cpu*2", "--sequence", saying="sequence needs tensor > 1")
         wrong("--device=cpu*8", "--batch=4", saying="set batch to 8 at least")
         wrong("--device=cpu*2", "--pipeline=3", saying="data 1 x tensor 1 x pipeline 3 want 3")
-        wrong("--device=cpu*2", "--pipeline=2", "--zero=3", saying="--pipeline 2 does not go with --zero 3")
+        wrong("--device=cpu*2", "--pipeline=2", "--zero=3", saying="pipeline does not go with zero 2, 3")
         for name in "--stages=gpipe", "--schedule=gpipe":
             wrong("--device=cpu*2", "--pipeline=2", name, saying="schedule 'gpipe' needs micros")
         wrong("--stages=linear", saying="--stages is 1f1b or gpipe, not 'linear'")
@@ -223,7 +223,7 @@ def options_make_a_budget_fit(folder):
     than with zero 1"""
     options = ["--out=" + os.path.join(folder, "plan")]
     for option in "--recompute=budget", "--offload=budget", "--zero=budget":
-        refused(IMAGES, "--plan", *options, option, saying="is chosen to fit --budget: say how many bytes")
+        refused(IMAGES, "--plan", *options, option, saying="chooses what fits memory_budget, which is not set")
     refused(IMAGES, "--plan", *options, "--offload=optimizer,budget", saying="use none or budget alone")
     for device, named in ("cpu", "recompute"), ("cuda", "offload"):
         on = [*options, "--device=" + device]
@@ -243,7 +243,7 @@ def options_make_a_budget_fit(folder):
     whole = planned(*options, program=IMAGES)[0]
     less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"] # the next inputs' 1.5 MB go first
     refused(IMAGES, "--plan", *less, "--server", saying="parameter server")
-    refused(IMAGES, "--plan", *less, "--pipeline=2", saying="go with --zero budget: use --zero 0 or 1")
+    refused(IMAGES, "--plan", *less, "--pipeline=2", saying="and TT_ZERO_BUDGET: use zero 0 or 1 alone")
     planned_mb, said = planned(*less, program=IMAGES)
     expect(planned_mb <= round(whole - 3, 1) and re.search(r"chosen for .*: zero [23]", said), said)
 
@@ -803,6 +803,28 @@ def progress_fits_the_terminal(folder):
 
 
 @check
+def hello_goes_on_bit_for_bit(folder):
+    """and learns; the state of another model is refused by name"""
+    whole, parts = (os.path.join(folder, name) for name in ("whole", "parts"))
+    os.mkdir(whole)
+    os.mkdir(parts)
+    status, out, err = call(HELLO, "80", folder=whole)
+    learnt = re.search(r"^step 80: loss 0\.\d+, (9\d\.\d|100\.0)% right$", out, re.M)
+    expect(status == 0 and learnt and not err, status, out, err)
+    said = ""
+    for steps in "40", "80":
+        status, more, err = call(HELLO, steps, folder=parts)
+        expect(status == 0 and not err, status, more, err)
+        said += more
+    expect(said == out, "in parts:", said, "at once:", out)
+    state = "hello.safetensors"
+    expect(contents(whole, state) == contents(parts, state), "a resumed run has another state")
+    with open(os.path.join(parts, state), "wb") as f:
+        f.write(contents(whole, state).replace(b'"q.1"', b'"q.7"'))
+    refused(HELLO, "90", folder=parts, saying="has no tensor 'q.1': it is no state of this model")
+
+
+@check
 def language_models(folder):
     """from scratch; the same again after a stop; a continued checkpoint; adapters; texts"""
     def path(name):
@@ -1058,12 +1080,16 @@ def what_asks_for_stb_is_built_again_with_it(folder):
 
 
 @check
-def sources_are_narrow(folder):
+def sources_are_narrow_and_short(folder):
     for name in sorted(os.listdir("examples")):
         if name.endswith((".c", ".h")):
             with open(os.path.join("examples", name)) as f:
                 for number, line in enumerate(f, 1):
                     expect(len(line) <= 111, f"examples/{name}, line {number} has {len(line) - 1} columns")
+    for name, most in ("hello", 90), ("distilbert_imdb", 200), ("gpt", 200), ("vit_l16", 200):
+        with open(f"examples/{name}.c") as f:
+            lines = len(f.readlines())
+        expect(lines <= most, f"examples/{name}.c has {lines} lines, more than {most}")
 
 
 def main():
@@ -1072,7 +1098,7 @@ def main():
     if unknown:
         print(f"FAILED check_examples: there is no check {', '.join(sorted(unknown))}\n0 passed, 1 failed")
         return 1
-    for program in TEXT, IMAGES, GPT:
+    for program in TEXT, IMAGES, GPT, HELLO:
         if not os.path.exists(program):
             print(f"FAILED check_examples: {program} is not built\n0 passed, 1 failed")
             return 1

@@ -288,7 +288,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         check_manual(folder)
     for file in sorted(os.listdir("examples")):
-        if file.endswith(".c"):
+        if file.endswith(".c") and file != "hello.c": # which has no flags
             program = os.path.join(B, file[:-2])
             check_help(program) if os.path.exists(program) else report("FAILED", f"help_{file[:-2]}",
                                                                        f"{program} is not built")

@@ -874,6 +874,22 @@ TEST(members_that_are_not_saved_again)
     }
 }
 
+/* A kind in other sizes: heads that share keys, the width of the MLP and the share of a head that turns. */
+TEST(sized_models)
+{
+    static const struct { const char *kind; int heads, key_heads, intermediate, turning; } rows[] = {
+        {"gpt2", 4, 4, 256, 0}, {"llama", 4, 4, 170, 0}, {"mistral", 4, 1, 170, 0}, {"mistral", 2, 2, 170, 0},
+        {"qwen2", 8, 8, 170, 0}, {"gpt_neox", 4, 4, 256, 4}, {"falcon", 4, 4, 256, 0}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        const tt_lm_config c = tt_lm_config_sized(rows[k].kind, 3, 64, rows[k].heads);
+        CHECK(strcmp(c.kind, rows[k].kind) == 0 && c.layers == 3 && c.hidden_size == 64);
+        CHECK(c.heads == rows[k].heads && c.key_heads == rows[k].key_heads);
+        CHECK(c.intermediate_size == rows[k].intermediate && c.rotary.size == rows[k].turning);
+        CHECK(c.tied && !c.window && !(c.dropout > 0) && c.vocab_size > 0);
+    }
+    CHECK(tt_lm_config_sized("bloom", 2, 64, 4).vocab_size == 0);
+}
+
 /* New models: of every kind, as transformers makes them; sizes that cannot be are refused. */
 TEST(new_models)
 {
@@ -1294,6 +1310,58 @@ TEST(sampled_texts)
     golden_close(&g);
 }
 
+typedef struct told { char text[64]; size_t bytes, most; } told;
+
+static bool tell(void *user, const char *text, size_t bytes)
+{
+    told *x = (told *)user;
+    memcpy(x->text + x->bytes, text, bytes);
+    x->bytes += bytes;
+    return x->bytes < x->most;
+}
+
+/* A text is continued as its bytes are; those of a tokenizer are in tests/check_examples.py. */
+TEST(continued_texts)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_lm_config c = tt_lm_config_sized("llama", 1, 16, 2);
+    c.vocab_size = 257;
+    c.max_positions = 20;
+    tt_lm m;
+    REQUIRE(tt_lm_new(ctx, &m, &c) == TT_OK);
+    tt_generator_options o = tt_generator_options_default();
+    tt_generator *g = tt_generator_new(&m, &o);
+    REQUIRE(g != NULL);
+    const int32_t ids[] = {'a', 'n', 'd'}, start[] = {0, 3}, end[] = {256}, empty[] = {0, 1};
+    int32_t out[20];
+    int n, count = -1;
+    tt_sampling s = tt_sampling_default();
+    s.max_new = 20;
+    s.stop = end;
+    s.n_stop = 1;
+    for (int k = 0; k < 3; k++) { /* a text; the beginning of a document; a text whose answer put ends */
+        told x = {"", 0, k == 2 ? 2 : 64};
+        CHECK(tt_generate(g, k == 1 ? end : ids, k == 1 ? empty : start, 1, &s, out, &n) == TT_OK);
+        CHECK(tt_generate_text(g, NULL, k == 1 ? "" : "and", &s, tell, &x, &count) == TT_OK);
+        CHECK(count == (k == 2 ? 2 : n) && n > 2 && x.bytes == (size_t)count - (out[count - 1] == 256));
+        for (size_t b = 0; b < x.bytes; b++) CHECK((uint8_t)x.text[b] == out[b]);
+        s.seed++;
+    }
+    told x = {"", 0, 64};
+    CHECK(tt_generate_text(g, NULL, "as long as the model", NULL, tell, &x, NULL) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the text has 20 tokens, and the generator a context of 20");
+    s.max_new = 0;
+    CHECK(tt_generate_text(g, NULL, "and", &s, tell, &x, NULL) == TT_ERR_ARGUMENT && x.bytes == 0);
+    s.max_new = 2;
+    a.fail_at = a.calls + 1;
+    CHECK(tt_generate_text(g, NULL, "and", &s, tell, &x, NULL) == TT_ERR_MEMORY && x.bytes == 0);
+    a.fail_at = 0;
+    tt_generator_free(g);
+    tt_lm_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* A trainer and a generator of one arena: the parameters are the trained ones. */
 TEST(samples_while_training)
 {
@@ -1406,7 +1474,7 @@ TEST(samples_while_ranks_train)
         {"cpu*4", 2, 2, 1, false}};
     tt_lm_config c = tt_lm_config_default("gpt2");
     c.layers = 3;
-    const int size = TEST_SANITIZED ? 1 : 4;
+    const int size = TEST_SWEEP > 1 ? 1 : 4;
     c.vocab_size = 3000 * size;
     c.hidden_size = 64 * size; /* a layer has weights enough for tensor ranks to split */
     c.heads = c.key_heads = 4;
@@ -1418,7 +1486,7 @@ TEST(samples_while_ranks_train)
     if (!sample_while_training(expected, &c, "cpu", &parallel, NULL)) return;
     CHECK(memcmp(expected[0], expected[1], sizeof expected[0]) != 0);
     for (int k = 0; k < TEST_COUNT(kinds); k++) {
-        if (TEST_SANITIZED && k % 3 && k != 4) continue;
+        if (k % test_every(3) && k != 4) continue;
         parallel.tensor = kinds[k].tensor;
         parallel.pipeline = kinds[k].pipeline;
         parallel.zero = kinds[k].zero;
@@ -1781,10 +1849,10 @@ static const test_case tests[] = {
     TEST_CASE(saves_over_older_ones), TEST_CASE(models_are_not_saved_beside_an_adapter),
     TEST_CASE(rotary_bases_are_saved_in_both_spellings), TEST_CASE(weights_of_pytorch_are_named),
     TEST_CASE(configs), TEST_CASE(shapes_are_kept), TEST_CASE(members_that_are_not_saved_again),
-    TEST_CASE(new_models), TEST_CASE(allocation_failures),
+    TEST_CASE(sized_models), TEST_CASE(new_models), TEST_CASE(allocation_failures),
     TEST_CASE(greedy_tokens), TEST_CASE(alibi_of_a_long_sequence),
     TEST_CASE(cached_scores), TEST_CASE(sampled_shares), TEST_CASE(sampled_from_equals),
-    TEST_CASE(sampled_texts), TEST_CASE(samples_while_training),
+    TEST_CASE(sampled_texts), TEST_CASE(continued_texts), TEST_CASE(samples_while_training),
     TEST_CASE(samples_while_ranks_train), TEST_CASE(generation_errors),
     TEST_CASE(golden_lora), TEST_CASE(adapters_go_round), TEST_CASE(new_adapters),
     TEST_CASE(adapters_that_are_refused),

@@ -4,7 +4,7 @@
 #define TT_VERSION "0.1.0"
 
 /* ===========================================================================================================
-   PUBLIC API                                                                                            >>api
+   PUBLIC API                                                                                         src/api/
    Shapes are written (rows, D): row-major, last dimension contiguous. Sizes are in elements unless a name
    ends in _bytes. Functions that can fail return a tt_status (or NULL) and leave a sentence in tt_error().
    ======================================================================================================== */
@@ -19,6 +19,7 @@ typedef enum tt_status {
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
     TT_ERR_FORMAT,      /* a file's content is not what its format prescribes */
+    TT_ERR_STATE,       /* a saved state has other tensors than the program or trainer that is to load it */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
     TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build does not have */
     TT_ERR_DEVICE,      /* a device is not there, or failed */
@@ -78,6 +79,17 @@ typedef struct tt_files {
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
+/* How errors of memory_budget name options and bytes: by default as the fields of tt_compile_options, and a
+   program with options of its own as these. */
+typedef struct tt_wording {
+    const char *budget;  /* default "memory_budget" */
+    const char *smaller; /* what needs less memory; default "A micro-batch of fewer rows" */
+    /* Writes an option and its value; default: recompute "blocks". value NULL: the option alone. */
+    void (*option)(void *user, const char *name, const char *value, char *to, size_t capacity);
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* default: only the number */
+    void *user;
+} tt_wording;
+
 typedef struct tt_context_options {
     int threads;            /* that compute, the caller's included, 0..256; 0: as many as the calling thread
                                may use by its affinity mask and the CPU quotas of its control groups */
@@ -94,6 +106,7 @@ typedef struct tt_context_options {
     tt_logger logger;       /* default: warnings and errors to stderr */
     tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks */
     tt_files files;         /* default: POSIX */
+    tt_wording wording;
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);

@@ -85,6 +85,9 @@ const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
+/* Sorts names of classes (n) as tt_dataset_table numbers labels: in byte order, or by value where all are
+   numbers. */
+void tt_sort_class_names(const char **names, int n);
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* texts or images of each class: (classes) */
 
 /* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches
@@ -107,8 +110,8 @@ typedef struct tt_loader_options {
     int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting */
     bool drop_last;   /* leave out a last incomplete step. Default false */
     int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1 */
-    tt_parallel parallel; /* of the trainer, after tt_parallel_on; its `groups` and `data` are read. Default:
-                             one group on one rank */
+    tt_parallel parallel; /* of the trainer, after tt_check_options; its `groups` and `data` are read.
+                             Default: one group on one rank */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 

@@ -3,6 +3,7 @@
 #include "context.h"
 #include "tape.h"
 #include "program.h"
+#include "tokenizer.h"
 #include "data.h"
 
 /* ------------------------------------------------------------------------------------------------- models */
@@ -221,6 +222,11 @@ typedef struct tt_lm_config {
 /* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters; key_heads is 0 but of
    "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
 tt_lm_config tt_lm_config_default(const char *kind);
+/* The same with other sizes, for a small model from scratch: heads share keys as the kind's do, as far as
+   they can, an MLP is 4 times as wide as the model (8/3 where it has a gate), and as large a share of a head
+   turns; tied, with neither a window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and
+   max_positions. */
+tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads);
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: there is none */
     tt_param *attention_norm_w, *attention_norm_b;
@@ -352,3 +358,12 @@ tt_sampling tt_sampling_default(void);
    many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
+/* Continues a text: put gets what the answer adds to it, as it comes, in whole characters; false ends the
+   answer. k: the model's tokenizer; NULL: tokens are bytes, and 256 ends a document. Of `sampling` (NULL:
+   defaults) `token` and `user` are not read; tt_lm.stop and what ends a document end the answer, too. A text
+   without a token is continued as a new document; one that spells out the token which k puts in front of
+   texts has it once, and the logger is warned. count, which may be NULL: tokens of the answer.
+   TT_ERR_ARGUMENT: the text has no fewer tokens than the context; else the errors of tt_generate. */
+tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *text,
+                           const tt_sampling *sampling,
+                           bool (*put)(void *user, const char *text, size_t bytes), void *user, int *count);

@@ -108,7 +108,9 @@ typedef struct tt_fit_event {
     bool best;                     /* it is the best so far, and `keep` has been called */
 } tt_fit_event;
 
-/* Writes an event as one line for a progress display, without a newline. Returns as tt_plan_text. */
+/* Writes an event as one line for a progress display, without a newline. Where capacity has no room for the
+   whole line, its bar is shorter, then fields before the last are left out, and then it is cut. Returns as
+   tt_plan_text. */
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {

@@ -6,7 +6,7 @@
 /* ------------------------------------------------------------------------------------------------ context */
 
 typedef struct tt__pool tt__pool;
-typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see >>cpu */
+typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
 /* How bf16 matrices are multiplied: tt_context_options.bf16. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
@@ -84,8 +84,9 @@ static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format,
 const char *tt_status_name(tt_status status)
 {
     static const char *const names[] = {"TT_OK", "TT_ERR_ARGUMENT", "TT_ERR_SHAPE", "TT_ERR_MEMORY",
-                                        "TT_ERR_BUDGET", "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_NUMERIC",
-                                        "TT_ERR_UNSUPPORTED", "TT_ERR_DEVICE", "TT_ERR_INTERNAL"};
+                                        "TT_ERR_BUDGET", "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_STATE",
+                                        "TT_ERR_NUMERIC", "TT_ERR_UNSUPPORTED", "TT_ERR_DEVICE",
+                                        "TT_ERR_INTERNAL"};
     return (unsigned)status < (unsigned)TT__COUNT(names) ? names[status] : "unknown status";
 }
 

@@ -2,6 +2,7 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../tape/record.h"
+#include "../ops/optimizers/rules.h"
 #include "../passes/tensor.h"
 #include "../passes/precision.h"
 #include "../plan/place.h"
@@ -240,8 +241,9 @@ static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
     if (r->most <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
-    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %zu",
-                    TT__ERROR - 80, r->error, r->at, r->most);
+    char said[32];
+    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %s",
+                    TT__ERROR - 80, r->error, r->at, tt__say_bytes(ctx, r->most, said));
 }
 
 /* Compiles the other stages of a pipeline, of which p is the first, which has come to `status`. */
@@ -282,7 +284,6 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
 /* What the programs of all processes must have in common, a line of each; the bits depend on it. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
-    static const char *const kinds[] = {"sgd", "adam", "adamw"}; /* tt_optimizer_kind */
     tt__text text = {to, capacity, 0};
     char n[6][32];
     const tt_compile_options *o = &p->settings.options;
@@ -302,7 +303,7 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
               tt__update_names[p->chosen.update], p->tunes);
     if (o->train)
         tt__print(&text, "optimizer %s with weight_decay %s, clip_norm %s, beta1 %s, beta2 %s, eps %s, "
-                  "momentum %s\n", kinds[u->kind], tt__shortest(u->weight_decay, n[0]),
+                  "momentum %s\n", tt__optimizers[u->kind].name, tt__shortest(u->weight_decay, n[0]),
                   tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
                   tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
                   tt__shortest(u->momentum, n[5]));
@@ -388,7 +389,7 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
 {
     tt_context *ctx = t->ctx;
     tt_compile_options other = *o;
-    char error[TT__ERROR];
+    char error[TT__ERROR], precision[96], with[96], said[32];
     const size_t needed = ctx->needs, advised = ctx->advised;
     const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL is the default */
     const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
@@ -407,9 +408,10 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
         if (!last) continue;
         if (!fits && advised && bytes >= advised) break; /* other options do better */
         const size_t used = strlen(error);
-        snprintf(error + used, sizeof error - used, "; precision \"bf16-true\"%s %s %zu%s",
-                 k ? " with recompute \"budget\"" : "", fits ? "makes it" : "still needs", bytes,
-                 fits ? ", which fits" : "");
+        snprintf(error + used, sizeof error - used, "; %s%s%s %s %s%s",
+                 tt__say_option(ctx, "precision", "bf16-true", precision), k ? " with " : "",
+                 k ? tt__say_option(ctx, "recompute", "budget", with) : "", fits ? "makes it" : "still needs",
+                 tt__say_bytes(ctx, bytes, said), fits ? ", which fits" : "");
         break;
     }
     ctx->searches = false;

@@ -7,6 +7,7 @@
 #include "../passes/overlap.h"
 #include "../context/memory.h"
 #include "program.h"
+#include "settings.h"
 #include "build.h"
 #include "choice.h"
 
@@ -213,15 +214,13 @@ static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
     if (!o->train || (update == TT__UPDATE_HOST && tt__one_memory(p))) return update == p->settings.update;
-    return update != TT__UPDATE_BACKWARD || !(o->accumulate || o->optimizer.clip_norm > 0 ||
-                                              p->settings.scales || o->parallel.server ||
-                                              o->parallel.pipeline > 1);
+    return tt__goes_together(&p->settings, o->parallel.zero, update);
 }
 
 static bool tt__may_zero(const tt_program *p, int zero)
 {
     const tt_parallel *r = &p->settings.options.parallel;
-    return zero == r->zero || (r->data > 1 && (zero < 2 || (!r->server && r->pipeline <= 1)));
+    return zero == r->zero || (r->data > 1 && tt__goes_together(&p->settings, zero, p->settings.update));
 }
 
 enum { TT__VALUES = 4 + 4 + 4 + 3 };
@@ -444,57 +443,72 @@ static const char *const tt__out_lists[16] = {
     "optimizer,parameters,activations", "gradients,parameters,activations",
     "optimizer,gradients,parameters,activations"};
 
+/* Options and bytes in the words of tt_context_options.wording. */
+static const char *tt__say_option(const tt_context *ctx, const char *name, const char *value, char to[96])
+{
+    ctx->options.wording.option(ctx->options.wording.user, name, value, to, 96);
+    return to;
+}
+
+static const char *tt__say_bytes(const tt_context *ctx, size_t bytes, char to[32])
+{
+    ctx->options.wording.bytes(ctx->options.wording.user, bytes, to, 32);
+    return to;
+}
+
 /* The options that are a choice. items: values that are computed again beside what "cheap" does. */
 static void tt__print_options(tt__text *text, const tt_program *p, const tt__choice *x, int items)
 {
-    if (p->settings.options.train)
-        tt__print(text, "recompute \"%s\"", items ? "budget" : tt__recompute_names[x->recompute]);
-    if (p->settings.options.train && items)
-        tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
-    if (x->offload || !tt__one_memory(p) || !p->settings.options.train)
-        tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "",
-                  tt__out_lists[x->offload]);
-    if (p->settings.options.train && (x->update || p->settings.update))
-        tt__print(text, ", update \"%s\"", tt__update_names[x->update]);
-    if (p->settings.options.parallel.data > 1) tt__print(text, ", zero %d", x->zero);
+    const bool train = p->settings.options.train;
+    char said[96], zero[12];
+    if (train)
+        tt__print(text, "%s", tt__say_option(p->ctx, "recompute", items ? "budget" :
+                                             tt__recompute_names[x->recompute], said));
+    if (train && items) tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
+    if (x->offload || !tt__one_memory(p) || !train)
+        tt__print(text, "%s%s", train ? ", " : "",
+                  tt__say_option(p->ctx, "offload", tt__out_lists[x->offload], said));
+    if (train && (x->update || p->settings.update))
+        tt__print(text, ", %s", tt__say_option(p->ctx, "update", tt__update_names[x->update], said));
+    snprintf(zero, sizeof zero, "%d", x->zero);
+    if (p->settings.options.parallel.data > 1)
+        tt__print(text, ", %s", tt__say_option(p->ctx, "zero", zero, said));
 }
 
-/* Step k of those that save memory, from the least to lose to the most. False: it changes nothing, or is not
-   possible. */
-static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name, size_t capacity)
+/* Step k of those that save memory, from the least to lose to the most, and `said`: its option. False: it
+   changes nothing, or is not possible. */
+static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[96])
 {
     static const unsigned out[] = {TT__OUT_OPTIMIZER, TT__OUT_GRADIENTS, TT__OUT_ACTIVATIONS,
                                    TT__OUT_PARAMETERS};
     const tt_compile_options *o = &p->settings.options;
     const tt__choice was = *x;
-    const bool staged = o->parallel.pipeline > 1, moves = !tt__one_memory(p);
-    if (k == 0 && o->parallel.data > 1 && !o->parallel.server && !staged) x->zero = 3;
-    if (k == 0) snprintf(name, capacity, "zero 3");
+    const bool moves = !tt__one_memory(p);
+    const char *name = k == 0 ? "zero" : k <= 3 ? "recompute" : k == 8 || k == 9 ? "update" : "offload";
+    const char *value = k == 0 ? "3" : k == 8 ? "backward" : "host";
+    if (k == 0 && tt__may_zero(p, 3)) x->zero = 3;
     if (k >= 1 && k <= 3) {
         const tt__recompute policy = (tt__recompute)(TT__RECOMPUTE_CHEAP + k - 1);
         if (o->train && policy > x->recompute) x->recompute = policy;
-        snprintf(name, capacity, "recompute \"%s\"", tt__recompute_names[policy]);
+        value = tt__recompute_names[policy];
     }
     if (k >= 4 && k <= 7 && moves) {
         const unsigned more = out[k - 4];
         if (more == TT__OUT_ACTIVATIONS && !(x->offload & more)) x->activations = INT_MAX;
         if (o->train || more == TT__OUT_PARAMETERS) x->offload |= more;
-        snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 6 ? 3 : k == 7 ? 2 : k - 4]);
+        value = tt__out_lists[more];
     }
     if (k == 8) {
-        const bool once = !o->accumulate && !(o->optimizer.clip_norm > 0) && !p->settings.scales;
-        const bool may = o->train && once && !o->parallel.server && !staged;
+        const bool may = o->train && tt__may_update(p, TT__UPDATE_BACKWARD);
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
-        snprintf(name, capacity, "update \"backward\"");
     }
-    if (k == 9) {
-        if (o->train && moves) x->update = TT__UPDATE_HOST;
-        snprintf(name, capacity, "update \"host\"");
-    }
+    if (k == 9 && o->train && moves) x->update = TT__UPDATE_HOST;
     if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* which finds these there, and now may save more */
-        x->offload |= k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
-        snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 10 ? 1 : 2]);
+        const unsigned more = k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
+        x->offload |= more;
+        value = tt__out_lists[more];
     }
+    tt__say_option(p->ctx, name, value, said);
     return x->zero != was.zero || x->recompute != was.recompute || x->offload != was.offload ||
            x->update != was.update;
 }
@@ -535,12 +549,16 @@ static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shor
     const tt_program *p = c->job.p;
     const bool chooses = c->recompute || c->by_seconds;
     const bool same = least->least >= s->bytes && !chooses; /* nothing makes it smaller */
+    char said[32];
     if (chooses && !advised && least->least < s->least) {
-        tt__print(text, "%s %zu with ", text->length ? ", at least" : ": at least", s->least);
+        tt__print(text, "%s at least %s with ", text->length ? "," : ":",
+                  tt__say_bytes(p->ctx, s->least, said));
         tt__print_options(text, p, &s->how, s->items);
-        tt__print(text, "; if more may change, the smallest possible is %zu with ", least->least);
+        tt__print(text, "; if more may change, the smallest possible is %s with ",
+                  tt__say_bytes(p->ctx, least->least, said));
     } else {
-        tt__print(text, "; the smallest possible is %zu%s", least->least, same ? "" : " with ");
+        tt__print(text, "; the smallest possible is %s%s", tt__say_bytes(p->ctx, least->least, said),
+                  same ? "" : " with ");
     }
 }
 
@@ -550,7 +568,8 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const tt__job *j = &c->job;
     tt_program *p = j->p;
-    char steps[640], name[48];
+    const tt_wording *words = &p->ctx->options.wording;
+    char steps[720], name[96], said[32], limit[32];
     tt__text text = {steps, sizeof steps, 0};
     tt__choice now = tt__at_slowest(c->base);
     const bool chooses = c->recompute || c->by_seconds, staged = p->settings.options.parallel.pipeline > 1;
@@ -566,7 +585,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
         if (advice && chooses && s->least < bytes) bytes = s->least; /* which is named before the advice */
-        if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name, sizeof name)) continue;
+        if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
         c->job.least = advice ? &least : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) status = built;
@@ -575,7 +594,9 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (fits && !advice) return TT_OK;
         if (advice && !advised && chooses) {
             least_told = s->least < s->bytes;
-            if (least_told) tt__print(&text, "%s at least %zu with ", text.length ? "," : ":", s->least);
+            if (least_told)
+                tt__print(&text, "%s at least %s with ", text.length ? "," : ":",
+                          tt__say_bytes(p->ctx, s->least, said));
             if (least_told) tt__print_options(&text, p, &s->how, s->items);
             tt__print(&text, "%s if more may change, ", text.length ? ";" : ":");
         } else {
@@ -585,7 +606,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         now = next;
         bytes = e->bytes;
         advised = advised || advice;
-        tt__print(&text, "%s %s%zu", name, first ? "makes it " : "", bytes);
+        tt__print(&text, "%s %s%s", name, first ? "makes it " : "", tt__say_bytes(p->ctx, bytes, said));
         first = false;
         const double copies = tt__flops_of_copies(p->built.t);
         if (step >= 1 && step <= 3) tt__print(&text, " (%+.1f%% FLOPs)", 100 * copies / s->flops);
@@ -615,11 +636,15 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     char of_stage[32] = "";
     if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
     const bool in_vain = tt__one_memory(p) && p->settings.offload; /* what is moved stays in the budget */
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %zu bytes%s, memory_budget is %zu%s%s%s. A "
-                    "micro-batch of fewer rows needs less", of_stage, s->bytes,
-                    p->settings.crew->ranks > 1 ? " a rank" : "", e->budget,
+    if (in_vain)
+        tt__print(&text, "; without %s, which saves nothing on device \"cpu\", it is less",
+                  tt__say_option(p->ctx, "offload", NULL, name));
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, %s is %s%s%s. %s needs less", of_stage,
+                    tt__say_bytes(p->ctx, s->bytes, said), words->bytes == tt__default_bytes ? " bytes" : "",
+                    p->settings.crew->ranks > 1 ? " a rank" : "", words->budget,
+                    tt__say_bytes(p->ctx, e->budget, limit),
                     e->by_them ? " for a program that this one shares an arena with" : "", steps,
-                    in_vain ? "; without `offload`, which saves nothing on device \"cpu\", it is less" : "");
+                    words->smaller);
 }
 
 static void tt__chooser_close(tt__chooser *c)
@@ -678,7 +703,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
     c.offload = s->offload_fits && !tt__one_memory(j->p);
-    c.zero = s->zero_fits && ranks->data > 1 && ranks->pipeline <= 1; /* stages have zero 0 or 1 */
+    c.zero = s->zero_fits && ranks->data > 1;
     const bool moves = s->offload || (ranks->data > 1 && c.base.zero == 3);
     c.by_seconds = c.offload || c.zero || (c.recompute && moves);
     c.best = INFINITY;

@@ -241,6 +241,27 @@ static bool tt__less_number(const void *arg, uint32_t a, uint32_t b)
     return values[a] != values[b] ? values[a] < values[b] : a < b;
 }
 
+static int tt__by_class_name(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int tt__by_class_number(const void *a, const void *b)
+{
+    double x = 0, y = 0;
+    tt__is_number(*(const char *const *)a, &x);
+    tt__is_number(*(const char *const *)b, &y);
+    return x != y ? (x > y) - (x < y) : tt__by_class_name(a, b);
+}
+
+void tt_sort_class_names(const char **names, int n)
+{
+    double x;
+    bool all = true;
+    for (int k = 0; k < n; k++) all = all && tt__is_number(names[k], &x);
+    if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
+}
+
 /* Classes in byte order, all of which are numbers, are numbered by value. */
 static tt_status tt__table_numbers(tt_dataset *d)
 {

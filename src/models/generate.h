@@ -373,3 +373,114 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
     }
     return status;
 }
+
+/* Gives a text to `put` as tokens are decoded. known: what is still to come of the text that is continued. */
+typedef struct tt__answer {
+    tt_decode_stream *stream; /* NULL: tokens are bytes */
+    char *text;               /* that is continued */
+    const char *known;
+    bool (*put)(void *user, const char *text, size_t bytes);
+    void *user;
+    bool no_memory;
+} tt__answer;
+
+static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
+{
+    size_t known = 0;
+    w->no_memory = w->no_memory || !text;
+    if (!text) return false;
+    while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
+    const bool other = known < bytes && w->known[known]; /* bytes that end the known text may be another with
+                                                            those behind: from that character on */
+    while (other && known && (text[known] & 0xc0) == 0x80) known--;
+    w->known = other ? "" : w->known + known;
+    return known == bytes || w->put(w->user, text + known, bytes - known);
+}
+
+static bool tt__answer_token(void *user, int seq, int32_t id)
+{
+    tt__answer *w = (tt__answer *)user;
+    const char byte = (char)id;
+    size_t bytes = 0;
+    (void)seq;
+    if (!w->stream) return id >= 256 || w->put(w->user, &byte, 1);
+    const char *text = tt_decode_stream_put(w->stream, &id, 1, &bytes);
+    return tt__answer_text(w, text, bytes);
+}
+
+/* Writes the tokens of a text, at most `room`, and returns how many it has; -1: no memory. end: what a text
+   without a token is continued from. */
+static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
+                          int64_t room)
+{
+    const size_t bytes = strlen(text);
+    int64_t n = (int64_t)bytes;
+    int32_t first; /* of what the tokenizer puts around a text */
+    if (k) n = tt_tokenizer_encode(k, text, bytes, true, ids, room);
+    else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
+    if (k && n > 1 && ids[0] == ids[1] && tt_tokenizer_encode(k, "", 0, true, &first, 1) && first == ids[0]) {
+        tt__log(g->ctx, TT_LOG_WARNING, "generate", "the text spells out '%s', which is put in front of a "
+                "text: it has it once", tt_tokenizer_token(k, first));
+        n--;
+        memmove(ids, ids + 1, sizeof *ids * (size_t)tt__min(n, room - 1));
+    }
+    if (n == 0) ids[n++] = end < 0 ? 0 : end;
+    return n;
+}
+
+/* The answer continues the text of n tokens. False: no memory. */
+static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
+                             int64_t n)
+{
+    size_t done; /* bytes of the text that the stream gives at once */
+    const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
+    w->text = length < 0 ? NULL : (char *)tt__alloc(ctx, (size_t)length + 1);
+    w->stream = w->text ? tt_decode_stream_new(k, true) : NULL;
+    if (!w->stream || !tt_decode_stream_put(w->stream, ids, n, &done)) return false;
+    tt_tokenizer_decode(k, ids, n, true, w->text, (size_t)length + 1);
+    w->known = w->text + done;
+    return true;
+}
+
+tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *text,
+                           const tt_sampling *sampling,
+                           bool (*put)(void *user, const char *text, size_t bytes), void *user, int *count)
+{
+    tt_sampling s = sampling ? *sampling : tt_sampling_default();
+    tt__answer w = {NULL, NULL, "", put, user, false};
+    const tt_lm *m = g->m;
+    const int of_tokenizer = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : 256;
+    const int end = of_tokenizer < 0 && m->n_stop ? m->stop[0] : of_tokenizer, n_own = m->n_stop + (end >= 0);
+    tt_status status = tt__check_sampling(g->ctx, &s);
+    if (status != TT_OK) return status;
+    const size_t room = (size_t)g->context + 1, most = (size_t)s.max_new, stops = (size_t)(s.n_stop + n_own);
+    int given = 0;
+    int32_t *ids = (int32_t *)tt__alloc(g->ctx, sizeof *ids * (room + most + stops));
+    if (!ids) return TT_ERR_MEMORY;
+    int32_t *out = ids + room, *stop = out + most;
+    for (int i = 0; i < s.n_stop; i++) stop[i] = s.stop[i];
+    for (int i = 0; i < m->n_stop; i++) stop[s.n_stop + i] = m->stop[i];
+    if (end >= 0) stop[s.n_stop + m->n_stop] = end;
+    s.stop = stop;
+    s.n_stop += n_own;
+    s.token = tt__answer_token;
+    s.user = &w;
+    const int64_t n = tt__prompt(g, k, text, end, ids, (int64_t)room);
+    const int32_t start[2] = {0, (int32_t)n};
+    if (n >= g->context)
+        status = tt__fail(g->ctx, TT_ERR_ARGUMENT, "the text has %lld tokens, and the generator a context of "
+                          "%d", (long long)n, g->context);
+    else if (n < 0 || (k && !tt__answer_begin(&w, g->ctx, k, ids, n))) w.no_memory = true;
+    else status = tt_generate(g, ids, start, 1, &s, out, &given);
+    if (status == TT_OK && w.stream && !w.no_memory) {
+        size_t bytes;
+        const char *last = tt_decode_stream_end(w.stream, &bytes);
+        tt__answer_text(&w, last, bytes);
+    }
+    if (w.no_memory) status = tt__fail(g->ctx, TT_ERR_MEMORY, "no memory for the tokens of a text");
+    tt_decode_stream_free(w.stream);
+    if (count) *count = given;
+    tt__free(g->ctx, w.text);
+    tt__free(g->ctx, ids);
+    return status;
+}

@@ -20,6 +20,24 @@ enum {
 };
 static int tt__lm_flags(const tt_lm_config *c);
 
+tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads)
+{
+    tt_lm_config c = tt_lm_config_default(kind);
+    const int head = heads > 0 ? hidden_size / heads : 0, sharing = c.key_heads ? c.heads / c.key_heads : 1;
+    const bool gate = c.activation && strcmp(c.activation, "silu") == 0;
+    const bool turns_whole = c.heads && c.rotary.size == c.hidden_size / c.heads;
+    c.layers = layers;
+    c.hidden_size = hidden_size;
+    c.heads = heads;
+    c.key_heads = heads % sharing ? heads : heads / sharing;
+    c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
+    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter, in pairs */
+    c.window = 0;
+    c.tied = true;
+    c.embedding_dropout = c.dropout = c.attention_dropout = 0;
+    return c;
+}
+
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
 

@@ -57,8 +57,28 @@ tt_fit_options tt_fit_options_default(void)
     return o;
 }
 
+/* Writes the line of a step with a bar of so many columns (0: none), the first of the 4 fields that follow,
+   and the time that is left. */
+static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
+{
+    tt__text text = {to, capacity, 0};
+    tt__print(&text, "epoch %lld/%lld ", (long long)e->epoch + 1, (long long)e->epochs);
+    for (int k = 1; k <= bar; k++)
+        tt__print(&text, "%s%c%s", k == 1 ? "[" : "", k * e->steps <= bar * e->step ? '#' : '.',
+                  k == bar ? "] " : "");
+    tt__print(&text, "%lld/%lld", (long long)e->step, (long long)e->steps);
+    if (fields > 0) tt__print(&text, "  loss %.4f", e->loss);
+    if (fields > 1 && e->metric_name) tt__print(&text, "  %s %.3f", e->metric_name, e->metric);
+    if (fields > 2) tt__print(&text, "  %.0f %s/s", e->per_second, e->unit);
+    if (fields > 3 && e->of_peak > 0) tt__print(&text, "  %.0f%% of peak", 100 * e->of_peak);
+    const int left = (int)fmin(fmax(e->seconds_left, 0), 1e9);
+    tt__print(&text, "  ETA %d:%02d", left / 60, left % 60);
+    return text.length;
+}
+
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
 {
+    enum { BAR = 20, LEAST = 5, FIELDS = 4 };
     tt__text text = {to, capacity, 0};
     if (e->validation) {
         tt__print(&text, "  validation: loss %.4f", e->validation->loss);
@@ -66,15 +86,13 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
         tt__print(&text, "%s", e->best ? ", kept" : "");
         return text.length;
     }
-    tt__print(&text, "epoch %lld/%lld [", (long long)e->epoch + 1, (long long)e->epochs);
-    for (int k = 1; k <= 20; k++) tt__print(&text, "%c", k * e->steps <= 20 * e->step ? '#' : '.');
-    tt__print(&text, "] %lld/%lld  loss %.4f", (long long)e->step, (long long)e->steps, e->loss);
-    if (e->metric_name) tt__print(&text, "  %s %.3f", e->metric_name, e->metric);
-    tt__print(&text, "  %.0f %s/s", e->per_second, e->unit);
-    if (e->of_peak > 0) tt__print(&text, "  %.0f%% of peak", 100 * e->of_peak);
-    int left = (int)fmin(fmax(e->seconds_left, 0), 1e9);
-    tt__print(&text, "  ETA %d:%02d", left / 60, left % 60);
-    return text.length;
+    const size_t whole = tt__fit_columns(e, BAR, FIELDS, to, capacity);
+    size_t length = whole;
+    for (int bar = BAR - 1; length >= capacity && bar >= LEAST - 1; bar--)
+        length = tt__fit_columns(e, bar < LEAST ? 0 : bar, FIELDS, to, capacity);
+    for (int fields = FIELDS - 1; length >= capacity && fields >= 0; fields--)
+        length = tt__fit_columns(e, 0, fields, to, capacity);
+    return whole;
 }
 
 static bool tt__fit_stopped(const tt__fit *f)

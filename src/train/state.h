@@ -306,13 +306,13 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
 {
     int k = tt_safetensors_find(s->file, expected->name);
     if (k < 0)
-        return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it is no state of this model and "
+        return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s' has no tensor '%s': it is no state of this model and "
                         "optimizer", s->path, expected->name);
     const tt_tensor_info *found = tt_safetensors_info(s->file, k);
     bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
     if (same) return TT_OK;
-    return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: "
+    return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: "
                     "the model or the precision differs", s->path, expected->name, found->dtype, found->bytes,
                     expected->dtype, expected->bytes);
 }
@@ -372,7 +372,7 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     /* A trainer's state is one of its program too, and one of other products of the same model. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are "
+    return tt__fail(p->ctx, TT_ERR_STATE, "'%s' has %d tensors, this run has %d: other parameters are "
                     "trained", path, found, s->tensors);
 }
 

@@ -1,0 +1,294 @@
+/* What the examples that train classifiers share: options, what they say of classes, and their tests.
+   Included once, after cli.h. */
+#ifndef EXAMPLES_CLASSIFIER_H
+#define EXAMPLES_CLASSIFIER_H
+
+/* What a program trains, tests and predicts with. */
+typedef struct classifier {
+    cli_training *run;
+    const char *what;    /* it classifies: "texts" or "images" */
+    int epochs;          /* where --epochs does not say how many */
+    tt_model model;
+    char (*names)[64];   /* of the model's classes */
+    void *self;          /* for these functions: a loader of a dataset; saves the model in --out */
+    tt_loader *(*loader)(tt_context *ctx, const void *self, const tt_dataset *d, bool train);
+    tt_status (*keep)(void *self);
+} classifier;
+
+/* ------------------------------------------------------------------------------------------------ options */
+
+/* Defaults and flags of programs that train classifiers: those of every program that trains, and more. `what`
+   they classify: "texts" or "images"; which epochs and rates are the defaults. */
+#define CLI_CLASSIFIER_DEFAULT CLI_TRAINING_DEFAULT, .best_by = "accuracy", .class_weights = "none"
+#define CLI_CLASSIFIER_FLAGS(run, what, epochs_, lr_) \
+    {"--train", "N", CLI_INTEGER, &(run).train, \
+     .help = what " to train on (0: all but those for validation)", .most = 1e9}, \
+    {"--test", "N", CLI_INTEGER, &(run).test, .help = what " to test on (0: all)", .most = 1e9}, \
+    {"--epochs", "N", CLI_INTEGER, &(run).epochs, .help = "passes over the training " what " (0: " epochs_ \
+     "; more, up to 20, if these were fewer than 200 steps)", .most = 1e9}, \
+    {"--lr", "X", CLI_NUMBER, &(run).lr, .help = "peak learning rate (0: " lr_ ")", .most = 1e9}, \
+    {"--best-by", "WHAT", CLI_CHOICE, &(run).best_by, \
+     .help = "the figure of the validation by which the best epoch is chosen and saved", \
+     .choices = "accuracy loss"}, \
+    {"--class-weights", "W", CLI_CHOICE, &(run).class_weights, .help = "balanced: in training, each class " \
+     "counts as much as any other, however few its examples are", .choices = "none balanced"}, \
+    CLI_TRAINING_FLAGS(run)
+
+/* --batch max: examples of a step whose micro-batches, `accumulate` for each of the groups, are as large as
+   memory allows, or as the examples there are. tokens: of the longest; 0: all have the same number. */
+static inline void choose_batch(tt_context *ctx, const classifier *x, int tokens, int64_t examples)
+{
+    cli_training *run = x->run;
+    const int micros = run->accumulate * run->parallel.groups;
+    const int most = (int)(examples < 65536 ? examples : 65536) / micros;
+    tt_train_options o = training_options(run, 1);
+    o.schedule.warmup_steps = 0;
+    o.compile.accumulate = micros > run->parallel.data;
+    expect_micros(&o, run->accumulate);
+    o.max_seqs = 1;
+    o.max_tokens = tokens;
+    if (!most) die("--batch max: %d micro-batches in a step are more than the examples", micros);
+    const int n = tt_largest_micro_batch(ctx, &x->model, &o, most);
+    if (!n) die("--batch max: %s%s", tt_error(ctx), run->budget ? "" : " (--budget)");
+    printf("--batch max: %d in a step, in micro-batches of %d%s\n", n * micros, n,
+           n == most ? ", since there are no more" : "");
+    run->batch = n * micros;
+}
+
+static inline tt_loader_options loader_options(const cli_training *run, bool train)
+{
+    tt_loader_options o = tt_loader_options_default();
+    o.batch = run->batch;
+    o.accumulate = run->accumulate;
+    o.parallel = run->parallel;
+    o.shuffle = train;
+    return o;
+}
+
+/* --------------------------------------------------------------------------------------------------- data */
+
+/* Leaves n examples of a dataset, of each class its share; n 0: all. split: "train" or "test". */
+static inline tt_dataset *keep_some(tt_context *ctx, const cli_training *run, tt_dataset *d,
+                                    const char *split, int n, const char *what)
+{
+    const long long there = (long long)tt_dataset_count(d);
+    if (n > there)
+        die("--%s needs %d %s%s; '%s' has %lld to %s", split, n, what,
+            strcmp(split, "train") == 0 ? " with those for validation" : "", run->data, there, split);
+    if (!n || n == there) return d;
+    tt_dataset *part = (tt_dataset *)made(ctx, tt_dataset_split(d, n));
+    tt_dataset_free(d);
+    return part;
+}
+
+/* How many examples --train needs, with a tenth more for validation; 0: all. */
+static inline int with_held_out(const cli_training *run) { return run->train + (run->train + 9) / 10; }
+
+/* Leaves in *d the examples to train on. Returns those to validate on: `held`, if there are some, or else one
+   of eleven of *d. */
+static inline tt_dataset *hold_out(tt_context *ctx, const cli_training *run, tt_dataset **d,
+                                   tt_dataset *held, const char *what)
+{
+    const bool apart = held && tt_dataset_count(held);
+    if (tt_dataset_count(*d) < 2 || tt_dataset_classes(*d) < 2)
+        die("'%s' has %lld %s of %d classes to train on; two are the least", run->data,
+            (long long)tt_dataset_count(*d), what, tt_dataset_classes(*d));
+    *d = keep_some(ctx, run, *d, "train", apart ? run->train : with_held_out(run), what);
+    if (apart) return held;
+    tt_dataset_free(held);
+    return (tt_dataset *)made(ctx, tt_dataset_split(*d, (tt_dataset_count(*d) + 10) / 11));
+}
+
+/* ------------------------------------------------------------------------------------------------ classes */
+
+/* The order of names without the spaces around them and the case of letters. */
+static inline int by_plain_name(const void *x, const void *y)
+{
+    const char *a = *(const char *const *)x, *b = *(const char *const *)y;
+    while (isspace((unsigned char)*a)) a++;
+    while (isspace((unsigned char)*b)) b++;
+    size_t n = strlen(a), m = strlen(b);
+    while (n && isspace((unsigned char)a[n - 1])) n--;
+    while (m && isspace((unsigned char)b[m - 1])) m--;
+    const int order = strncasecmp(a, b, n < m ? n : m);
+    return order ? order : (n > m) - (n < m);
+}
+
+static inline bool same_number(const char *a, const char *b) /* "1" and "1.0" */
+{
+    char *of_a, *of_b;
+    const double x = strtod(a, &of_a), y = strtod(b, &of_b);
+    return x == y && of_a > a && of_b > b && !*of_a && !*of_b;
+}
+
+/* Names of a dataset's classes, or, where d is NULL, of those of a model. To be freed. */
+static inline const char **names_of(const tt_dataset *d, char (*names)[64], int classes)
+{
+    const char **name = (const char **)made(NULL, calloc((size_t)classes + 1, sizeof *name));
+    for (int c = 0; c < classes; c++) name[c] = d ? tt_dataset_class_name(d, c) : names[c];
+    return name;
+}
+
+/* One line with the classes to train on and how many of the `what` each has; and a note on each thing that is
+   odd about them. */
+static inline void show_classes(const tt_dataset *d, const char *what)
+{
+    const int classes = tt_dataset_classes(d), shown = classes > 12 ? 10 : classes;
+    const long long n = (long long)tt_dataset_count(d);
+    int64_t *counts = (int64_t *)made(NULL, calloc((size_t)classes, sizeof *counts));
+    const char **names = names_of(d, NULL, classes), *rarest = NULL;
+    int largest = 0, rare = 0;
+    tt_dataset_counts(d, counts);
+    printf("classes:");
+    for (int c = 0; c < classes; c++) {
+        if (c < shown) printf("%s %s: %lld", c ? "," : "", names[c], (long long)counts[c]);
+        if (counts[c] > counts[largest]) largest = c;
+        if (counts[c] < 2) rare++, rarest = names[c];
+    }
+    if (shown < classes) printf(" and %d others", classes - shown);
+    printf("\n");
+    const double share = (double)counts[largest] / (double)n;
+    if (classes > 4 && 2 * (long long)classes > n)
+        printf("note: there are %d classes for %lld %s: are these the labels?\n", classes, n, what);
+    else if (rare == 1)
+        printf("note: the class '%s' has at most one of the %s to train on, from which little is learnt\n",
+               rarest, what);
+    else if (rare)
+        printf("note: %d classes, as '%s', have at most one of the %s to train on, from which little is "
+               "learnt\n", rare, rarest, what);
+    if (share >= 0.95)
+        printf("note: %.1f%% of the %s are '%s': a model that always says so is right as often\n",
+               100 * share, what, names[largest]);
+    qsort((void *)names, (size_t)classes, sizeof *names, by_plain_name);
+    for (int c = 1; c < classes; c++)
+        if (by_plain_name(&names[c - 1], &names[c]) == 0 || same_number(names[c - 1], names[c]))
+            printf("note: are the classes '%s' and '%s' one?\n", names[c - 1], names[c]);
+    free(counts), free((void *)names);
+}
+
+/* --class-weights of a dataset to train on: balanced ones are n / (classes * the class's number), as those of
+   scikit-learn. */
+static inline void weigh_classes(cli_training *run, const tt_dataset *d)
+{
+    const int classes = tt_dataset_classes(d);
+    if (strcmp(run->class_weights, "balanced") != 0) return;
+    int64_t *counts = (int64_t *)made(NULL, calloc((size_t)classes, sizeof *counts));
+    run->weights = (float *)made(NULL, calloc((size_t)classes, sizeof *run->weights));
+    tt_dataset_counts(d, counts);
+    for (int c = 0; c < classes; c++)
+        if (counts[c])
+            run->weights[c] = (float)((double)tt_dataset_count(d) / ((double)classes * (double)counts[c]));
+    free(counts);
+}
+
+enum { CLI_MOST_F1 = 2000 }; /* classes up to which F1 is told: its counts are the square of these */
+typedef struct cli_f1 { double f1; const char *name; } cli_f1;
+
+static inline int by_f1(const void *x, const void *y)
+{
+    const cli_f1 *a = (const cli_f1 *)x, *b = (const cli_f1 *)y;
+    return (a->f1 > b->f1) - (a->f1 < b->f1);
+}
+
+/* Evaluates a dataset, and prints how often predictions are right, which share the largest class has, and F1
+   of each class, 2 right / (those that are it + those that are taken for it); of more than 12 classes of the
+   5 with the lowest. */
+static inline void test_classifier(tt_context *ctx, const classifier *x, const tt_dataset *d)
+{
+    const size_t n = (size_t)x->model.classes;
+    tt_loader *l = x->loader(ctx, x->self, d, false);
+    const tt_source *source = tt_loader_source(l);
+    tt_trainer *t = make_trainer(ctx, x->run, &x->model, source, NULL, 0);
+    int64_t *counts = (int64_t *)made(NULL, calloc(n > CLI_MOST_F1 ? 1 : n * n, sizeof *counts));
+    int64_t all = 0, most = 0;
+    cli_f1 *of = (cli_f1 *)made(NULL, calloc(n, sizeof *of));
+    int there = 0, largest = 0;
+    double sum = 0;
+    tt_stats s;
+    must(ctx, n > CLI_MOST_F1 ? tt_evaluate(t, source, &s) : tt_confusion(t, source, &s, counts));
+    for (size_t c = 0; c < n && n <= CLI_MOST_F1; c++) {
+        int64_t are = 0, taken = 0;
+        for (size_t k = 0; k < n; k++) are += counts[c * n + k], taken += counts[k * n + c];
+        if (are > most) most = are, largest = (int)c;
+        all += are;
+        if (are + taken == 0) continue; /* it has no F1 */
+        of[there].name = x->names[c];
+        sum += of[there++].f1 = 2.0 * (double)counts[c * n + c] / (double)(are + taken);
+    }
+    printf("best epoch: accuracy %.4f, loss %.4f on %.0f test %s\n", s.correct / s.targets, s.loss, s.targets,
+           x->what);
+    const int shown = there > 12 ? 5 : there;
+    if (there)
+        printf("the largest class, '%s', has %.4f of them; F1 is %.4f on average%s", x->names[largest],
+               (double)most / (double)all, sum / there, shown < there ? ", and at least " : "");
+    if (shown < there) qsort(of, (size_t)there, sizeof *of, by_f1);
+    for (int k = 0; k < shown; k++)
+        printf("%s%s: %.4f", k || shown == there ? ", " : "", of[k].name, of[k].f1);
+    if (there) printf("\n");
+    free(counts), free(of), tt_trainer_free(t), tt_loader_free(l);
+}
+
+/* Epochs where none are asked for: as usual, or more where these have fewer than 200 steps, up to 20. */
+static inline int enough_epochs(int64_t steps, int usual)
+{
+    const int64_t wanted = steps > 10 ? (200 + steps - 1) / steps : 20;
+    return wanted > usual ? (int)wanted : usual;
+}
+
+/* Trains on a dataset, and validates on another one. Returns the program's exit status. */
+static inline int train_classifier(tt_context *ctx, const classifier *x, const tt_dataset *d,
+                                   const tt_dataset *held)
+{
+    cli_training *run = x->run;
+    const long long train = (long long)tt_dataset_count(d), other = (long long)tt_dataset_count(held);
+    tt_loader *l[2];
+    int longest = 0;
+    weigh_classes(run, d);
+    if (run->largest) run->batch = run->accumulate * run->parallel.groups; /* until `longest` is known */
+    for (bool again = run->largest;; again = false) {
+        for (int k = 0; k < 2; k++) {
+            l[k] = x->loader(ctx, x->self, k ? held : d, k == 0);
+            if (tt_loader_longest(l[k]) > longest) longest = tt_loader_longest(l[k]);
+        }
+        if (!again) break;
+        tt_loader_free(l[0]), tt_loader_free(l[1]);
+        choose_batch(ctx, x, longest, train);
+    }
+    const tt_source *source[2] = {tt_loader_source(l[0]), tt_loader_source(l[1])};
+    if (!run->epochs) run->epochs = enough_epochs(source[0]->steps, x->epochs);
+    tt_trainer *t = make_trainer(ctx, run, &x->model, source[0], source[1], run->epochs);
+    printf("%lld %s to train on, %lld for validation; ", train, x->what, other);
+    printf("%s, %d threads, %s\n", run->model ? run->model : "from scratch", tt_threads(ctx), tt_isa(ctx));
+    const long long cut = (long long)(tt_loader_cut(l[0]) + tt_loader_cut(l[1]));
+    if (longest) printf("the longest has %d tokens; ", longest);
+    if (cut) printf("%lld of %lld are cut (--max-length)\n", cut, train + other);
+    else if (longest) printf("none is cut\n");
+    show_classes(d, x->what);
+    const int result = fit(ctx, t, source[0], source[1], run, x->keep, x->self);
+    if (run->finished && !longest) printf("waited %.1f s for %s\n", tt_loader_waited(l[0]), x->what);
+    tt_trainer_free(t), tt_loader_free(l[0]), tt_loader_free(l[1]);
+    free(run->weights);
+    run->weights = NULL;
+    return result;
+}
+
+/* A trainer that predicts one example at a time with the model in --out. new_head: its classifier begins with
+   random weights. */
+static inline tt_trainer *predictor(tt_context *ctx, const classifier *x, bool new_head)
+{
+    if (new_head)
+        die("'%s' holds no trained classifier, so that it cannot --predict: train it first, with --model %s "
+            "and another --out", x->run->out, x->run->out);
+    return make_trainer(ctx, x->run, &x->model, NULL, NULL, 0);
+}
+
+/* One line for the example called `name`: its likeliest class, the probability, the name. */
+static inline void show_prediction(const classifier *x, const float *probability, const char *name)
+{
+    int best = 0;
+    for (int c = 1; c < x->model.classes; c++) if (probability[c] > probability[best]) best = c;
+    printf("%s\t%.4f\t%s\n", x->names[best], probability[best], name);
+    if (fflush(stdout) != 0) die("cannot write the output: %s", strerror(errno));
+}
+
+#endif

@@ -1,0 +1,119 @@
+/* Options of programs for language models, and the models that these make. Included once, after cli.h. */
+#ifndef EXAMPLES_LM_H
+#define EXAMPLES_LM_H
+
+typedef struct cli_lm {
+    const char *kind, *lora_targets, *adapter;
+    int layers, hidden, heads, length, lora, tokens, top_k;
+    double lora_alpha, temperature, top_p, penalty;
+    bool shaped; /* one of --kind to --heads was given */
+} cli_lm;
+
+#define LM_DEFAULT \
+    {.kind = "llama", .layers = 4, .hidden = 160, .heads = 5, \
+     .tokens = 400, .temperature = 0.5, .top_p = 1, .penalty = 1}
+#define LM_MODEL_FLAGS(lm) \
+    {"--kind", "NAME", CLI_CHOICE, &(lm).kind, .help = "without --model: the architecture", \
+     .choices = "gpt2 llama mistral qwen2 gpt_neox falcon", .given = &(lm).shaped}, \
+    {"--layers", "N", CLI_INTEGER, &(lm).layers, .help = "... its layers", .least = 1, .most = 1000, \
+     .given = &(lm).shaped}, \
+    {"--hidden", "N", CLI_INTEGER, &(lm).hidden, .help = "... its width", .least = 1, .most = 65536, \
+     .given = &(lm).shaped}, \
+    {"--heads", "N", CLI_INTEGER, &(lm).heads, .help = "... heads, of which --hidden is a multiple", \
+     .least = 1, .most = 4096, .given = &(lm).shaped}, \
+    {"--lora", "N", CLI_INTEGER, &(lm).lora, .help = "with --model: train adapters of rank N alone, and " \
+     "save these as a peft folder (0: train the model)", .most = 65536}, \
+    {"--lora-targets", "LIST", CLI_TEXT, &(lm).lora_targets, .help = "... of modules of these names, with " \
+     "commas between, *, ? and [0-3] (peft's choice, as q_proj,v_proj)", .least = 1, .most = 1000}, \
+    {"--lora-alpha", "X", CLI_NUMBER, &(lm).lora_alpha, \
+     .help = "... scaled by X / N (0: twice --lora)", .most = 1e9}, \
+    {"--adapter", "DIR", CLI_TEXT, &(lm).adapter, \
+     .help = "with --model: a peft folder that it gets before training or --generate"}, \
+    {"--length", "N", CLI_INTEGER, &(lm).length, .help = "tokens of a window (0: 256, or as many as the " \
+     "model has positions if fewer)", .most = 1e6}
+#define LM_SAMPLING_FLAGS(lm) \
+    {"--tokens", "N", CLI_INTEGER, &(lm).tokens, .help = "most tokens of the answer", \
+     .least = 1, .most = 1e6}, \
+    {"--temperature", "X", CLI_NUMBER, &(lm).temperature, \
+     .help = "of sampling; 0: always the likeliest token", .most = 1e6}, \
+    {"--top-k", "N", CLI_INTEGER, &(lm).top_k, .help = "sample from the likeliest N (0: all)", .most = 1e9}, \
+    {"--top-p", "X", CLI_NUMBER, &(lm).top_p, \
+     .help = "... and from the fewest whose probabilities are X together", .most = 1}, \
+    {"--penalty", "X", CLI_NUMBER, &(lm).penalty, \
+     .help = "makes tokens that were there before less likely, above 1", .most = 1e6}
+
+/* generates: instead of training. */
+static inline void check_lm(cli_lm *lm, const cli_training *run, bool generates)
+{
+    if (lm->shaped && (run->model || generates))
+        die("--kind, --layers, --hidden and --heads make a new model, and --%s %s: leave them out",
+            run->model ? "model" : "generate", run->model ? "has one" : "uses one");
+    if (generates && (run->data || run->resume))
+        die("--generate trains nothing: leave out --data and --resume");
+    if (lm->hidden % lm->heads) die("--hidden %d is not a multiple of --heads %d", lm->hidden, lm->heads);
+    const bool turns = strcmp(lm->kind, "gpt2") != 0 && strcmp(lm->kind, "gpt_neox") != 0;
+    if (!run->model && turns && lm->hidden / lm->heads % 2)
+        die("--hidden %d and --heads %d make heads of %d columns: --kind %s turns them in pairs, so choose "
+            "an even number", lm->hidden, lm->heads, lm->hidden / lm->heads, lm->kind);
+    if (!(lm->top_p > 0)) die("--top-p %g: expected a number above 0, up to 1 (all tokens)", lm->top_p);
+    if (!(lm->penalty > 0)) die("--penalty %g: expected a number above 0 (1: none)", lm->penalty);
+    if ((lm->lora || lm->adapter) && !run->model) die("--lora and --adapter adapt a --model: name one");
+    if (lm->lora && generates)
+        die("--lora makes adapters to train, and --generate trains nothing: leave one out, or name trained "
+            "ones by --adapter");
+    if (lm->lora && lm->adapter) die("--lora makes new adapters, and --adapter has some: choose one");
+    if ((lm->lora_targets || lm->lora_alpha > 0) && !lm->lora)
+        die("--lora-targets and --lora-alpha are of new adapters: give them a rank by --lora N");
+    if (lm->lora_alpha == 0) lm->lora_alpha = 2 * lm->lora;
+}
+
+enum { BYTES = 257 }; /* tokens of a model of bytes: these, and what ends a document */
+
+/* The tokenizer of a folder; NULL: its model is one of bytes, whose folder has none. */
+static inline tt_tokenizer *open_tokenizer(tt_context *ctx, const char *folder, const tt_lm *m)
+{
+    const bool bytes = m->config.vocab_size == BYTES && !(folder && holds(folder, "tokenizer.json"));
+    return bytes ? NULL : (tt_tokenizer *)made(ctx, tt_tokenizer_load(ctx, folder));
+}
+
+/* The start of training: a checkpoint, or a small model with random weights. */
+static inline void make_model(tt_context *ctx, tt_lm *m, cli_lm *lm, const cli_training *run)
+{
+    const float rate = (float)run->dropout;
+    if (run->model) {
+        must(ctx, tt_lm_load(ctx, m, run->model));
+    } else {
+        tt_lm_config c = tt_lm_config_sized(lm->kind, lm->layers, lm->hidden, lm->heads);
+        c.vocab_size = BYTES;
+        c.end_token = BYTES - 1;
+        c.max_positions = lm->length ? lm->length : 256;
+        must(ctx, tt_lm_new(ctx, m, &c));
+    }
+    if (lm->adapter) must(ctx, tt_lm_lora_load(m, lm->adapter));
+    if (lm->lora) {
+        tt_lora_options o = tt_lora_options_default();
+        o.targets = lm->lora_targets;
+        o.rank = lm->lora;
+        o.alpha = (float)lm->lora_alpha;
+        must(ctx, tt_lm_lora(m, &o));
+    }
+    if (rate >= 0) m->config.embedding_dropout = m->config.dropout = m->config.attention_dropout = rate;
+    if (!lm->length) lm->length = m->config.max_positions < 256 ? m->config.max_positions : 256;
+    if (lm->length > m->config.max_positions)
+        die("--length %d: the model has positions for %d", lm->length, m->config.max_positions);
+    freeze(ctx, run->freeze);
+}
+
+static inline tt_sampling sampling_of(const cli_lm *lm, int seed)
+{
+    tt_sampling s = tt_sampling_default();
+    s.max_new = lm->tokens;
+    s.temperature = (float)lm->temperature;
+    s.top_k = lm->top_k;
+    s.top_p = (float)lm->top_p;
+    s.repetition_penalty = (float)lm->penalty;
+    s.seed = (uint64_t)seed;
+    return s;
+}
+
+#endif

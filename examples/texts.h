@@ -1,0 +1,77 @@
+/* Labelled texts for the command line: a table, or IMDb's reviews. Included once, after classifier.h. */
+#ifndef EXAMPLES_TEXTS_H
+#define EXAMPLES_TEXTS_H
+
+#include "datasets.h"
+
+typedef struct cli_table {
+    const char *text_column, *label_column, *delimiter, *quote;
+    bool is_table; /* else the data are aclImdb */
+} cli_table;
+
+#define TABLE_DEFAULT {"text", "label", NULL, "double", false}
+#define TABLE_FLAGS(table) \
+    {"--text-column", "NAME", CLI_TEXT, &(table).text_column, \
+     .help = "a table's column of texts", .least = 1, .most = 1000}, \
+    {"--label-column", "NAME", CLI_TEXT, &(table).label_column, \
+     .help = "a table's column of labels", .least = 1, .most = 1000}, \
+    {"--delimiter", "C", CLI_TEXT, &(table).delimiter, .help = "what divides a table's columns, such as " \
+     "';' or \\t (a comma in .csv, else a tab)", .least = 1, .most = 2}, \
+    {"--quote", "Q", CLI_CHOICE, &(table).quote, .help = "whether double quotes enclose a table's fields, " \
+     "or are characters like others", .choices = "double none"}
+
+/* Checks the options, and sees whether the data are a table. */
+static inline void check_table(cli_table *table, const char *data)
+{
+    struct stat s;
+    if (table->delimiter && strcmp(table->delimiter, "\\t") == 0) table->delimiter = "\t";
+    if (table->delimiter && table->delimiter[1])
+        die("--delimiter is one character, or \\t for a tab, not '%s'", table->delimiter);
+    const char *ending = data ? strrchr(data, '.') : NULL;
+    const bool known = ending && (strcasecmp(ending, ".tsv") == 0 || strcasecmp(ending, ".csv") == 0);
+    table->is_table = known || table->delimiter || (data && stat(data, &s) == 0 && !S_ISDIR(s.st_mode));
+}
+
+/* split: "train", "validation" or "test". names: of its classes, where they are known. most: how many reviews
+   of aclImdb are needed; 0: all. */
+static inline tt_dataset *read_split(tt_context *ctx, const cli_training *run, const cli_table *table,
+                                     const char *split, const char **names, int classes, int most)
+{
+    tt_table_options o = tt_table_options_default();
+    char why[DATASET_WHY];
+    o.text_column = table->text_column;
+    o.label_column = table->label_column;
+    o.delimiter = table->delimiter ? table->delimiter[0] : 0;
+    o.unquoted = strcmp(table->quote, "none") == 0;
+    if (table->is_table)
+        return (tt_dataset *)made(ctx, tt_dataset_table(ctx, run->data, split, names, classes, &o));
+    tt_dataset *d = imdb_open(ctx, run->data, split, most + most % 2, why);
+    if (!d) die("%s", why);
+    return d;
+}
+
+/* The texts to train on, and in *held those to validate on: the rows of a table that say so, or else one text
+   of eleven. */
+static inline tt_dataset *read_training(tt_context *ctx, const cli_training *run, const cli_table *table,
+                                        tt_dataset **held)
+{
+    tt_dataset *d = read_split(ctx, run, table, "train", NULL, 0, with_held_out(run)), *rows = NULL;
+    const int classes = tt_dataset_classes(d);
+    const char **names = names_of(d, NULL, classes);
+    if (table->is_table) rows = read_split(ctx, run, table, "validation", names, classes, 0);
+    *held = hold_out(ctx, run, &d, rows, "texts");
+    free((void *)names);
+    return d;
+}
+
+/* Those to test a model on, with its classes of these names. */
+static inline tt_dataset *read_test(tt_context *ctx, const cli_training *run, const cli_table *table,
+                                    char (*names)[64], int classes)
+{
+    const char **name = names_of(NULL, names, classes);
+    tt_dataset *d = read_split(ctx, run, table, "test", name, classes, run->test);
+    free((void *)name);
+    return keep_some(ctx, run, d, "test", run->test, "texts");
+}
+
+#endif
