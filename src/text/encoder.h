@@ -23,7 +23,7 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
 
 enum { /* buffers of an encoder: of normalized texts two in turn, of splitters' one for each */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
-    TT__POINTS = TT__SPLIT_TEXT + TT__STAGES, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
+    TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
 
 typedef struct tt__encoder tt__encoder;

@@ -1,5 +1,6 @@
 #pragma once
 #include "../base/base.h"
+#include "code_points.h"
 #include "../files/utf8.h"
 #include "parts.h"
 
@@ -31,8 +32,9 @@ static inline size_t tt__ascii_letters(const char *text)
     const uint64_t ones = 0x0101010101010101u;
     uint64_t all;
     memcpy(&all, text, 8);
-    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* bit 7: at least 'a'; above 'z' */
-    const uint64_t others = (~(lower + (0x80 - 'a') * ones) | (lower + (0x7F - 'z') * ones) | all) & 0x80 * ones;
+    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* what follows are bits 7 of bytes */
+    const uint64_t below = ~(lower + (0x80 - 'a') * ones), above = lower + (0x7F - 'z') * ones;
+    const uint64_t others = (below | above | all) & 0x80 * ones;
     return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
 }
 
@@ -50,6 +52,18 @@ static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, cons
     }
 }
 
+/* Where the white space begins that a text ends with, not before `from`. */
+static size_t tt__white_begin(const uint8_t *bits, const char *text, size_t from, size_t end)
+{
+    while (end > from) {
+        const size_t last = tt__utf8_last(text, end);
+        size_t next = last;
+        if (!(bits[tt__utf8_next(text, end, &next)] & TT__IS_SPACE)) break;
+        end = last;
+    }
+    return end;
+}
+
 static bool tt__is_ascii(const char *text, size_t bytes)
 {
     uint64_t all = 0, word;
@@ -60,7 +74,6 @@ static bool tt__is_ascii(const char *text, size_t bytes)
     for (size_t i = 0; i < bytes; i++) all |= (uint8_t)text[i];
     return !(all & 0x8080808080808080u);
 }
-
 
 /* ---- lookups */
 
@@ -105,7 +118,6 @@ static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
     const int id = tt__token_find(&k->vocab.by_text, text, bytes);
     return id >= 0 ? id : tt__token_find(&k->vocab.by_added, text, bytes);
 }
-
 
 static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte */
 {
