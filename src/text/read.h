@@ -203,49 +203,47 @@ static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int nod
     return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
 }
 
-/* The regular expressions that splitters know, but for that of three digits. */
-static const struct { const char *regex; tt__pattern pattern; } tt__patterns[] = {
+/* The regular expressions that splitters know. */
+static const struct { const char *regex; tt__step_name name; tt__pattern pattern; } tt__patterns[] = {
+    {"[0-9][0-9][0-9]", {"", TT__STEP_TRIPLES}, {false, false, false, 0}}, /* Falcon */
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-     {false, false, false, 0}}, /* GPT-2 */
+     {"", TT__STEP_REGEX}, {false, false, false, 0}}, /* GPT-2 */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* LLaMA 3 */
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* LLaMA 3 */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 1}}, /* Qwen2 */
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 1}}, /* Qwen2 */
     {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
-     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* cl100k */
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* cl100k */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
-     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
-     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}},
+     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}},
 };
 static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
 {
-    static const tt__step_name names[] = {{"Regex", TT__STEP_REGEX}, {"Triples", TT__STEP_TRIPLES}};
     tt_status status;
     const char *behavior = "", *regex = NULL;
     bool invert = false;
-    int known = -1;
+    int known = 0;
     int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, "{\"Regex\": ...}",
                                   &status);
     if (status == TT_OK) status = tt__json_read_string(j, node, "behavior", true, &behavior);
     if (status == TT_OK) status = tt__json_read_bool(j, node, "invert", &invert);
     if (status != TT_OK) return status;
     regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
-    const bool triples = regex && strcmp(regex, "[0-9][0-9][0-9]") == 0; /* Falcon's */
-    const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    for (int i = 0; regex && i < TT__COUNT(tt__patterns); i++)
-        if (strcmp(regex, tt__patterns[i].regex) == 0) known = i;
-    if (known < 0 && !triples)
+    while (known < TT__COUNT(tt__patterns) && !(regex && strcmp(regex, tt__patterns[known].regex) == 0))
+        known++;
+    if (known == TT__COUNT(tt__patterns))
         return tt__unsupported(j, pattern, "pattern of a Split,", regex ? regex : "a String,",
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
-    /* The long patterns match every character: what lies between matches is nothing. */
-    if (triples ? !isolated || invert : !isolated && !(removed && invert))
+    const tt__step_name *name = &tt__patterns[known].name;
+    const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
+    const bool whole = name->kind == TT__STEP_REGEX; /* every character is in a match, and nothing between */
+    if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
-    const tt__step_name *name = &names[triples];
-    tt__step *s = tt__read_step(j, node, "", name->type, name, 1, "", &k->split);
+    tt__step *s = tt__read_step(j, node, "", "", name, 1, "", &k->split);
     if (!s) return TT_ERR_UNSUPPORTED;
-    if (known >= 0) s->pattern = tt__patterns[known].pattern;
-    if (known >= 0 && k->mapped_at < k->split.n - 1)
+    s->pattern = tt__patterns[known].pattern;
+    if (whole && k->mapped_at < k->split.n - 1)
         return tt__unsupported(j, node, "place of a Split,", "behind ByteLevel,", "it before ByteLevel");
     return TT_OK;
 }

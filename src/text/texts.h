@@ -18,17 +18,13 @@ typedef struct tt__parts {
 
 static void tt__parts_add(tt__parts *p, const char *text, size_t bytes)
 {
-    if (p->failed || p->room - p->used >= bytes) {
-        if (!p->failed && bytes) memcpy(p->text + p->used, text, bytes);
-    } else {
+    if (!p->failed && p->room - p->used < bytes) {
         size_t room = bytes < SIZE_MAX / 4 && p->room < SIZE_MAX / 4 ? (p->room + bytes) * 2 : SIZE_MAX / 2;
         char *larger = (char *)tt__realloc(p->ctx, p->text, room);
         p->failed = !larger;
-        if (!larger) return;
-        p->text = larger;
-        p->room = room;
-        memcpy(p->text + p->used, text, bytes);
+        if (larger) p->text = larger, p->room = room;
     }
+    if (!p->failed && bytes) memcpy(p->text + p->used, text, bytes);
     p->used += bytes;
 }
 
