@@ -28757,7 +28757,8 @@ static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, co
 }
 
 /* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
-   on; one unknown token where that ends before the word does. */
+   on; one unknown token where that ends before the word does. Within tt__wordpiece_word most words would pay
+   for its registers. */
 static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
