@@ -26351,6 +26351,7 @@ static uint32_t tt__unicode_from(uint32_t before, const char **at)
     uint32_t n = tt__unicode_number(at);
     return before + ((n >> 1) ^ (0u - (n & 1)));
 }
+
 /* Sets `to` from rows of runs: the distance from the end of the row before, and last - first << shift | bits.
    texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
@@ -27769,21 +27770,20 @@ static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
 #define TT__VOCAB_BYTES ((size_t)1 << 28) /* a larger vocab.txt is refused; offsets into it have 32 bits */
 #define TT__NO_TOKEN UINT32_MAX
 
-
 enum {
-    TT__STAGES = 16,   /* normalizers, splitters or decoders in a row */
-    TT__AROUND = 16,   /* ids that stand before or behind those of a text, at most */
-    TT__FEW = 4096     /* bytes of a text that needs no memory from the heap */
+    TT__STEP_LIMIT = 16, /* normalizers, splitters or decoders in a row */
+    TT__AROUND = 16,     /* ids that stand before or behind those of a text, at most */
+    TT__FEW = 4096       /* bytes of a text that needs no memory from the heap */
 };
 
-typedef enum tt__stage_kind {
-    TT__STAGE_NFC, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS, TT__STAGE_LOWER, TT__STAGE_CLEAN,
-    TT__STAGE_CJK, TT__STAGE_NONSPACING,                            /* normalizers, of BERT the last three */
-    TT__STAGE_PREPEND, TT__STAGE_REPLACE, TT__STAGE_SPACES, TT__STAGE_TRIM, TT__STAGE_PRECOMPILED,  /* too */
-    TT__STAGE_REGEX, TT__STAGE_TRIPLES, TT__STAGE_DIGITS, TT__STAGE_PUNCTUATION, TT__STAGE_WHITE,
-    TT__STAGE_METASPACE, TT__STAGE_BERT, TT__STAGE_BYTES,                                   /* splitters */
-    TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP, TT__STAGE_WORDPIECE           /* decoders */
-} tt__stage_kind;
+typedef enum tt__step_kind {
+    TT__STEP_NFC, TT__STEP_NFD, TT__STEP_NFKD, TT__STEP_ACCENTS, TT__STEP_LOWER, TT__STEP_CLEAN,
+    TT__STEP_CJK, TT__STEP_NONSPACING,                            /* normalizers, of BERT the last three */
+    TT__STEP_PREPEND, TT__STEP_REPLACE, TT__STEP_SPACES, TT__STEP_TRIM, TT__STEP_PRECOMPILED,  /* too */
+    TT__STEP_REGEX, TT__STEP_TRIPLES, TT__STEP_DIGITS, TT__STEP_PUNCTUATION, TT__STEP_WHITE,
+    TT__STEP_METASPACE, TT__STEP_BERT, TT__STEP_BYTES,                                   /* splitters */
+    TT__STEP_BYTE_FALLBACK, TT__STEP_FUSE, TT__STEP_STRIP, TT__STEP_WORDPIECE           /* decoders */
+} tt__step_kind;
 
 /* The regular expressions that GPT-2 began:
    contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last |
@@ -27794,8 +27794,9 @@ typedef struct tt__pattern {
     bool line_ends;  /* others take line ends behind them; white space ends at its last line end */
     int digits;      /* at most so many together; 0: any number, and a space before them */
 } tt__pattern;
-typedef struct tt__stage {
-    tt__stage_kind kind;
+
+typedef struct tt__step {
+    tt__step_kind kind;
     tt__pattern pattern;
     bool each;                     /* DIGITS, PUNCTUATION: each is a word; else each run. WORDPIECE: spaces
                                       before some punctuation and contractions are left out */
@@ -27808,9 +27809,9 @@ typedef struct tt__stage {
                                       NUL */
     size_t from_bytes, to_bytes;
     int64_t start, stop;           /* STRIP: characters at most */
-} tt__stage;
+} tt__step;
 
-typedef struct tt__stage_list { tt__stage all[TT__STAGES]; int n; } tt__stage_list;
+typedef struct tt__step_list { tt__step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
 typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: there is none */
 /* The first 8 bytes of a text, with zeros behind a shorter one, and how many it has; id -1: free. */
@@ -27818,22 +27819,15 @@ typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__buc
 
 /* Texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    const char *base;
+    const char *base;        /* of the texts, whose first bytes may be left out: so many */
+    uint32_t skipped;
     const tt__slice *slices; /* by id */
     tt__bucket *slots;
     uint32_t mask;
+    uint32_t longest;        /* bytes of a text */
 } tt__ids_by_text;
 
-/* A tree of the bytes of added tokens. */
-typedef struct tt__trie_node { int32_t child, sibling, added; uint8_t byte; } tt__trie_node; /* -1: none */
-typedef struct tt__trie {
-    int32_t root[256];
-    tt__trie_node *nodes;
-    int count, capacity;
-    int first;             /* the byte that all begin with; -1: they begin with several */
-} tt__trie;
-
-/* A tree of the bytes of all tokens: node 0 is its root. An edge is in a hash table with open addressing, at
+/* A tree of the bytes of tokens: node 0 is its root. An edge is in a hash table with open addressing, at
    most half full: its parent (28 bits), byte (8) and child (28); UINT64_MAX: none. */
 typedef struct tt__prefixes {
     uint64_t *edges;
@@ -27842,6 +27836,12 @@ typedef struct tt__prefixes {
     int32_t *ids;      /* (count) the token that ends at a node; -1: none */
     int count, capacity;
 } tt__prefixes;
+
+typedef struct tt__added_tree {
+    tt__prefixes prefixes; /* for ids the places among the added tokens */
+    bool begins[256];      /* does one begin with that byte? */
+    int first;             /* the byte that all begin with; -1: they begin with several */
+} tt__added_tree;
 
 typedef struct tt__added {
     const char *text;  /* as it is looked for and decoded: normalized, where that is asked for */
@@ -27859,9 +27859,9 @@ typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept
 typedef struct tt__vocab {
     char *texts, *words;          /* of all tokens; what they stand for in a text, which may be the same */
     tt__slice *text, *word;       /* (size) */
+    size_t used;                  /* bytes of `texts` so far */
     int own;                      /* ids below this may be the vocabulary's; others are added */
-    tt__ids_by_text by_text, by_word;
-    uint32_t longest;             /* bytes of a word of the vocabulary */
+    tt__ids_by_text by_text, by_word, by_added;
 } tt__vocab;
 
 typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPIECE } tt__model_kind;
@@ -27871,11 +27871,11 @@ typedef struct tt__model {
     int unk;                      /* -1: what has no token is left out */
     bool byte_fallback;           /* of byte-pair encoding and Unigram */
     int32_t fallback[256];        /* "<0x0A>" and the like; -1: none */
-    tt__prefixes prefixes;        /* of WordPiece and Unigram */
     int64_t word_chars;           /* WordPiece: a word of more is unknown */
     const char *piece;            /* what the tokens that continue a word begin with */
-    int32_t piece_node;           /* where the tree has that; -1: no token continues a word */
-    double *scores;               /* (vocab.own) of Unigram */
+    tt__ids_by_text rest;         /* those tokens, without that */
+    tt__prefixes prefixes;        /* of Unigram, as the scores */
+    double *scores;               /* (vocab.own) */
     double unk_score;
     bool fuse_unk, ignore_merges; /* of byte-pair encoding, as all that follows */
     int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
@@ -27886,19 +27886,20 @@ typedef struct tt__model {
     bool cuts;                    /* no merge is across the start of a run of U+2581: words end there */
 } tt__model;
 
+typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
+
 typedef struct tt__finisher {
-    int32_t before[TT__AROUND], behind[TT__AROUND]; /* ids around those of a text */
-    int n_before, n_behind;
+    tt__around before, behind;     /* ids around those of a text */
     int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
-    tt__stage_list decode;
+    tt__step_list decode;
     bool decodes;                  /* there is a decoder; else tokens are joined by spaces */
 } tt__finisher;
 
 struct tt_tokenizer {
     tt_context *ctx;
     tt__unicode *unicode;
-    tt__chunk *chunks;            /* the texts of stages and added tokens */
-    tt__stage_list normalize, split;
+    tt__chunk *chunks;            /* the texts of steps and added tokens */
+    tt__step_list normalize, split;
     bool maps_ascii;              /* `ascii` is all that normalizers do to ASCII; above 0x7F: they drop it */
     uint8_t ascii[128];
     int mapped_at;                /* splitters from here on see bytes as characters; split.n: none */
@@ -27909,7 +27910,7 @@ struct tt_tokenizer {
     tt__added *added;
     int n_added, cap_added;
     int32_t *added_of;            /* (size) which of these an id is; -1: none */
-    tt__trie tries[2];            /* those looked for before and after normalization */
+    tt__added_tree trees[2];      /* those looked for before and after normalization */
     bool lowercase;               /* of a vocab.txt, of which nothing is kept */
     tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
     int n_kept;
@@ -27922,10 +27923,12 @@ void tt_tokenizer_free(tt_tokenizer *k)
     for (int i = 0; i < k->n_kept; i++) tt__file_close(k->ctx, &k->kept[i].file);
     if (k->vocab.words != k->vocab.texts) tt__free(k->ctx, k->vocab.words);
     if (k->vocab.word != k->vocab.text) tt__free(k->ctx, k->vocab.word);
+    if (k->vocab.by_word.slots != k->vocab.by_text.slots) tt__free(k->ctx, k->vocab.by_word.slots);
     void *const owned[] = {k->unicode, k->vocab.texts, k->vocab.text, k->vocab.by_text.slots,
-                           k->vocab.by_word.slots, k->model.whole, k->model.merges, k->model.prefixes.edges,
-                           k->model.prefixes.ids, k->model.scores, k->added, k->added_of,
-                           k->tries[0].nodes, k->tries[1].nodes, k};
+                           k->vocab.by_added.slots, k->model.whole, k->model.merges, k->model.rest.slots,
+                           k->model.prefixes.edges, k->model.prefixes.ids, k->model.scores, k->added,
+                           k->added_of, k->trees[0].prefixes.edges, k->trees[0].prefixes.ids,
+                           k->trees[1].prefixes.edges, k->trees[1].prefixes.ids, k};
     tt__free_all(k->ctx, owned, TT__COUNT(owned));
 }
 
@@ -27952,16 +27955,42 @@ static int tt__char_byte(uint32_t c) /* -1: of none */
 
 /* ---- texts */
 
+/* How many ASCII letters the next 8 bytes begin with. */
+static inline size_t tt__ascii_letters(const char *text)
+{
+    const uint64_t ones = 0x0101010101010101u;
+    uint64_t all;
+    memcpy(&all, text, 8);
+    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* what follows are bits 7 of bytes */
+    const uint64_t below = ~(lower + (0x80 - 'a') * ones), above = lower + (0x7F - 'z') * ones;
+    const uint64_t others = (below | above | all) & 0x80 * ones;
+    return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
+}
+
 /* Where the run of characters ends from `at` on whose bits & mask are `value`. */
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
+    const bool letters = (bits['a'] & mask) == value; /* all of ASCII have the same */
+    for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
         next = at;
         if (at == bytes || (uint8_t)text[at] < 0x80) return at;
         if ((bits[tt__utf8_next(text, bytes, &next)] & mask) != value) return at;
     }
+}
+
+/* Where the white space begins that a text ends with, not before `from`. */
+static size_t tt__white_begin(const uint8_t *bits, const char *text, size_t from, size_t end)
+{
+    while (end > from) {
+        const size_t last = tt__utf8_last(text, end);
+        size_t next = last;
+        if (!(bits[tt__utf8_next(text, end, &next)] & TT__IS_SPACE)) break;
+        end = last;
+    }
+    return end;
 }
 
 static bool tt__is_ascii(const char *text, size_t bytes)
@@ -27974,7 +28003,6 @@ static bool tt__is_ascii(const char *text, size_t bytes)
     for (size_t i = 0; i < bytes; i++) all |= (uint8_t)text[i];
     return !(all & 0x8080808080808080u);
 }
-
 
 /* ---- lookups */
 
@@ -27996,15 +28024,15 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
 {
     uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
     for (size_t i = 8; i < bytes; i += 8) {
-        word = tt__token_head(text + i, bytes - i, bytes - i);
+        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two may overlap */
         hash = (hash ^ hash >> 32 ^ word) * 0xFF51AFD7ED558CCDu;
     }
     for (uint32_t at = (uint32_t)(hash >> 32 ^ hash) & t->mask;; at = (at + 1) & t->mask) {
         tt__bucket *slot = &t->slots[at];
+        if (slot->head == head && slot->bytes == bytes &&
+            (bytes <= 8 || memcmp(t->base + t->slices[slot->id].start + 8, text + 8, bytes - 8) == 0))
+            return slot;
         if (slot->id < 0) return slot;
-        if (slot->head != head || slot->bytes != bytes) continue;
-        const char *own = t->base + t->slices[slot->id].start;
-        if (bytes <= 8 || memcmp(own + 8, text + 8, bytes - 8) == 0) return slot;
     }
 }
 
@@ -28013,6 +28041,12 @@ static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t byt
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
+/* The same among all tokens, the vocabulary's and added ones. */
+static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
+{
+    const int id = tt__token_find(&k->vocab.by_text, text, bytes);
+    return id >= 0 ? id : tt__token_find(&k->vocab.by_added, text, bytes);
+}
 
 static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte */
 {
@@ -28047,7 +28081,7 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
 
 enum { /* buffers of an encoder: of normalized texts two in turn, of splitters' one for each */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
-    TT__POINTS = TT__SPLIT_TEXT + TT__STAGES, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
+    TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
 
 typedef struct tt__encoder tt__encoder;
@@ -28094,14 +28128,18 @@ static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
     return memory;
 }
 
-/* The token that a word of a text stands for; -1: none. */
-static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
-
+/* tt__token_head of a part of a text. */
+static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, size_t bytes)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
-    const size_t readable = at < e->origin_bytes ? e->origin_bytes - at : bytes;
-    if (bytes > e->k->vocab.longest) return -1;
-    return tt__token_slot(&e->k->vocab.by_word, text, bytes, tt__token_head(text, bytes, readable))->id;
+    return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
+}
+
+/* The token that a word of a text stands for; -1: none. */
+static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt__ids_by_text *t = &e->k->vocab.by_word;
+    return bytes > t->longest ? -1 : tt__token_slot(t, text, bytes, tt__part_head(e, text, bytes))->id;
 }
 
 /* The next character, of bytes that stand for one each if `mapped`. */
@@ -28127,7 +28165,6 @@ typedef struct tt__rewrite {
     size_t bytes, front;
     size_t at, to_front;   /* what of the old text is passed; the new front, so far */
     size_t size;           /* of what was put last, whose change may still become less; 0: of none */
-
     int64_t change;
 } tt__rewrite;
 
@@ -28268,14 +28305,15 @@ static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count
     }
     return kept;
 }
+
 /* Puts a part of the old text decomposed, and composed again for NFC. Nothing moves or composes over the ends
    of the part. */
-static void tt__rewrite_decomposed(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
+static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
     tt__changed few[2][640], *c = few[0], *spare = few[1];
     /* Characters but the first have two bytes at least. */
-    size_t count = 0, most = (size_t)(kind == TT__STAGE_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
+    size_t count = 0, most = (size_t)(kind == TT__STEP_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
     if (bytes > INT32_MAX) { w->e->failed = true; return; }
     if (most > TT__COUNT(few[0])) {
         c = (tt__changed *)tt__encoder_room(w->e, TT__POINTS, 2 * most, sizeof *c);
@@ -28284,31 +28322,31 @@ static void tt__rewrite_decomposed(tt__rewrite *w, tt__stage_kind kind, const ch
     }
     for (size_t at = 0; at < bytes;) {
         uint32_t to[TT__DECOMPOSED];
-        const size_t n = tt__decompose(u, tt__utf8_next(text, bytes, &at), kind == TT__STAGE_NFKD, to);
+        const size_t n = tt__decompose(u, tt__utf8_next(text, bytes, &at), kind == TT__STEP_NFKD, to);
         for (size_t i = 0; i < n; i++) c[count].point = to[i], c[count++].change = i > 0;
     }
     tt__sort_marks(u, c, count, spare);
-    if (kind == TT__STAGE_NFC) count = tt__compose_all(u, c, count);
+    if (kind == TT__STEP_NFC) count = tt__compose_all(u, c, count);
     for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
 }
 
 /* Does nothing move or compose over the start of this character? */
-static bool tt__stands(const tt__unicode *u, tt__stage_kind kind, uint32_t c)
+static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
 {
     uint32_t to[TT__DECOMPOSED];
     if (c < 0x300) return true;
-    if (kind == TT__STAGE_NFC) return !(u->bits[c] & TT__IS_UNSTABLE);
-    tt__decompose(u, c, kind == TT__STAGE_NFKD, to);
+    if (kind == TT__STEP_NFC) return !(u->bits[c] & TT__IS_UNSTABLE);
+    tt__decompose(u, c, kind == TT__STEP_NFKD, to);
     return !tt__mark_rank(u, to[0]);
 }
 
 /* NFC, NFD and NFKD. */
-static void tt__rewrite_composition(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
+static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
     for (size_t at = 0, end = 0; at < bytes && !w->e->failed; at = end) {
         const uint32_t c = tt__utf8_next(text, bytes, &end);
-        bool same = kind == TT__STAGE_NFC ? !(u->bits[c] & TT__IS_UNSTABLE) : c < 0x80;
+        bool same = kind == TT__STEP_NFC ? !(u->bits[c] & TT__IS_UNSTABLE) : c < 0x80;
         for (size_t next = end; next < bytes; end = next, same = false)
             if (tt__stands(u, kind, tt__utf8_next(text, bytes, &next))) break;
         if (same) tt__rewrite_put(w, text + at, end - at, 0);
@@ -28359,7 +28397,7 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
    double-array trie (Aoe 1989; Yata's darts-clone): a byte leads from a node to its position xor the byte,
    where the unit's lowest bits repeat the byte. Bit 8 of a unit: a text is known here, and the first unit
    behind has its place. */
-static const char *tt__precompiled_find(const tt__stage *s, const char *text, size_t bytes, size_t *to_bytes)
+static const char *tt__precompiled_find(const tt__step *s, const char *text, size_t bytes, size_t *to_bytes)
 {
     const size_t count = s->from_bytes / 4;
     size_t at = 0;
@@ -28386,7 +28424,7 @@ static const char *tt__precompiled_find(const tt__stage *s, const char *text, si
 
 /* A Precompiled, as `tokenizers` applies it: to graphemes of less than 6 bytes, of which it replaces all by
    what it has for their start, and to the characters of others. */
-static void tt__rewrite_precompiled(tt__rewrite *w, const tt__stage *s, const char *text, size_t bytes)
+static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
         size_t end = at + 1, to_bytes = 0;
@@ -28411,32 +28449,32 @@ static void tt__rewrite_precompiled(tt__rewrite *w, const tt__stage *s, const ch
 /* ---- normalizers of single characters, and of strings */
 
 /* What a character becomes by StripAccents, Lowercase or one of BERT's: so many code points. */
-static size_t tt__mapped(const tt__unicode *u, tt__stage_kind kind, uint32_t c, uint32_t to[3])
+static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, uint32_t to[3])
 {
     to[0] = c;
     switch (kind) {
-    case TT__STAGE_LOWER: return tt__lower_case(u, c, to);
-    case TT__STAGE_CLEAN:
+    case TT__STEP_LOWER: return tt__lower_case(u, c, to);
+    case TT__STEP_CLEAN:
         if (u->bits[c] & TT__IS_SPACE) to[0] = ' ';
         return u->bert[c] == TT__BERT_DROP ? 0 : 1;
-    case TT__STAGE_CJK:
+    case TT__STEP_CJK:
         to[1] = c;
         if (tt__is_cjk(c)) to[0] = to[2] = ' ';
         return tt__is_cjk(c) ? 3 : 1;
-    case TT__STAGE_NONSPACING: return u->bert[c] == TT__BERT_ACCENT ? 0 : 1;
+    case TT__STEP_NONSPACING: return u->bert[c] == TT__BERT_ACCENT ? 0 : 1;
     default: return u->bits[c] & TT__IS_ACCENT ? 0 : 1;
     }
 }
 
 /* The same of ASCII, of which there is most; above 0x7F: it is dropped. */
-static uint8_t tt__mapped_ascii(tt__stage_kind kind, uint8_t c)
+static uint8_t tt__mapped_ascii(tt__step_kind kind, uint8_t c)
 {
-    if (kind == TT__STAGE_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
-    if (kind != TT__STAGE_CLEAN || (c >= ' ' && c != 0x7F)) return c;
+    if (kind == TT__STEP_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
+    if (kind != TT__STEP_CLEAN || (c >= ' ' && c != 0x7F)) return c;
     return c == '\t' || c == '\n' || c == '\r' ? ' ' : 0x80;
 }
 
-static void tt__rewrite_mapped(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
+static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     for (size_t at = 0, from = 0; at < bytes; from = at) {
         uint32_t to[3];
@@ -28457,15 +28495,15 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__stage_kind kind, const char *
     }
 }
 
-/* Replaces every `from` of a stage, or runs of two and more spaces: the replacement stands for the last
+/* Replaces every `from` of a step, or runs of two and more spaces: the replacement stands for the last
    character. */
-static void tt__rewrite_replaced(tt__rewrite *w, const tt__stage *s, const char *text, size_t bytes)
+static void tt__rewrite_replaced(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
     size_t from = 0; /* what is not in the new text yet */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
         n = 0;
         if (text[at] != s->from[0]) continue;
-        if (s->kind == TT__STAGE_SPACES) while (at + n < bytes && text[at + n] == ' ') n++;
+        if (s->kind == TT__STEP_SPACES) while (at + n < bytes && text[at + n] == ' ') n++;
         else if (bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0)
             n = s->from_bytes;
         if (n < s->from_bytes) continue;
@@ -28477,27 +28515,22 @@ static void tt__rewrite_replaced(tt__rewrite *w, const tt__stage *s, const char 
     tt__rewrite_part(w, text + from, bytes - from, NULL, 0);
 }
 
-static const char *tt__trim(tt__encoder *e, const tt__stage *s, const char *text, size_t *bytes)
+static const char *tt__trim(tt__encoder *e, const tt__step *s, const char *text, size_t *bytes)
 {
     const uint8_t *bits = e->k->unicode->bits;
     size_t from = 0, end = *bytes;
     if (s->left) from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, end, 0);
-    while (s->right && end > from) {
-        const size_t last = tt__utf8_last(text, end);
-        size_t next = last;
-        if (!(bits[tt__utf8_next(text, end, &next)] & TT__IS_SPACE)) break;
-        end = last;
-    }
+    if (s->right) end = tt__white_begin(bits, text, from, end);
     *bytes = end - from;
     e->front = e->front > from ? e->front - from : 0;
     return text + from;
 }
 
 /* Does a normalizer leave the text as it is? */
-static bool tt__is_normal(const tt__unicode *u, tt__stage_kind kind, const char *text, size_t bytes)
+static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *text, size_t bytes)
 {
-    if (kind > TT__STAGE_NONSPACING || kind == TT__STAGE_LOWER || kind == TT__STAGE_CLEAN) return false;
-    if (kind != TT__STAGE_NFC) return tt__is_ascii(text, bytes);
+    if (kind > TT__STEP_NONSPACING || kind == TT__STEP_LOWER || kind == TT__STEP_CLEAN) return false;
+    if (kind != TT__STEP_NFC) return tt__is_ascii(text, bytes);
     return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
@@ -28507,9 +28540,9 @@ static void tt__normalize_ascii_by(tt_tokenizer *k)
     bool maps = false, others = false;
     for (uint8_t c = 0; c < 128; c++) k->ascii[c] = c;
     for (int i = 0; i < k->normalize.n; i++) {
-        const tt__stage_kind kind = k->normalize.all[i].kind;
-        maps |= kind == TT__STAGE_LOWER || kind == TT__STAGE_CLEAN;
-        others |= kind > TT__STAGE_NONSPACING;
+        const tt__step_kind kind = k->normalize.all[i].kind;
+        maps |= kind == TT__STEP_LOWER || kind == TT__STEP_CLEAN;
+        others |= kind > TT__STEP_NONSPACING;
         for (uint8_t c = 0; c < 128; c++)
             if (k->ascii[c] < 128) k->ascii[c] = tt__mapped_ascii(kind, k->ascii[c]);
     }
@@ -28534,24 +28567,24 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
         return tt__rewrite_end(&w, bytes);
     }
     for (int i = 0, turn = 0; i < k->normalize.n && *bytes && !e->failed; i++) {
-        const tt__stage *s = &k->normalize.all[i];
-        if (s->kind == TT__STAGE_TRIM) text = tt__trim(e, s, text, bytes);
-        if (s->kind == TT__STAGE_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
+        const tt__step *s = &k->normalize.all[i];
+        if (s->kind == TT__STEP_TRIM) text = tt__trim(e, s, text, bytes);
+        if (s->kind == TT__STEP_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
         /* the text may be in the other one */
         tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
         size_t first = 0;
         switch (s->kind) {
-        case TT__STAGE_NFC: case TT__STAGE_NFD: case TT__STAGE_NFKD:
+        case TT__STEP_NFC: case TT__STEP_NFD: case TT__STEP_NFKD:
             tt__rewrite_composition(&w, s->kind, text, *bytes);
             break;
-        case TT__STAGE_PREPEND:
+        case TT__STEP_PREPEND:
             tt__utf8_next(text, *bytes, &first);
             tt__rewrite_put(&w, s->to, s->to_bytes, 0);
             tt__rewrite_put(&w, text, first, 1);
             tt__rewrite_part(&w, text + first, *bytes - first, NULL, 0);
             break;
-        case TT__STAGE_PRECOMPILED: tt__rewrite_precompiled(&w, s, text, *bytes); break;
-        case TT__STAGE_REPLACE: case TT__STAGE_SPACES: tt__rewrite_replaced(&w, s, text, *bytes); break;
+        case TT__STEP_PRECOMPILED: tt__rewrite_precompiled(&w, s, text, *bytes); break;
+        case TT__STEP_REPLACE: case TT__STEP_SPACES: tt__rewrite_replaced(&w, s, text, *bytes); break;
         default: tt__rewrite_mapped(&w, s->kind, text, *bytes);
         }
         text = tt__rewrite_end(&w, bytes);
@@ -28618,41 +28651,31 @@ static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* three o
     return n == 3;
 }
 
-/* Where the piece ends that a splitter makes at *at, which it moves over white space that it drops. */
-static size_t tt__piece_end(const tt_tokenizer *k, int stage, const char *text, size_t bytes, size_t *begin)
+/* Where the piece ends that a splitter makes at `at`. */
+static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
-    const tt__stage *s = &k->split.all[stage];
+    const tt__step *s = &k->split.all[step];
     const uint8_t *bits = k->unicode->bits;
-    const bool mapped = stage > k->mapped_at;
-    const size_t at = *begin;
+    const bool mapped = step > k->mapped_at;
     size_t next = at;
     switch (s->kind) {
-    case TT__STAGE_DIGITS: case TT__STAGE_PUNCTUATION: {
-        const int mask = s->kind == TT__STAGE_DIGITS ? TT__IS_DIGIT : TT__IS_PUNCTUATION;
+    case TT__STEP_DIGITS: case TT__STEP_PUNCTUATION: {
+        const int mask = s->kind == TT__STEP_DIGITS ? TT__IS_DIGIT : TT__IS_PUNCTUATION;
         const int is = bits[tt__next_char(mapped, text, bytes, &next)] & mask;
         for (size_t end = next; next < bytes && !(is && s->each); next = end)
             if ((bits[tt__next_char(mapped, text, bytes, &end)] & mask) != is) break;
         return next;
     }
-    case TT__STAGE_TRIPLES: /* three digits are a word */
+    case TT__STEP_TRIPLES: /* three digits are a word */
         if (tt__are_digits(text, bytes, at)) return at + 3;
         while (next < bytes && !tt__are_digits(text, bytes, next)) next++;
         return next;
-    case TT__STAGE_WHITE: case TT__STAGE_BERT: { /* words between white space; of BERT, also punctuation */
-        const int ends = TT__IS_SPACE | (s->kind == TT__STAGE_BERT ? TT__IS_PUNCTUATION : 0);
-        *begin = next = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, at);
-        next = tt__bits_end(bits, ends, 0, text, bytes, next);
-        if (next > *begin || next == bytes) return next;
-        if ((uint8_t)text[next] < 0x80) return next + 1; /* punctuation */
-        tt__utf8_next(text, bytes, &next);
-        return next;
-    }
-    case TT__STAGE_METASPACE:
+    case TT__STEP_METASPACE:
         for (next++; s->splits && next + s->to_bytes <= bytes; next++)
             if (memcmp(text + next, s->to, s->to_bytes) == 0) return next;
         return bytes;
-    case TT__STAGE_BYTES: return s->splits ? tt__pattern_end(bits, &gpt2, text, bytes, at) : bytes;
+    case TT__STEP_BYTES: return s->splits ? tt__pattern_end(bits, &gpt2, text, bytes, at) : bytes;
     default: return tt__pattern_end(bits, &s->pattern, text, bytes, at);
     }
 }
@@ -28664,67 +28687,104 @@ static bool tt__is_first(const tt__encoder *e, bool first, const char *text, siz
     return first && (at < e->origin_bytes ? at + from < e->front : !from); /* or in a splitter's copy */
 }
 
-/* Cuts a text into words by the splitters from `stage` on. first: see tt__is_first. */
-static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first);
+
+/* Cuts a text into words between white space, and of BERT, punctuation, and these by the splitters from
+   `step` on. */
+static void tt__split_white(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
-    const tt__stage *s = &k->split.all[stage];
+    const uint8_t *bits = k->unicode->bits;
+    const int ends = TT__IS_SPACE |
+                     (k->split.all[step - 1].kind == TT__STEP_BERT ? TT__IS_PUNCTUATION : 0);
+    for (size_t at = 0, end = 0; at < bytes && !tt__encoder_done(e); at = end) {
+        const uint8_t c = (uint8_t)text[at];
+        const int kind = bits[c < 0x80 ? end++, c : tt__utf8_next(text, bytes, &end)] & ends;
+        if (kind & TT__IS_SPACE) continue;
+        if (!kind) end = tt__bits_end(bits, ends, 0, text, bytes, end);
+        if (step == k->split.n) e->word(e, text + at, end - at);
+        else tt__split_text(e, step, text + at, end - at, tt__is_first(e, first, text, at));
+    }
+}
+
+/* Cuts a text into words by the splitters from `step` on. first: see tt__is_first. */
+static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
+{
+    const tt_tokenizer *k = e->k;
+    const tt__step *s = &k->split.all[step];
     if (!bytes) return;
-    if (stage == k->split.n) {
+    if (step == k->split.n) {
         e->word(e, text, bytes);
         return;
     }
-    const bool metaspace = s->kind == TT__STAGE_METASPACE;
+    if (s->kind == TT__STEP_WHITE || s->kind == TT__STEP_BERT) {
+        tt__split_white(e, step + 1, text, bytes, first);
+        return;
+    }
+    const bool metaspace = s->kind == TT__STEP_METASPACE;
     const bool marked = *text == ' ' ||
                         (metaspace && bytes >= s->to_bytes && memcmp(text, s->to, s->to_bytes) == 0);
     const bool prefix = s->prefix_space || s->prefix_always || (s->prefix_first && first);
     if (metaspace || (prefix && !marked)) {
-        tt__rewrite w = tt__rewrite_begin(e, TT__SPLIT_TEXT + stage, text, bytes, false);
+        tt__rewrite w = tt__rewrite_begin(e, TT__SPLIT_TEXT + step, text, bytes, false);
         if (prefix && !marked) tt__rewrite_put(&w, metaspace ? s->to : " ", metaspace ? s->to_bytes : 1, 0);
         if (metaspace) tt__rewrite_replaced(&w, s, text, bytes);
         else tt__rewrite_put(&w, text, bytes, 0);
         text = tt__rewrite_end(&w, &bytes);
     }
     for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
-        end = tt__piece_end(k, stage, text, bytes, &at);
-        if (end == at) break; /* there was white space alone */
-        if (stage + 1 == k->split.n) e->word(e, text + at, end - at);
-        else tt__split_text(e, stage + 1, text + at, end - at, tt__is_first(e, first, text, at));
+        end = tt__piece_end(k, step, text, bytes, at);
+        if (step + 1 == k->split.n) e->word(e, text + at, end - at);
+        else tt__split_text(e, step + 1, text + at, end - at, tt__is_first(e, first, text, at));
     }
 }
 
 /* ==== src/text/wordpiece.h */
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
-/* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
-   on; one unknown token where that ends before the word does. */
-static void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
+/* The longest token that a part of a word begins with, of at most so many bytes, and how many it has; -1:
+   none. */
+static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
+                              size_t *taken)
 {
-    const tt__model *m = &e->k->model;
+    const uint64_t head = tt__part_head(e, text, bytes);
+    int id = -1;
+    size_t n = bytes < t->longest ? bytes : t->longest;
+    for (; n && id < 0; n -= id < 0)
+        id = tt__token_slot(t, text, n, n < 8 ? head & ((UINT64_C(1) << 8 * n) - 1) : head)->id;
+    *taken = n;
+    return id;
+}
+
+/* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
+   on; one unknown token where that ends before the word does. Within tt__wordpiece_word most words would pay
+   for its registers. */
+static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt_tokenizer *k = e->k;
     const int64_t before = e->count;
     int64_t chars = 0;
-    const bool counts = bytes > (uint64_t)m->word_chars;
-    for (size_t at = 0; counts && at < bytes && chars <= m->word_chars; chars++)
-        tt__utf8_next(text, bytes, &at);
-    bool known = chars <= m->word_chars;
-    for (size_t at = 0, end = 0; at < bytes && known; at = end) {
-        int32_t node = at ? m->piece_node : 0, id = -1;
-        for (size_t i = at; i < bytes && node >= 0; i++) {
-            node = tt__prefix_next(&m->prefixes, node, text[i]);
-            if (node >= 0 && m->prefixes.ids[node] >= 0) id = m->prefixes.ids[node], end = i + 1;
-        }
+    size_t at = 0, taken;
+    if (bytes > (uint64_t)k->model.word_chars)
+        for (; at < bytes && chars <= k->model.word_chars; chars++) tt__utf8_next(text, bytes, &at);
+    bool known = chars <= k->model.word_chars;
+    for (at = 0; at < bytes && known; at += taken) {
+        const int id = tt__wordpiece_next(e, at ? &k->model.rest : &k->vocab.by_word, text + at, bytes - at,
+                                          &taken);
         known = id >= 0;
         if (known) tt__encoder_id(e, id);
     }
     if (known) return;
     e->count = before;
-    tt__encoder_id(e, m->unk);
+    tt__encoder_id(e, k->model.unk);
 }
 
 static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 {
-    const bool few = bytes <= (uint64_t)e->k->model.word_chars;
-    const int id = few ? tt__word_token(e, text, bytes) : -1; /* most words are one token */
+    const tt__vocab *v = &e->k->vocab;
+    int id = -1; /* most words are short, and one token */
+    if (bytes <= 8 && bytes <= (uint64_t)e->k->model.word_chars)
+        id = tt__token_slot(&v->by_word, text, bytes, tt__part_head(e, text, bytes))->id;
     if (id >= 0) tt__encoder_id(e, id);
     else tt__wordpiece_pieces(e, text, bytes);
 }
@@ -28991,12 +29051,12 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Cuts a text at the added tokens of a trie: 0 before normalization, 1 after it. */
-static void tt__cut_text(tt__encoder *e, int trie, const char *text, size_t bytes, bool first);
+/* Cuts a text at the added tokens of a tree: 0 before normalization, 1 after it. */
+static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
-static void tt__cut_between(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
+static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
 {
-    if (trie == 1) {
+    if (tree == 1) {
         tt__split_text(e, 0, text, bytes, first);
         return;
     }
@@ -29005,46 +29065,37 @@ static void tt__cut_between(tt__encoder *e, int trie, const char *text, size_t b
     if (!e->failed) tt__cut_text(e, 1, text, bytes, first);
 }
 
-static void tt__cut_text(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
+static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
-    const tt__trie *t = &k->tries[trie];
+    const tt__added_tree *t = &k->trees[tree];
     const uint8_t *bits = k->unicode->bits;
     size_t from = 0, white_to = 0; /* what is before white_to, and behind a token, is white space */
-    for (size_t at = 0; t->count && at < bytes && !tt__encoder_done(e);) {
+    for (size_t at = 0; t->prefixes.count && at < bytes && !tt__encoder_done(e);) {
         const char *next = t->first < 0 ? text + at : (const char *)memchr(text + at, t->first, bytes - at);
         if (!next) break;
         at = (size_t)(next - text);
         size_t start = at, stop = at, i = at;
-        int32_t found = -1;
-        for (int32_t node = t->root[(uint8_t)text[at]]; node >= 0;) {
-            if (t->nodes[node].added >= 0) found = t->nodes[node].added, stop = i + 1;
-            if (++i == bytes) break;
-            for (node = t->nodes[node].child; node >= 0 && t->nodes[node].byte != (uint8_t)text[i];)
-                node = t->nodes[node].sibling;
-        }
+        int32_t found = -1, node = t->begins[(uint8_t)text[at]] ? 0 : -1;
+        while (node >= 0 && i < bytes && (node = tt__prefix_next(&t->prefixes, node, text[i++])) >= 0)
+            if (t->prefixes.ids[node] >= 0) found = t->prefixes.ids[node], stop = i;
         if (found < 0) { at++; continue; }
         const tt__added *a = &k->added[found];
         at = stop;
         if (a->single_word && ((start && tt__is_word_at(k, text, start, tt__utf8_last(text, start))) ||
                                tt__is_word_at(k, text, bytes, stop)))
             continue;
-        while (a->lstrip && start > from) {
-            const size_t last = tt__utf8_last(text, start);
-            size_t next = last;
-            if (!(bits[tt__utf8_next(text, start, &next)] & TT__IS_SPACE)) break;
-            start = last;
-        }
+        if (a->lstrip) start = tt__white_begin(bits, text, from, start);
         if (a->rstrip && stop >= white_to)
             white_to = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, stop);
         if (a->rstrip) stop = white_to;
-        const bool starts = trie ? tt__is_first(e, first, text, from) : first && !from;
-        if (from < start) tt__cut_between(e, trie, text + from, start - from, starts);
+        const bool starts = tree ? tt__is_first(e, first, text, from) : first && !from;
+        if (from < start) tt__cut_between(e, tree, text + from, start - from, starts);
         if (!e->failed) tt__encoder_id(e, a->id);
         from = stop;
     }
-    const bool starts = trie ? tt__is_first(e, first, text, from) : first && !from;
-    if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, trie, text + from, bytes - from, starts);
+    const bool starts = tree ? tt__is_first(e, first, text, from) : first && !from;
+    if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, tree, text + from, bytes - from, starts);
 }
 
 /* The ids of a text without those around it, of which `room` are kept. Returns how many there are: of those
@@ -29081,13 +29132,13 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
 static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
                         bool whole)
 {
-    const int around = k->finish.n_before + k->finish.n_behind, room = max_tokens - around;
+    const int around = k->finish.before.n + k->finish.behind.n, room = max_tokens - around;
     if (room < 0) return 0;
-    const int64_t n = tt__encode(k, text, bytes, ids + k->finish.n_before, room, whole);
+    const int64_t n = tt__encode(k, text, bytes, ids + k->finish.before.n, room, whole);
     const int64_t kept = tt__min(n, room);
     if (n < 0) return -1;
-    for (int i = 0; i < k->finish.n_before; i++) ids[i] = k->finish.before[i];
-    for (int i = 0; i < k->finish.n_behind; i++) ids[k->finish.n_before + kept + i] = k->finish.behind[i];
+    for (int i = 0; i < k->finish.before.n; i++) ids[i] = k->finish.before.ids[i];
+    for (int i = 0; i < k->finish.behind.n; i++) ids[k->finish.before.n + kept + i] = k->finish.behind.ids[i];
     return (int)tt__min(n + around, INT_MAX);
 }
 
@@ -29100,14 +29151,14 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
                             int64_t room)
 {
     int64_t count = 0;
-    for (int i = 0; special && i < k->finish.n_before; i++, count++)
-        if (count < room) ids[count] = k->finish.before[i];
+    for (int i = 0; special && i < k->finish.before.n; i++, count++)
+        if (count < room) ids[count] = k->finish.before.ids[i];
     const int64_t left = tt__max(0, room - count);
     const int64_t n = tt__encode(k, text, bytes, left ? ids + count : NULL, left, true);
     if (n < 0) return -1;
     count += n;
-    for (int i = 0; special && i < k->finish.n_behind; i++, count++)
-        if (count < room) ids[count] = k->finish.behind[i];
+    for (int i = 0; special && i < k->finish.behind.n; i++, count++)
+        if (count < room) ids[count] = k->finish.behind.ids[i];
     return count;
 }
 
@@ -29126,17 +29177,13 @@ typedef struct tt__parts {
 
 static void tt__parts_add(tt__parts *p, const char *text, size_t bytes)
 {
-    if (p->failed || p->room - p->used >= bytes) {
-        if (!p->failed && bytes) memcpy(p->text + p->used, text, bytes);
-    } else {
+    if (!p->failed && p->room - p->used < bytes) {
         size_t room = bytes < SIZE_MAX / 4 && p->room < SIZE_MAX / 4 ? (p->room + bytes) * 2 : SIZE_MAX / 2;
         char *larger = (char *)tt__realloc(p->ctx, p->text, room);
         p->failed = !larger;
-        if (!larger) return;
-        p->text = larger;
-        p->room = room;
-        memcpy(p->text + p->used, text, bytes);
+        if (larger) p->text = larger, p->room = room;
     }
+    if (!p->failed && bytes) memcpy(p->text + p->used, text, bytes);
     p->used += bytes;
 }
 
@@ -29206,7 +29253,7 @@ static size_t tt__shorten(char *text, size_t bytes, const char *from, const char
 }
 
 /* A token that goes on is joined to the one before; others get a space in front, or are cleaned of it. */
-static void tt__decode_piece(const tt__stage *s, const char *text, size_t bytes, bool first, tt__parts *to)
+static void tt__decode_piece(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     static const char *const cleaned[][2] = {
         {" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
@@ -29219,11 +29266,11 @@ static void tt__decode_piece(const tt__stage *s, const char *text, size_t bytes,
         to->used = used + tt__shorten(to->text + used, to->used - used, cleaned[i][0], cleaned[i][1]);
 }
 
-static void tt__decode_part(const tt__stage *s, const char *text, size_t bytes, bool first, tt__parts *to)
+static void tt__decode_part(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     size_t end = bytes, at = 0;
     switch (s->kind) {
-    case TT__STAGE_REPLACE: case TT__STAGE_METASPACE:
+    case TT__STEP_REPLACE: case TT__STEP_METASPACE:
         while (at < bytes) {
             const bool here = bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0;
             if (!here) tt__parts_add(to, text + at, 1);
@@ -29231,14 +29278,14 @@ static void tt__decode_part(const tt__stage *s, const char *text, size_t bytes, 
             at += here ? s->from_bytes : 1;
         }
         break;
-    case TT__STAGE_STRIP:
+    case TT__STEP_STRIP:
         for (int64_t i = 0; i < s->start && end - at >= s->from_bytes; i++, at += s->from_bytes)
             if (memcmp(text + at, s->from, s->from_bytes) != 0) break;
         for (int64_t i = 0; i < s->stop && end - at >= s->from_bytes; i++, end -= s->from_bytes)
             if (memcmp(text + end - s->from_bytes, s->from, s->from_bytes) != 0) break;
         tt__parts_add(to, text + at, end - at);
         break;
-    case TT__STAGE_WORDPIECE: tt__decode_piece(s, text, bytes, first, to); break;
+    case TT__STEP_WORDPIECE: tt__decode_piece(s, text, bytes, first, to); break;
     default: tt__parts_add(to, text, bytes);
     }
     tt__parts_end(to);
@@ -29260,26 +29307,26 @@ static void tt__decode_bytes(const char *text, size_t bytes, tt__parts *to)
     }
 }
 
-static void tt__decode_stage(const tt__stage *s, const tt__parts *from, tt__parts *to)
+static void tt__decode_step(const tt__step *s, const tt__parts *from, tt__parts *to)
 {
     char *run = NULL;
     size_t pending = 0;
     to->used = 0;
     to->n = 0;
-    if (s->kind == TT__STAGE_BYTES || s->kind == TT__STAGE_FUSE) {
+    if (s->kind == TT__STEP_BYTES || s->kind == TT__STEP_FUSE) {
         tt__parts all = {to->ctx, NULL, 0, 0, NULL, 0, 0, false};
-        for (int i = 0; i < from->n && s->kind == TT__STAGE_BYTES; i++) {
+        for (int i = 0; i < from->n && s->kind == TT__STEP_BYTES; i++) {
             const size_t start = i ? from->ends[i - 1] : 0;
             tt__decode_bytes(from->text + start, from->ends[i] - start, &all);
         }
-        if (s->kind == TT__STAGE_BYTES && !all.failed) tt__parts_valid(to, all.text, all.used);
-        if (s->kind == TT__STAGE_FUSE) tt__parts_add(to, from->text, from->used);
+        if (s->kind == TT__STEP_BYTES && !all.failed) tt__parts_valid(to, all.text, all.used);
+        if (s->kind == TT__STEP_FUSE) tt__parts_add(to, from->text, from->used);
         tt__parts_end(to);
         to->failed |= all.failed;
         tt__parts_free(&all);
         return;
     }
-    if (s->kind == TT__STAGE_BYTE_FALLBACK && !(run = (char *)tt__alloc(to->ctx, (size_t)from->n + 1)))
+    if (s->kind == TT__STEP_BYTE_FALLBACK && !(run = (char *)tt__alloc(to->ctx, (size_t)from->n + 1)))
         to->failed = true;
     for (int i = 0; i < from->n && !to->failed; i++) {
         const size_t start = i ? from->ends[i - 1] : 0, bytes = from->ends[i] - start;
@@ -29301,11 +29348,6 @@ static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_spec
     if (a) return *bytes = a->bytes, skip_special && a->skipped ? NULL : a->text;
     *bytes = k->vocab.text[id].bytes;
     return k->vocab.text[id].bytes == TT__NO_TOKEN ? NULL : k->vocab.texts + k->vocab.text[id].start;
-
-
-
-
-
 }
 
 static tt__parts tt__decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special)
@@ -29320,7 +29362,7 @@ static tt__parts tt__decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
         tt__parts_end(&p);
     }
     for (int i = 0; i < k->finish.decode.n && !p.failed; i++) {
-        tt__decode_stage(&k->finish.decode.all[i], &p, &other);
+        tt__decode_step(&k->finish.decode.all[i], &p, &other);
         const tt__parts swap = p;
         p = other;
         other = swap;
@@ -29367,14 +29409,14 @@ tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
     s->skip_special = skip_special;
     bool fused = false; /* do decoders see the text in one? */
     for (int i = 0; i < k->finish.decode.n; i++) {
-        const tt__stage *d = &k->finish.decode.all[i];
+        const tt__step *d = &k->finish.decode.all[i];
         size_t at = 0;
-        if (d->kind == TT__STAGE_REPLACE) tt__utf8_next(d->from, d->from_bytes, &at);
-        s->whole |= fused && (at < d->from_bytes ? d->kind == TT__STAGE_REPLACE
-                              : d->kind == TT__STAGE_BYTES || d->kind == TT__STAGE_BYTE_FALLBACK);
-        s->bytes |= d->kind == TT__STAGE_BYTES;
-        s->runs |= d->kind == TT__STAGE_BYTE_FALLBACK;
-        fused |= d->kind == TT__STAGE_BYTES || d->kind == TT__STAGE_FUSE;
+        if (d->kind == TT__STEP_REPLACE) tt__utf8_next(d->from, d->from_bytes, &at);
+        s->whole |= fused && (at < d->from_bytes ? d->kind == TT__STEP_REPLACE
+                              : d->kind == TT__STEP_BYTES || d->kind == TT__STEP_BYTE_FALLBACK);
+        s->bytes |= d->kind == TT__STEP_BYTES;
+        s->runs |= d->kind == TT__STEP_BYTE_FALLBACK;
+        fused |= d->kind == TT__STEP_BYTES || d->kind == TT__STEP_FUSE;
     }
     return s;
 }
@@ -29441,6 +29483,7 @@ const char *tt_decode_stream_end(tt_decode_stream *s, size_t *bytes)
     s->given = 0;
     return text;
 }
+
 int tt_tokenizer_size(const tt_tokenizer *k) { return k->size; }
 
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
@@ -29451,7 +29494,7 @@ const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
 
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
 {
-    return tt__token_find(&k->vocab.by_text, token, strlen(token));
+    return tt__any_token(k, token, strlen(token));
 }
 
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
@@ -29490,16 +29533,6 @@ static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, c
     return *bytes ? tt__keep_text(k, j, from, *bytes, text) : tt__json_wrong(j, key, node, "\"\"", expected);
 }
 
-/* The "type" of a component of a tokenizer; NULL and an error where it has none. */
-static const char *tt__component_type(const tt__json *j, int node, const char *what)
-{
-    const char *type = tt__json_text(j, tt__json_get(j, node, "type"));
-    if (!type)
-        tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the %s is %s without a \"type\"; expected an object "
-                 "that has one", j->path, j->base + j->nodes[node].offset, what, tt__json_kind_name(j, node));
-    return type;
-}
-
 static tt_status tt__unsupported(const tt__json *j, int node, const char *what, const char *name,
                                  const char *known)
 {
@@ -29507,21 +29540,20 @@ static tt_status tt__unsupported(const tt__json *j, int node, const char *what, 
                     j->path, j->base + j->nodes[node].offset, what, name, known);
 }
 
-typedef struct tt__stage_name { const char *type; tt__stage_kind kind; } tt__stage_name;
+typedef struct tt__step_name { const char *type; tt__step_kind kind; } tt__step_name;
 
-/* Adds the stage that a type names. NULL and an error: the type is none of `known`, or there are too many
-   stages. */
-static tt__stage *tt__read_stage(const tt__json *j, int node, const char *what, const char *type,
-                                 const tt__stage_name *names, int n, const char *known,
-                                 tt__stage_list *stages)
+/* Adds the step that a type names. NULL and an error: the type is none of `known`, or there are too many
+   steps. */
+static tt__step *tt__read_step(const tt__json *j, int node, const char *what, const char *type,
+                               const tt__step_name *names, int n, const char *known, tt__step_list *steps)
 {
     int at = 0;
     while (at < n && strcmp(type, names[at].type) != 0) at++;
     if (at == n) tt__unsupported(j, node, what, type, known);
-    else if (stages->n == TT__STAGES)
+    else if (steps->n == TT__STEP_LIMIT)
         tt__unsupported(j, node, "step", "that begins here", "at most 16 steps of a kind");
-    if (at == n || stages->n == TT__STAGES) return NULL;
-    tt__stage *s = &stages->all[stages->n++];
+    if (at == n || steps->n == TT__STEP_LIMIT) return NULL;
+    tt__step *s = &steps->all[steps->n++];
     memset(s, 0, sizeof *s);
     s->kind = names[at].kind;
     return s;
@@ -29541,8 +29573,25 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     }
     return status;
 }
+
+/* The "type" of a component that is no Sequence. NULL: it is null, or a Sequence, the array `key`, that is
+   read now, or *status is an error. */
+static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
+                                 const char *key, tt__reader read, tt_status *status)
+{
+    const char *type = tt__json_text(j, tt__json_get(j, node, "type"));
+    *status = TT_OK;
+    if (j->nodes[node].kind == TT__JSON_NULL) return NULL;
+    if (type && strcmp(type, "Sequence") != 0) return type;
+    *status = type ? tt__read_sequence(k, j, node, key, read)
+            : tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the %s is %s without a \"type\"; expected an "
+                       "object that has one", j->path, j->base + j->nodes[node].offset, what,
+                       tt__json_kind_name(j, node));
+    return NULL;
+}
+
 /* {"pattern": {"String": from}, "content": to}, or a regular expression instead of a String */
-static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__stage *s)
+static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
     tt_status status;
@@ -29551,7 +29600,7 @@ static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, 
     const char *regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
     const bool spaces = regex && strcmp(regex, " {2,}") == 0;
     if (spaces || (regex && (strcmp(regex, "\\n") == 0 || strcmp(regex, "\n") == 0))) {
-        s->kind = spaces ? TT__STAGE_SPACES : TT__STAGE_REPLACE;
+        s->kind = spaces ? TT__STEP_SPACES : TT__STEP_REPLACE;
         s->from = spaces ? "  " : "\n";
         s->from_bytes = strlen(s->from);
     } else if (tt__json_get(j, pattern, "String") < 0) {
@@ -29576,7 +29625,7 @@ static int tt__base64_digit(char c)
 }
 
 /* {"precompiled_charsmap": base 64 of the bytes of a trie, that trie, and texts with a NUL behind each} */
-static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__stage *s)
+static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char key[] = "precompiled_charsmap";
     tt_status status;
@@ -29621,82 +29670,78 @@ static tt_status tt__read_bert(tt_tokenizer *k, const tt__json *j, int node)
     if (status == TT_OK) status = tt__json_read_bool(j, node, "lowercase", &lower);
     accents = lower;
     if (status == TT_OK) status = tt__json_read_bool(j, node, "strip_accents", &accents);
-    const struct { bool asked; tt__stage_name name; } steps[] = {
-        {clean, {"", TT__STAGE_CLEAN}}, {cjk, {"", TT__STAGE_CJK}}, {accents, {"", TT__STAGE_NFD}},
-        {accents, {"", TT__STAGE_NONSPACING}}, {lower, {"", TT__STAGE_LOWER}}};
+    const struct { bool asked; tt__step_name name; } steps[] = {
+        {clean, {"", TT__STEP_CLEAN}}, {cjk, {"", TT__STEP_CJK}}, {accents, {"", TT__STEP_NFD}},
+        {accents, {"", TT__STEP_NONSPACING}}, {lower, {"", TT__STEP_LOWER}}};
     for (int i = 0; i < TT__COUNT(steps) && status == TT_OK; i++)
-        if (steps[i].asked && !tt__read_stage(j, node, "", "", &steps[i].name, 1, "", &k->normalize))
+        if (steps[i].asked && !tt__read_step(j, node, "", "", &steps[i].name, 1, "", &k->normalize))
             status = TT_ERR_UNSUPPORTED;
     return status;
 }
 
 static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int node)
 {
-    static const tt__stage_name names[] = {
-        {"NFC", TT__STAGE_NFC}, {"Prepend", TT__STAGE_PREPEND}, {"Replace", TT__STAGE_REPLACE},
-        {"Strip", TT__STAGE_TRIM}, {"Precompiled", TT__STAGE_PRECOMPILED}, {"NFD", TT__STAGE_NFD},
-        {"NFKD", TT__STAGE_NFKD}, {"StripAccents", TT__STAGE_ACCENTS}, {"Lowercase", TT__STAGE_LOWER}};
-    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__component_type(j, node, "normalizer");
-    if (!type) return j->ctx->status;
-    if (strcmp(type, "Sequence") == 0)
-        return tt__read_sequence(k, j, node, "normalizers", tt__read_normalizer);
+    static const tt__step_name names[] = {
+        {"NFC", TT__STEP_NFC}, {"Prepend", TT__STEP_PREPEND}, {"Replace", TT__STEP_REPLACE},
+        {"Strip", TT__STEP_TRIM}, {"Precompiled", TT__STEP_PRECOMPILED}, {"NFD", TT__STEP_NFD},
+        {"NFKD", TT__STEP_NFKD}, {"StripAccents", TT__STEP_ACCENTS}, {"Lowercase", TT__STEP_LOWER}};
+    tt_status status;
+    const char *type = tt__read_type(k, j, node, "normalizer", "normalizers", tt__read_normalizer, &status);
+    if (!type) return status;
     if (strcmp(type, "BertNormalizer") == 0) return tt__read_bert(k, j, node);
-    tt__stage *s = tt__read_stage(j, node, "normalizer", type, names, TT__COUNT(names),
-                                  "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, "
-                                  "Strip, Precompiled or BertNormalizer", &k->normalize);
+    tt__step *s = tt__read_step(j, node, "normalizer", type, names, TT__COUNT(names),
+                                "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, "
+                                "Strip, Precompiled or BertNormalizer", &k->normalize);
     if (!s) return j->ctx->status;
-    if (s->kind == TT__STAGE_PREPEND) return tt__read_text(k, j, node, "prepend", &s->to, &s->to_bytes);
-    if (s->kind == TT__STAGE_REPLACE) return tt__read_replace(k, j, node, s);
-    if (s->kind == TT__STAGE_PRECOMPILED) return tt__read_precompiled(k, j, node, s);
-    if (s->kind != TT__STAGE_TRIM) return TT_OK;
-    const tt_status status = tt__json_read_bool(j, node, "strip_left", &s->left);
+    if (s->kind == TT__STEP_PREPEND) return tt__read_text(k, j, node, "prepend", &s->to, &s->to_bytes);
+    if (s->kind == TT__STEP_REPLACE) return tt__read_replace(k, j, node, s);
+    if (s->kind == TT__STEP_PRECOMPILED) return tt__read_precompiled(k, j, node, s);
+    if (s->kind != TT__STEP_TRIM) return TT_OK;
+    status = tt__json_read_bool(j, node, "strip_left", &s->left);
     return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
 }
 
-/* The regular expressions that splitters know, but for that of three digits. */
-static const struct { const char *regex; tt__pattern pattern; } tt__patterns[] = {
+/* The regular expressions that splitters know. */
+static const struct { const char *regex; tt__step_name name; tt__pattern pattern; } tt__patterns[] = {
+    {"[0-9][0-9][0-9]", {"", TT__STEP_TRIPLES}, {false, false, false, 0}}, /* Falcon */
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-     {false, false, false, 0}}, /* GPT-2 */
+     {"", TT__STEP_REGEX}, {false, false, false, 0}}, /* GPT-2 */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* LLaMA 3 */
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* LLaMA 3 */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 1}}, /* Qwen2 */
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 1}}, /* Qwen2 */
     {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
-     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* cl100k */
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* cl100k */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
-     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
-     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}},
+     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}},
 };
 static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
 {
-    static const tt__stage_name names[] = {{"Regex", TT__STAGE_REGEX}, {"Triples", TT__STAGE_TRIPLES}};
     tt_status status;
     const char *behavior = "", *regex = NULL;
     bool invert = false;
-    int known = -1;
+    int known = 0;
     int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, "{\"Regex\": ...}",
                                   &status);
     if (status == TT_OK) status = tt__json_read_string(j, node, "behavior", true, &behavior);
     if (status == TT_OK) status = tt__json_read_bool(j, node, "invert", &invert);
     if (status != TT_OK) return status;
     regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
-    const bool triples = regex && strcmp(regex, "[0-9][0-9][0-9]") == 0; /* Falcon's */
-    const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    for (int i = 0; regex && i < TT__COUNT(tt__patterns); i++)
-        if (strcmp(regex, tt__patterns[i].regex) == 0) known = i;
-    if (known < 0 && !triples)
+    while (known < TT__COUNT(tt__patterns) && !(regex && strcmp(regex, tt__patterns[known].regex) == 0))
+        known++;
+    if (known == TT__COUNT(tt__patterns))
         return tt__unsupported(j, pattern, "pattern of a Split,", regex ? regex : "a String,",
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
-    /* The long patterns match every character: what lies between matches is nothing. */
-    if (triples ? !isolated || invert : !isolated && !(removed && invert))
+    const tt__step_name *name = &tt__patterns[known].name;
+    const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
+    const bool whole = name->kind == TT__STEP_REGEX; /* every character is in a match, and nothing between */
+    if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
-    const tt__stage_name *name = &names[triples];
-    tt__stage *s = tt__read_stage(j, node, "", name->type, name, 1, "", &k->split);
+    tt__step *s = tt__read_step(j, node, "", "", name, 1, "", &k->split);
     if (!s) return TT_ERR_UNSUPPORTED;
-    if (known >= 0) s->pattern = tt__patterns[known].pattern;
-    if (known >= 0 && k->mapped_at < k->split.n - 1)
+    s->pattern = tt__patterns[known].pattern;
+    if (whole && k->mapped_at < k->split.n - 1)
         return tt__unsupported(j, node, "place of a Split,", "behind ByteLevel,", "it before ByteLevel");
     return TT_OK;
 }
@@ -29722,44 +29767,42 @@ static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node
 
 static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
 {
-    static const tt__stage_name names[] = {
-        {"ByteLevel", TT__STAGE_BYTES}, {"Metaspace", TT__STAGE_METASPACE}, {"Digits", TT__STAGE_DIGITS},
-        {"Punctuation", TT__STAGE_PUNCTUATION}, {"WhitespaceSplit", TT__STAGE_WHITE},
-        {"BertPreTokenizer", TT__STAGE_BERT}};
-    tt_status status = TT_OK;
+    static const tt__step_name names[] = {
+        {"ByteLevel", TT__STEP_BYTES}, {"Metaspace", TT__STEP_METASPACE}, {"Digits", TT__STEP_DIGITS},
+        {"Punctuation", TT__STEP_PUNCTUATION}, {"WhitespaceSplit", TT__STEP_WHITE},
+        {"BertPreTokenizer", TT__STEP_BERT}};
+    tt_status status;
     const char *behavior = "Isolated", *scheme;
-    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__component_type(j, node, "pre_tokenizer");
-    if (!type) return j->ctx->status;
-    if (strcmp(type, "Sequence") == 0)
-        return tt__read_sequence(k, j, node, "pretokenizers", tt__read_splitter);
+    const char *type = tt__read_type(k, j, node, "pre_tokenizer", "pretokenizers", tt__read_splitter,
+                                     &status);
+    if (!type) return status;
     if (strcmp(type, "Split") == 0) return tt__read_split(k, j, node);
-    tt__stage *s = tt__read_stage(j, node, "pre_tokenizer", type, names, TT__COUNT(names),
-                                  "Sequence, ByteLevel, Split, Digits, Punctuation, WhitespaceSplit, "
-                                  "Metaspace or BertPreTokenizer", &k->split);
+    tt__step *s = tt__read_step(j, node, "pre_tokenizer", type, names, TT__COUNT(names),
+                                "Sequence, ByteLevel, Split, Digits, Punctuation, WhitespaceSplit, "
+                                "Metaspace or BertPreTokenizer", &k->split);
     if (!s) return j->ctx->status;
     const int place = k->split.n - 1;
-    const bool of_classes = s->kind == TT__STAGE_DIGITS || s->kind == TT__STAGE_PUNCTUATION;
-    if (s->kind == TT__STAGE_BYTES && k->model.kind != TT__MODEL_BPE)
+    const bool of_classes = s->kind == TT__STEP_DIGITS || s->kind == TT__STEP_PUNCTUATION;
+    if (s->kind == TT__STEP_BYTES && k->model.kind != TT__MODEL_BPE)
         return tt__unsupported(j, node, "pre_tokenizer", type, "none that maps bytes");
     if (!of_classes && k->mapped_at < place)
         return tt__unsupported(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
     s->splits = true;
     switch (s->kind) {
-    case TT__STAGE_BYTES:
+    case TT__STEP_BYTES:
         k->mapped_at = place;
         status = tt__json_read_bool(j, node, "add_prefix_space", &s->prefix_space);
         return status == TT_OK ? tt__json_read_bool(j, node, "use_regex", &s->splits) : status;
-    case TT__STAGE_DIGITS: return tt__json_read_bool(j, node, "individual_digits", &s->each);
-    case TT__STAGE_PUNCTUATION:
+    case TT__STEP_DIGITS: return tt__json_read_bool(j, node, "individual_digits", &s->each);
+    case TT__STEP_PUNCTUATION:
         status = tt__json_read_string(j, node, "behavior", false, &behavior);
         s->each = strcmp(behavior, "Isolated") == 0;
         if (status == TT_OK && !s->each && strcmp(behavior, "Contiguous") != 0)
             return tt__unsupported(j, node, "behavior of Punctuation,", behavior, "Isolated or Contiguous");
         return status;
-    case TT__STAGE_METASPACE:
+    case TT__STEP_METASPACE:
         for (int i = 0; i < place; i++)
-            if (k->split.all[i].kind == TT__STAGE_METASPACE)
+            if (k->split.all[i].kind == TT__STEP_METASPACE)
                 return tt__unsupported(j, node, "pre_tokenizer", "Metaspace behind Metaspace", "one of them");
         status = tt__read_metaspace(k, j, node, &s->to, &s->to_bytes, &scheme);
         if (status == TT_OK) status = tt__json_read_bool(j, node, "split", &s->splits);
@@ -29775,36 +29818,34 @@ static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
 
 static tt_status tt__read_decoder(tt_tokenizer *k, const tt__json *j, int node)
 {
-    static const tt__stage_name names[] = {
-        {"ByteLevel", TT__STAGE_BYTES}, {"Replace", TT__STAGE_REPLACE}, {"Fuse", TT__STAGE_FUSE},
-        {"ByteFallback", TT__STAGE_BYTE_FALLBACK}, {"Strip", TT__STAGE_STRIP},
-        {"Metaspace", TT__STAGE_METASPACE}, {"WordPiece", TT__STAGE_WORDPIECE}};
-    tt_status status = TT_OK;
+    static const tt__step_name names[] = {
+        {"ByteLevel", TT__STEP_BYTES}, {"Replace", TT__STEP_REPLACE}, {"Fuse", TT__STEP_FUSE},
+        {"ByteFallback", TT__STEP_BYTE_FALLBACK}, {"Strip", TT__STEP_STRIP},
+        {"Metaspace", TT__STEP_METASPACE}, {"WordPiece", TT__STEP_WORDPIECE}};
+    tt_status status;
     const char *scheme;
     size_t at = 0;
-    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__component_type(j, node, "decoder");
-    if (!type) return j->ctx->status;
-    k->finish.decodes = true;
-    if (strcmp(type, "Sequence") == 0) return tt__read_sequence(k, j, node, "decoders", tt__read_decoder);
-    tt__stage *s = tt__read_stage(j, node, "decoder", type, names, TT__COUNT(names),
-                                  "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
-                                  "WordPiece", &k->finish.decode);
+    k->finish.decodes |= j->nodes[node].kind != TT__JSON_NULL;
+    const char *type = tt__read_type(k, j, node, "decoder", "decoders", tt__read_decoder, &status);
+    if (!type) return status;
+    tt__step *s = tt__read_step(j, node, "decoder", type, names, TT__COUNT(names),
+                                "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
+                                "WordPiece", &k->finish.decode);
     if (!s) return j->ctx->status;
     switch (s->kind) {
-    case TT__STAGE_REPLACE: return tt__read_replace(k, j, node, s);
-    case TT__STAGE_METASPACE:
+    case TT__STEP_REPLACE: return tt__read_replace(k, j, node, s);
+    case TT__STEP_METASPACE:
         status = tt__read_metaspace(k, j, node, &s->from, &s->from_bytes, &scheme);
         if (status != TT_OK) return status;
         s->prefix_first = strcmp(scheme, "never") != 0;
         s->to = " ";
         s->to_bytes = 1;
         return TT_OK;
-    case TT__STAGE_WORDPIECE:
+    case TT__STEP_WORDPIECE:
         s->each = true;
         status = tt__read_text(k, j, node, "prefix", &s->from, &s->from_bytes);
         return status == TT_OK ? tt__json_read_bool(j, node, "cleanup", &s->each) : status;
-    case TT__STAGE_STRIP:
+    case TT__STEP_STRIP:
         status = tt__read_text(k, j, node, "content", &s->from, &s->from_bytes);
         if (status == TT_OK) status = tt__json_read_int(j, node, "start", true, 0, INT32_MAX, &s->start);
         if (status == TT_OK) status = tt__json_read_int(j, node, "stop", true, 0, INT32_MAX, &s->stop);
@@ -29831,19 +29872,17 @@ static tt_status tt__read_id(const tt__json *j, int node, const char *what, int 
 /* ==== src/text/template.h */
 /* ---- ids around a text */
 
-static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, int32_t *ids, int *n,
-                                int id,
-                                bool front)
+/* Puts an id among those around a text. */
+static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, tt__around *to, int at,
+                                int id)
 {
     if (id >= k->size || k->vocab.text[id].bytes == TT__NO_TOKEN)
-        return tt__fail(j->ctx, TT_ERR_FORMAT,
-                        "'%s', byte %zu: the post_processor adds the id %d, which no token "
-                        "has", j->path, j->base + j->nodes[node].offset, id);
-    if (*n == TT__AROUND)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor adds the id %d, which no "
+                        "token has", j->path, j->base + j->nodes[node].offset, id);
+    if (to->n == TT__AROUND)
         return tt__unsupported(j, node, "post_processor", "that begins here", "at most 16 ids on each side");
-    if (front) memmove(ids + 1, ids, (size_t)*n * sizeof *ids);
-    ids[front ? 0 : *n] = id;
-    (*n)++;
+    memmove(to->ids + at + 1, to->ids + at, (size_t)(to->n++ - at) * sizeof *to->ids);
+    to->ids[at] = id;
     return TT_OK;
 }
 
@@ -29853,9 +29892,8 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
 {
     tt_status status;
     int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    int sequences = 0;
-    int32_t before[TT__AROUND], behind[TT__AROUND];
-    int n_before = 0, n_behind = 0;
+    int sequences = 0, before = 0; /* so many of its ids stand before the text */
+    tt__finisher *finish = &k->finish;
     for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
          child = j->nodes[child].after) {
         const char *name = tt__json_text(j, tt__json_get(j, tt__json_get(j, child, "SpecialToken"), "id"));
@@ -29869,19 +29907,16 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
                                 "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
             for (int at = ids + 1; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
                 status = tt__read_id(j, at, name, &id);
-                if (status == TT_OK && !sequences)
-                    status = tt__add_around(k, j, child, before, &n_before, id, false);
-                else if (status == TT_OK) status = tt__add_around(k, j, child, behind, &n_behind, id, false);
+                if (status == TT_OK)
+                    status = sequences
+                           ? tt__add_around(k, j, child, &finish->behind, finish->behind.n, id)
+                           : tt__add_around(k, j, child, &finish->before, before++, id);
             }
         }
     }
     if (status == TT_OK && sequences != 1)
         return tt__unsupported(j, node, "TemplateProcessing", "that begins here",
                                "one Sequence in \"single\"");
-    while (n_before && status == TT_OK)
-        status = tt__add_around(k, j, node, k->finish.before, &k->finish.n_before, before[--n_before], true);
-    for (int i = 0; i < n_behind && status == TT_OK; i++)
-        status = tt__add_around(k, j, node, k->finish.behind, &k->finish.n_behind, behind[i], false);
     return status;
 }
 
@@ -29892,39 +29927,30 @@ static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, 
     const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
                      ? tt__json_text(j, pair + 1) : NULL;
     if (!text)
-        return tt__fail(j->ctx, TT_ERR_FORMAT,
-                        "'%s', byte %zu: the post_processor needs \"%s\", a token and its "
-                        "id", j->path, j->base + j->nodes[node].offset, key);
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor needs \"%s\", a token and "
+                        "its id", j->path, j->base + j->nodes[node].offset, key);
     tt_status status = TT_OK;
     if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__read_id(j, pair + 2, text, &id);
-    else if ((id = tt__token_find(&k->vocab.by_text, text, strlen(text))) < 0)
+    else if ((id = tt__any_token(k, text, strlen(text))) < 0)
         status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
     if (status != TT_OK) return status;
     if (strcmp(key, "cls") == 0)
-        return tt__add_around(k, j, node, k->finish.before, &k->finish.n_before, id, true);
-    return tt__add_around(k, j, node, k->finish.behind, &k->finish.n_behind, id, false);
+        return tt__add_around(k, j, node, &k->finish.before, 0, id);
+    return tt__add_around(k, j, node, &k->finish.behind, k->finish.behind.n, id);
 }
 
 static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node)
 {
-    tt_status status;
-    if (node < 0 || j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__component_type(j, node, "post_processor");
-    if (!type) return j->ctx->status;
-    if (strcmp(type, "ByteLevel") == 0) return TT_OK; /* of offsets */
+    tt_status status = TT_OK;
+    const char *type = node < 0 ? NULL : tt__read_type(k, j, node, "post_processor", "processors",
+                                                       tt__read_processor, &status);
+    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* that is of offsets */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
-    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0) {
-        status = tt__read_roberta(k, j, node, "cls");
-        return status == TT_OK ? tt__read_roberta(k, j, node, "sep") : status;
-    }
-    if (strcmp(type, "Sequence") != 0)
+    if (strcmp(type, "RobertaProcessing") != 0 && strcmp(type, "BertProcessing") != 0)
         return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
                                "RobertaProcessing or BertProcessing");
-    int list = tt__json_member(j, node, "processors", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
-         child = j->nodes[child].after)
-        status = tt__read_processor(k, j, child);
-    return status;
+    status = tt__read_roberta(k, j, node, "cls");
+    return status == TT_OK ? tt__read_roberta(k, j, node, "sep") : status;
 }
 
 /* ==== src/text/vocabulary.h */
@@ -29951,11 +29977,11 @@ static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *bas
 static void tt__token_put(tt__ids_by_text *t, int id)
 {
     const char *text = t->base + t->slices[id].start;
-    const size_t bytes = t->slices[id].bytes;
-    const tt__bucket bucket = {tt__token_head(text, bytes, bytes), (uint32_t)bytes, id};
+    const uint32_t bytes = t->slices[id].bytes - t->skipped;
+    const tt__bucket bucket = {tt__token_head(text, bytes, bytes), bytes, id};
     *tt__token_slot(t, text, bytes, bucket.head) = bucket;
+    t->longest = bytes > t->longest ? bytes : t->longest;
 }
-
 
 typedef struct tt__recipe { /* what a tokenizer is made of */
     const tt__json *j;            /* tokenizer.json, or what stands for it without the vocabulary */
@@ -29982,19 +30008,13 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     const char *text = v->r->lines->bytes + v->at;
     const size_t left = v->r->lines->size - v->at;
     const char *newline = (const char *)memchr(text, '\n', left);
-    size_t end = newline ? (size_t)(newline - text) : left;
+    const size_t end = newline ? (size_t)(newline - text) : left;
     v->at += end + 1;
-    if (tt__utf8_invalid(text, end) < end || memchr(text, 0, end))
+    if ((!tt__is_ascii(text, end) && tt__utf8_invalid(text, end) < end) || memchr(text, 0, end))
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
                         "one token a line", v->r->path, v->place + 1);
-    while (end) { /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
-        const size_t last = tt__utf8_last(text, end);
-        size_t next = last;
-        if (!(k->unicode->bits[tt__utf8_next(text, end, &next)] & TT__IS_SPACE)) break;
-        end = last;
-    }
-    *token = text;
-    *bytes = end;
+    *token = text; /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
+    *bytes = tt__white_begin(k->unicode->bits, text, 0, end);
     return TT_OK;
 }
 
@@ -30056,8 +30076,9 @@ static bool tt__vocab_room(tt_tokenizer *k, size_t count, size_t bytes)
     k->model.whole = (uint8_t *)tt__calloc(k->ctx, ids);
     k->added_of = (int32_t *)tt__alloc(k->ctx, ids * 4);
     if (!v->texts || !v->words || !v->text || !v->word || !k->model.whole || !k->added_of ||
-        !tt__token_table(k->ctx, &v->by_text, v->texts, v->text, count + (size_t)k->n_added) ||
-        !tt__token_table(k->ctx, &v->by_word, v->words, v->word, count))
+        !tt__token_table(k->ctx, &v->by_text, v->texts, v->text, count) ||
+        !tt__token_table(k->ctx, &v->by_added, v->texts, v->text, (size_t)k->n_added) ||
+        (mapped && !tt__token_table(k->ctx, &v->by_word, v->words, v->word, count)))
         return false;
     memset(v->text, 0xFF, ids * sizeof *v->text);
     memset(v->word, 0xFF, ids * sizeof *v->word);
@@ -30071,7 +30092,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     const tt__vocab_reader begin = {r, j, node, node + 1, 0, 0, 0};
     tt__vocab_reader reader = begin;
     tt__vocab *v = &k->vocab;
-    size_t bytes = 0, used = 0, count = 0, n = 0;
+    size_t bytes = 0, count = 0, n = 0;
     const char *key;
     int id;
     tt_status status = tt__read_token(k, &reader, &key, &n, &id);
@@ -30088,23 +30109,21 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     if (!tt__vocab_room(k, count, bytes)) return TT_ERR_MEMORY;
     const bool mapped = v->words != v->texts;
     reader = begin;
-    for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; used += n + 1) {
-        const tt__slice slice = {(uint32_t)used, (uint32_t)n};
+    for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; v->used += n + 1) {
+        const tt__slice slice = {(uint32_t)v->used, (uint32_t)n};
         if (v->text[id].bytes != TT__NO_TOKEN)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the "
                             "id %d", j->path, reader.offset, id);
-        memcpy(v->texts + used, key, n);
-        v->texts[used + n] = 0;
+        memcpy(v->texts + v->used, key, n);
+        v->texts[v->used + n] = 0;
         v->text[id] = slice; /* of tokens that are there twice the last counts */
         tt__token_put(&v->by_text, id);
-        if (mapped) {
-            v->word[id].start = slice.start;
-            v->word[id].bytes = tt__token_bytes(key, n, v->words + used);
-        }
-        if (v->word[id].bytes == TT__NO_TOKEN) continue;
-        tt__token_put(&v->by_word, id);
-        v->longest = (uint32_t)tt__max(v->longest, v->word[id].bytes);
+        if (!mapped) continue;
+        v->word[id].start = slice.start;
+        v->word[id].bytes = tt__token_bytes(key, n, v->words + v->used);
+        if (v->word[id].bytes != TT__NO_TOKEN) tt__token_put(&v->by_word, id);
     }
+    if (!mapped) v->by_word = v->by_text;
     return status;
 }
 
@@ -30147,10 +30166,30 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     return TT_OK;
 }
 
+/* The tokens that continue a word, of WordPiece. */
+static tt_status tt__rest_of_vocab(tt_tokenizer *k)
+{
+    tt__ids_by_text *t = &k->model.rest;
+    const uint32_t piece = (uint32_t)strlen(k->model.piece);
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* they are counted first */
+        if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
+            return TT_ERR_MEMORY;
+        t->skipped = piece;
+        for (int id = 0; id < k->vocab.own; id++) {
+            const tt__slice *text = &k->vocab.text[id];
+            if (text->bytes == TT__NO_TOKEN || text->bytes <= piece ||
+                memcmp(k->vocab.texts + text->start, k->model.piece, piece) != 0) continue;
+            count++;
+            if (turn) tt__token_put(t, id);
+        }
+    }
+    return TT_OK;
+}
+
 /* The tree of the tokens. */
 static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 {
-    tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1);
+    tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1); /* the root */
     for (int id = 0; id < k->vocab.own && status == TT_OK; id++) {
         const tt__slice *text = &k->vocab.text[id];
         const char *from = k->vocab.texts + text->start;
@@ -30237,10 +30276,7 @@ static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_mer
     k->model.merge_shift = 64 - bits;
     k->model.merge_mask = slots - 1;
     m->count = 0;
-    m->room = 0;
-    for (int id = 0; id < k->vocab.own; id++)
-        if (k->vocab.text[id].bytes != TT__NO_TOKEN)
-            m->room = (size_t)tt__max((int64_t)m->room, k->vocab.text[id].bytes);
+    m->room = k->vocab.by_text.longest;
     m->joined = (char *)tt__chunks_take(k->ctx, &k->chunks, m->room + 1);
     k->model.merges = (tt__bpe_rule *)tt__alloc(k->ctx, slots * sizeof *k->model.merges);
     if (!m->joined || !k->model.merges)
@@ -30266,8 +30302,7 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
     }
     if (id < 0)
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is of '%.100s' and '%.100s'%s",
-                        m->path,
-                        m->offset, m->count, left, right, l >= 0 && r >= 0
+                        m->path, m->offset, m->count, left, right, l >= 0 && r >= 0
                         ? ", and the vocabulary has not what these make" : ", which are not both tokens");
     tt__bpe_rule *to = &k->model.merges[tt__bpe_merge(k, l, r) - k->model.merges];
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
@@ -30308,8 +30343,7 @@ static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
         }
         if (!left || !right)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is %s; expected two tokens",
-                            j->path,
-                            m.offset, m.count, tt__json_kind_name(j, child));
+                            j->path, m.offset, m.count, tt__json_kind_name(j, child));
         status = tt__bpe_merge_add(k, &m, left, left_bytes, right, right_bytes);
         if (status != TT_OK) return status;
     }
@@ -30412,18 +30446,15 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
     if (m->kind == TT__MODEL_WORDPIECE && m->unk < 0)
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
                         r->j->path, unk);
-    if (m->kind != TT__MODEL_BPE) {
+    if (m->kind == TT__MODEL_WORDPIECE) return tt__rest_of_vocab(k);
+    if (m->kind == TT__MODEL_UNIGRAM) {
         const tt_status status = tt__prefixes_of_vocab(k);
-        for (const char *at = m->piece; at && *at && m->piece_node >= 0 && status == TT_OK; at++)
-            m->piece_node = tt__prefix_next(&m->prefixes, m->piece_node, *at);
-        if (status != TT_OK || m->kind == TT__MODEL_WORDPIECE) return status;
-        return tt__read_scores(k, r->j, r->text, model);
+        return status == TT_OK ? tt__read_scores(k, r->j, r->text, model) : status;
     }
     const bool fallback = m->byte_fallback && !missing;
     if (m->unk < 0 && !fallback && (!mapped || unmapped))
-        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer",
-                "'%s' has tokens for some characters only, and none for the "
-                "others: these are left out of texts", r->j->path);
+        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer", "'%s' has tokens for some characters only, and none for "
+                "the others: these are left out of texts", r->j->path);
     m->cuts = !mapped && fallback && !m->ignore_merges;
     return r->merges ? tt__read_merges_txt(k, r->path, r->merges) : tt__read_merges(k, r->j, model);
 }
@@ -30449,9 +30480,8 @@ static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, in
     if (status == TT_OK) status = tt__json_read_bool(j, node, "rstrip", &a.rstrip);
     if (status != TT_OK) return status;
     if (a.bytes > TT__ADDED_BYTES)
-        return tt__fail(k->ctx, TT_ERR_FORMAT,
-                        "'%s', byte %zu: an added token of %zu bytes; at most %d are read",
-                        j->path, j->base + j->nodes[node].offset, a.bytes, TT__ADDED_BYTES);
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: an added token of %zu bytes; at most %d are "
+                        "read", j->path, j->base + j->nodes[node].offset, a.bytes, TT__ADDED_BYTES);
     if (!TT__GROW(k->ctx, k->added, k->n_added, k->cap_added)) return TT_ERR_MEMORY;
     k->added[k->n_added++] = a;
     return TT_OK;
@@ -30466,28 +30496,6 @@ static tt_status tt__read_added_list(tt_tokenizer *k, const tt__json *j, int lis
     for (int child = list + 1; child < j->nodes[list].after && status == TT_OK; child = j->nodes[child].after)
         status = tt__read_added(k, j, child, -1);
     return status;
-}
-
-/* Adds a text to a tree. */
-static tt_status tt__trie_add(tt_context *ctx, tt__trie *t, const char *text, size_t bytes, int32_t added)
-{
-    int32_t parent = -1, *link = &t->root[(uint8_t)text[0]];
-    t->first = t->count && t->first != (uint8_t)text[0] ? -1 : (uint8_t)text[0];
-    for (size_t i = 0; i < bytes; i++) {
-        int32_t node = i ? t->nodes[parent].child : t->root[(uint8_t)text[0]];
-        while (i && node >= 0 && t->nodes[node].byte != (uint8_t)text[i]) node = t->nodes[node].sibling;
-        if (node < 0) {
-            if (!TT__GROW(ctx, t->nodes, t->count, t->capacity)) return TT_ERR_MEMORY;
-            node = t->count++;
-            link = i ? &t->nodes[parent].child : &t->root[(uint8_t)text[0]];
-            const tt__trie_node fresh = {-1, i ? *link : -1, -1, (uint8_t)text[i]};
-            t->nodes[node] = fresh;
-            *link = node;
-        }
-        parent = node;
-    }
-    t->nodes[parent].added = added;
-    return TT_OK;
 }
 
 /* Gives an added token the text that it is looked for as, among texts that are normalized. */
@@ -30510,41 +30518,37 @@ static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *
 /* Gives the added tokens their ids and makes what they are found by. */
 static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 {
-    size_t used = 0;
+    tt__vocab *v = &k->vocab;
     tt_status status = TT_OK;
-    for (int id = 0; id < k->vocab.own; id++) {
-        const tt__slice *text = &k->vocab.text[id];
-        if (text->bytes != TT__NO_TOKEN)
-            used = (size_t)tt__max((int64_t)used, (int64_t)text->start + text->bytes + 1);
-    }
     for (int i = 0; i < k->n_added; i++) {
         tt__added *a = &k->added[i];
-        const int there = tt__token_find(&k->vocab.by_text, a->text, a->bytes);
+        const int there = tt__any_token(k, a->text, a->bytes);
         if (a->id < 0) a->id = there;
         if (a->id < 0) continue; /* a default that this vocabulary has not */
-        if (there >= 0 ? there != a->id : k->vocab.text[a->id].bytes != TT__NO_TOKEN)
+        if (there >= 0 ? there != a->id : v->text[a->id].bytes != TT__NO_TOKEN)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
-                            path,
-                            a->text, a->id,
-                            there >= 0 ? "is another than the vocabulary's" : "another token has");
+                            path, a->text, a->id, there >= 0
+                            ? "is another than the vocabulary's" : "another token has");
         if (there < 0) {
-            const tt__slice slice = {(uint32_t)used, (uint32_t)a->bytes};
-            memcpy(k->vocab.texts + used, a->text, a->bytes + 1);
-            used += a->bytes + 1;
-            k->vocab.text[a->id] = slice;
-            tt__token_put(&k->vocab.by_text, a->id);
+            const tt__slice slice = {(uint32_t)v->used, (uint32_t)a->bytes};
+            memcpy(v->texts + v->used, a->text, a->bytes + 1);
+            v->used += a->bytes + 1;
+            v->text[a->id] = slice;
+            tt__token_put(&v->by_added, a->id);
         }
         k->added_of[a->id] = i;
     }
-    memset(k->tries[0].root, 0xFF, sizeof k->tries[0].root);
-    memset(k->tries[1].root, 0xFF, sizeof k->tries[1].root);
     for (int i = 0; i < k->n_added && status == TT_OK; i++) {
         tt__added *a = &k->added[i];
         if (a->id < 0 || k->added_of[a->id] != i) continue;
         a->skipped = a->special;
         if (a->normalized && k->normalize.n) status = tt__normalize_added(k, a, path);
-        if (status == TT_OK && a->bytes) /* else a normalizer removes all of it */
-            status = tt__trie_add(k->ctx, &k->tries[a->normalized], a->text, a->bytes, i);
+        if (status != TT_OK || !a->bytes) continue; /* a normalizer removes all of it */
+        tt__added_tree *t = &k->trees[a->normalized];
+        const uint8_t byte = (uint8_t)a->text[0];
+        t->first = t->prefixes.count && t->first != byte ? -1 : byte;
+        t->begins[byte] = true;
+        status = tt__prefixes_add(k->ctx, &t->prefixes, a->text, a->bytes, i);
     }
     return status;
 }
@@ -30563,8 +30567,8 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
     const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
     const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
     for (int i = 0; i < k->split.n; i++) {
-        tt__stage *s = &k->split.all[i];
-        if (s->kind == TT__STAGE_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
+        tt__step *s = &k->split.all[i];
+        if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
         s->prefix_always = prefix && legacy; /* of each part between added tokens, or of the first alone */
         s->prefix_first = prefix && !legacy;
@@ -30783,7 +30787,7 @@ static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
         if (node >= 0 && j->nodes[node].kind == TT__JSON_OBJECT) node = tt__json_get(j, node, "content");
         const char *text = tt__json_bytes(j, node, &bytes);
         if (text && k->finish.roles[role] < 0)
-            k->finish.roles[role] = tt__token_find(&k->vocab.by_text, text, bytes);
+            k->finish.roles[role] = tt__any_token(k, text, bytes);
     }
 }
 
@@ -30810,8 +30814,9 @@ static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
     return !(first == '<' && last == '>') && !(first == '[' && last == ']');
 }
 
-/* What a vocab.json and a merges.txt leave to the class of the tokenizer. Tokens that a vocabulary has not
-   are left out; "added_tokens_decoder" of tokenizer_config.json has more. */
+/* Classes that read "add_prefix_space" of tokenizer_config.json, and what a vocab.json and a merges.txt leave
+   to them; NULL: these are not read. Tokens that a vocabulary has not are left out; "added_tokens_decoder" of
+   tokenizer_config.json has more. */
 static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPT2Tokenizer", "gpt2",
      "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
@@ -30830,6 +30835,7 @@ static const struct { const char *name, *model_type, *json; } tt__classes[] = {
      " ?[^\\\\s\\\\p{L}\\\\p{N}]+"
      "[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"Isolated\"},"
      "{\"type\":\"ByteLevel\",\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
+    {"GPTNeoXTokenizer", "gpt_neox", NULL},
 };
 
 /* How LlamaTokenizer of transformers 5 marks words, whatever the pipeline of the tokenizer.json. */
@@ -30853,12 +30859,19 @@ static bool tt__class_is(const char *name, const char *which)
     const size_t n = strlen(which);
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
+
+/* Which of tt__classes a name, or else a type of model, asks for; -1: none. */
+static int tt__class_of(const char *name, const char *type)
+{
+    for (int i = 0; i < TT__COUNT(tt__classes); i++)
+        if (name ? tt__class_is(name, tt__classes[i].name)
+                 : type && strcmp(type, tt__classes[i].model_type) == 0) return i;
+    return -1;
+}
+
 static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *model,
                                         const tt__file_bytes *file)
 {
-    static const struct { const char *name, *model_type; } bytes[] = {
-        {"GPT2Tokenizer", "gpt2"}, {"RobertaTokenizer", "roberta"}, {"Qwen2Tokenizer", "qwen2"},
-        {"GPTNeoXTokenizer", "gpt_neox"}};
     const char *name = tt__folder_text(config, "tokenizer_class");
     const char *type = tt__folder_text(model, "model_type");
     if (!name) name = tt__folder_text(model, "tokenizer_class");
@@ -30866,26 +30879,22 @@ static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *
     if (type && strcmp(type, "qwen2") == 0) return TT__FIRST_BYTES;
     if (tt__class_is(name, "LlamaTokenizer"))
         return strstr(file->bytes, "\"ByteLevel\"") ? TT__FIRST_FILE : TT__FIRST_LLAMA;
-    for (int i = 0; i < TT__COUNT(bytes); i++)
-        if (name ? tt__class_is(name, bytes[i].name) : type && strcmp(type, bytes[i].model_type) == 0)
-            return TT__FIRST_BYTES;
-    return TT__FIRST_FILE;
+    return tt__class_of(name, type) >= 0 ? TT__FIRST_BYTES : TT__FIRST_FILE;
 }
 
-/* Which of tt__classes a folder's tokenizer_config.json or config.json (either may be empty) names. */
-static int tt__class_of(tt_context *ctx, const char *folder, const tt__json *config, const tt__json *model)
+/* What tt__classes have for a folder's tokenizer_config.json or config.json, of which either may be empty;
+   NULL and an error: none has. */
+static const char *tt__class_json(tt_context *ctx, const char *folder, const tt__json *config,
+                                  const tt__json *model)
 {
     const char *name = tt__folder_text(config, "tokenizer_class");
     const char *type = tt__folder_text(model, "model_type");
-    for (int i = 0; i < TT__COUNT(tt__classes); i++)
-        if (name ? tt__class_is(name, tt__classes[i].name)
-                 : !type || strcmp(type, tt__classes[i].model_type) == 0)
-            return i;
-    tt__fail(ctx, TT_ERR_UNSUPPORTED,
-             "'%s' has no tokenizer.json, and of vocab.json with merges.txt the class "
-             "'%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer", folder,
-             name ? name : type);
-    return -1;
+    const int kind = tt__class_of(name, type ? type : "gpt2");
+    if (kind >= 0 && tt__classes[kind].json) return tt__classes[kind].json;
+    tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has no tokenizer.json, and of vocab.json with merges.txt the "
+             "class '%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer",
+             folder, name ? name : type);
+    return NULL;
 }
 
 /* The error of a folder without a tokenizer. */
@@ -30934,9 +30943,8 @@ static tt_status tt__load_merges(tt_tokenizer *k, tt__tokenizer_folder *f)
     if (vocab) merges = tt__keep_file(k, f->folder, "merges.txt", f->merges_path, &status);
     if (status == TT_OK && !merges) status = tt__no_tokenizer(k->ctx, f->folder);
     if (status != TT_OK) return status;
-    const int kind = tt__class_of(k->ctx, f->folder, &f->config, &f->model);
-    if (kind < 0) return k->ctx->status;
-    const char *json = tt__classes[kind].json;
+    const char *json = tt__class_json(k->ctx, f->folder, &f->config, &f->model);
+    if (!json) return k->ctx->status;
     const tt__recipe r = {&f->json, json, NULL, TT__FIRST_BYTES, &f->vocab, NULL, merges, f->merges_path,
                           &f->config};
     status = tt__json_parse(&f->vocab, k->ctx, f->vocab_path, 0, vocab->bytes, vocab->size);
@@ -32912,7 +32920,7 @@ static const char *tt__added_text(const tt_tokenizer *k, int id)
 /* Bytes of white space before the begin that a document spells out; 0: it spells out none. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
-    const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before[0]) : NULL;
+    const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before.ids[0]) : NULL;
     const size_t length = begin ? strlen(begin) : 0;
     size_t skip = 0;
     while (skip < bytes && text[skip] && strchr(" \t\r\n", text[skip])) skip++;
@@ -32959,11 +32967,11 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
     const size_t front = sizeof **scratch * (size_t)s->fronts;
     const bool begun = s->fronts && n >= s->fronts &&
-                       memcmp(*scratch, s->tokenizer->finish.before, front) == 0;
+                       memcmp(*scratch, s->tokenizer->finish.before.ids, front) == 0;
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
     s->spelled[0] += begun;
     s->spelled[1] += ended;
-    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, s->tokenizer->finish.before[k]);
+    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, s->tokenizer->finish.before.ids[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
         if (id >= s->vocab)
@@ -33022,7 +33030,7 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     s->tokenizer = o->tokenizer;
     s->texts = true;
     s->vocab = o->vocab ? o->vocab : o->tokenizer ? tt_tokenizer_size(o->tokenizer) : TT__BYTE_END + 1;
-    s->fronts = o->tokenizer && !o->bare ? o->tokenizer->finish.n_before : 0;
+    s->fronts = o->tokenizer && !o->bare ? o->tokenizer->finish.before.n : 0;
     const int usual = o->tokenizer ? tt_tokenizer_special(o->tokenizer, TT_TOKEN_EOS) : TT__BYTE_END;
     s->end = o->end >= 0 ? o->end : usual;
     s->store->width = s->vocab > 65536 ? 4 : 2;
@@ -33046,7 +33054,7 @@ static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
             tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld document%s out '%.60s', which is put %s "
                     "each: they have it once", s->store->path, (long long)s->spelled[at],
                     s->spelled[at] == 1 ? " spells" : "s spell",
-                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.before[0]),
+                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.before.ids[0]),
                     at ? "behind" : "in front of");
     if (status == TT_OK && s->count < 2)
         status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': there are no tokens to train on",
@@ -33285,7 +33293,7 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
         /* a stream may begin within a document */
-        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before, front) == 0)
+        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before.ids, front) == 0)
             from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
         const int64_t bytes = tt_tokenizer_decode(s->tokenizer, from, n_text, false, NULL, 0);

@@ -29,9 +29,8 @@ static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, in
     if (status == TT_OK) status = tt__json_read_bool(j, node, "rstrip", &a.rstrip);
     if (status != TT_OK) return status;
     if (a.bytes > TT__ADDED_BYTES)
-        return tt__fail(k->ctx, TT_ERR_FORMAT,
-                        "'%s', byte %zu: an added token of %zu bytes; at most %d are read",
-                        j->path, j->base + j->nodes[node].offset, a.bytes, TT__ADDED_BYTES);
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: an added token of %zu bytes; at most %d are "
+                        "read", j->path, j->base + j->nodes[node].offset, a.bytes, TT__ADDED_BYTES);
     if (!TT__GROW(k->ctx, k->added, k->n_added, k->cap_added)) return TT_ERR_MEMORY;
     k->added[k->n_added++] = a;
     return TT_OK;
@@ -46,28 +45,6 @@ static tt_status tt__read_added_list(tt_tokenizer *k, const tt__json *j, int lis
     for (int child = list + 1; child < j->nodes[list].after && status == TT_OK; child = j->nodes[child].after)
         status = tt__read_added(k, j, child, -1);
     return status;
-}
-
-/* Adds a text to a tree. */
-static tt_status tt__trie_add(tt_context *ctx, tt__trie *t, const char *text, size_t bytes, int32_t added)
-{
-    int32_t parent = -1, *link = &t->root[(uint8_t)text[0]];
-    t->first = t->count && t->first != (uint8_t)text[0] ? -1 : (uint8_t)text[0];
-    for (size_t i = 0; i < bytes; i++) {
-        int32_t node = i ? t->nodes[parent].child : t->root[(uint8_t)text[0]];
-        while (i && node >= 0 && t->nodes[node].byte != (uint8_t)text[i]) node = t->nodes[node].sibling;
-        if (node < 0) {
-            if (!TT__GROW(ctx, t->nodes, t->count, t->capacity)) return TT_ERR_MEMORY;
-            node = t->count++;
-            link = i ? &t->nodes[parent].child : &t->root[(uint8_t)text[0]];
-            const tt__trie_node fresh = {-1, i ? *link : -1, -1, (uint8_t)text[i]};
-            t->nodes[node] = fresh;
-            *link = node;
-        }
-        parent = node;
-    }
-    t->nodes[parent].added = added;
-    return TT_OK;
 }
 
 /* Gives an added token the text that it is looked for as, among texts that are normalized. */
@@ -90,41 +67,37 @@ static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *
 /* Gives the added tokens their ids and makes what they are found by. */
 static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 {
-    size_t used = 0;
+    tt__vocab *v = &k->vocab;
     tt_status status = TT_OK;
-    for (int id = 0; id < k->vocab.own; id++) {
-        const tt__slice *text = &k->vocab.text[id];
-        if (text->bytes != TT__NO_TOKEN)
-            used = (size_t)tt__max((int64_t)used, (int64_t)text->start + text->bytes + 1);
-    }
     for (int i = 0; i < k->n_added; i++) {
         tt__added *a = &k->added[i];
-        const int there = tt__token_find(&k->vocab.by_text, a->text, a->bytes);
+        const int there = tt__any_token(k, a->text, a->bytes);
         if (a->id < 0) a->id = there;
         if (a->id < 0) continue; /* a default that this vocabulary has not */
-        if (there >= 0 ? there != a->id : k->vocab.text[a->id].bytes != TT__NO_TOKEN)
+        if (there >= 0 ? there != a->id : v->text[a->id].bytes != TT__NO_TOKEN)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
-                            path,
-                            a->text, a->id,
-                            there >= 0 ? "is another than the vocabulary's" : "another token has");
+                            path, a->text, a->id, there >= 0
+                            ? "is another than the vocabulary's" : "another token has");
         if (there < 0) {
-            const tt__slice slice = {(uint32_t)used, (uint32_t)a->bytes};
-            memcpy(k->vocab.texts + used, a->text, a->bytes + 1);
-            used += a->bytes + 1;
-            k->vocab.text[a->id] = slice;
-            tt__token_put(&k->vocab.by_text, a->id);
+            const tt__slice slice = {(uint32_t)v->used, (uint32_t)a->bytes};
+            memcpy(v->texts + v->used, a->text, a->bytes + 1);
+            v->used += a->bytes + 1;
+            v->text[a->id] = slice;
+            tt__token_put(&v->by_added, a->id);
         }
         k->added_of[a->id] = i;
     }
-    memset(k->tries[0].root, 0xFF, sizeof k->tries[0].root);
-    memset(k->tries[1].root, 0xFF, sizeof k->tries[1].root);
     for (int i = 0; i < k->n_added && status == TT_OK; i++) {
         tt__added *a = &k->added[i];
         if (a->id < 0 || k->added_of[a->id] != i) continue;
         a->skipped = a->special;
         if (a->normalized && k->normalize.n) status = tt__normalize_added(k, a, path);
-        if (status == TT_OK && a->bytes) /* else a normalizer removes all of it */
-            status = tt__trie_add(k->ctx, &k->tries[a->normalized], a->text, a->bytes, i);
+        if (status != TT_OK || !a->bytes) continue; /* a normalizer removes all of it */
+        tt__added_tree *t = &k->trees[a->normalized];
+        const uint8_t byte = (uint8_t)a->text[0];
+        t->first = t->prefixes.count && t->first != byte ? -1 : byte;
+        t->begins[byte] = true;
+        status = tt__prefixes_add(k->ctx, &t->prefixes, a->text, a->bytes, i);
     }
     return status;
 }

@@ -24,8 +24,8 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
     const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
     const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
     for (int i = 0; i < k->split.n; i++) {
-        tt__stage *s = &k->split.all[i];
-        if (s->kind == TT__STAGE_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
+        tt__step *s = &k->split.all[i];
+        if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
         s->prefix_always = prefix && legacy; /* of each part between added tokens, or of the first alone */
         s->prefix_first = prefix && !legacy;

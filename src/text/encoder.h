@@ -23,7 +23,7 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
 
 enum { /* buffers of an encoder: of normalized texts two in turn, of splitters' one for each */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
-    TT__POINTS = TT__SPLIT_TEXT + TT__STAGES, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
+    TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
 
 typedef struct tt__encoder tt__encoder;
@@ -70,14 +70,18 @@ static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
     return memory;
 }
 
-/* The token that a word of a text stands for; -1: none. */
-static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
-
+/* tt__token_head of a part of a text. */
+static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, size_t bytes)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
-    const size_t readable = at < e->origin_bytes ? e->origin_bytes - at : bytes;
-    if (bytes > e->k->vocab.longest) return -1;
-    return tt__token_slot(&e->k->vocab.by_word, text, bytes, tt__token_head(text, bytes, readable))->id;
+    return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
+}
+
+/* The token that a word of a text stands for; -1: none. */
+static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt__ids_by_text *t = &e->k->vocab.by_word;
+    return bytes > t->longest ? -1 : tt__token_slot(t, text, bytes, tt__part_head(e, text, bytes))->id;
 }
 
 /* The next character, of bytes that stand for one each if `mapped`. */

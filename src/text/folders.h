@@ -62,7 +62,7 @@ static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
         if (node >= 0 && j->nodes[node].kind == TT__JSON_OBJECT) node = tt__json_get(j, node, "content");
         const char *text = tt__json_bytes(j, node, &bytes);
         if (text && k->finish.roles[role] < 0)
-            k->finish.roles[role] = tt__token_find(&k->vocab.by_text, text, bytes);
+            k->finish.roles[role] = tt__any_token(k, text, bytes);
     }
 }
 
@@ -89,8 +89,9 @@ static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
     return !(first == '<' && last == '>') && !(first == '[' && last == ']');
 }
 
-/* What a vocab.json and a merges.txt leave to the class of the tokenizer. Tokens that a vocabulary has not
-   are left out; "added_tokens_decoder" of tokenizer_config.json has more. */
+/* Classes that read "add_prefix_space" of tokenizer_config.json, and what a vocab.json and a merges.txt leave
+   to them; NULL: these are not read. Tokens that a vocabulary has not are left out; "added_tokens_decoder" of
+   tokenizer_config.json has more. */
 static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPT2Tokenizer", "gpt2",
      "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
@@ -109,6 +110,7 @@ static const struct { const char *name, *model_type, *json; } tt__classes[] = {
      " ?[^\\\\s\\\\p{L}\\\\p{N}]+"
      "[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"Isolated\"},"
      "{\"type\":\"ByteLevel\",\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
+    {"GPTNeoXTokenizer", "gpt_neox", NULL},
 };
 
 /* How LlamaTokenizer of transformers 5 marks words, whatever the pipeline of the tokenizer.json. */
@@ -132,12 +134,19 @@ static bool tt__class_is(const char *name, const char *which)
     const size_t n = strlen(which);
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
+
+/* Which of tt__classes a name, or else a type of model, asks for; -1: none. */
+static int tt__class_of(const char *name, const char *type)
+{
+    for (int i = 0; i < TT__COUNT(tt__classes); i++)
+        if (name ? tt__class_is(name, tt__classes[i].name)
+                 : type && strcmp(type, tt__classes[i].model_type) == 0) return i;
+    return -1;
+}
+
 static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *model,
                                         const tt__file_bytes *file)
 {
-    static const struct { const char *name, *model_type; } bytes[] = {
-        {"GPT2Tokenizer", "gpt2"}, {"RobertaTokenizer", "roberta"}, {"Qwen2Tokenizer", "qwen2"},
-        {"GPTNeoXTokenizer", "gpt_neox"}};
     const char *name = tt__folder_text(config, "tokenizer_class");
     const char *type = tt__folder_text(model, "model_type");
     if (!name) name = tt__folder_text(model, "tokenizer_class");
@@ -145,26 +154,22 @@ static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *
     if (type && strcmp(type, "qwen2") == 0) return TT__FIRST_BYTES;
     if (tt__class_is(name, "LlamaTokenizer"))
         return strstr(file->bytes, "\"ByteLevel\"") ? TT__FIRST_FILE : TT__FIRST_LLAMA;
-    for (int i = 0; i < TT__COUNT(bytes); i++)
-        if (name ? tt__class_is(name, bytes[i].name) : type && strcmp(type, bytes[i].model_type) == 0)
-            return TT__FIRST_BYTES;
-    return TT__FIRST_FILE;
+    return tt__class_of(name, type) >= 0 ? TT__FIRST_BYTES : TT__FIRST_FILE;
 }
 
-/* Which of tt__classes a folder's tokenizer_config.json or config.json (either may be empty) names. */
-static int tt__class_of(tt_context *ctx, const char *folder, const tt__json *config, const tt__json *model)
+/* What tt__classes have for a folder's tokenizer_config.json or config.json, of which either may be empty;
+   NULL and an error: none has. */
+static const char *tt__class_json(tt_context *ctx, const char *folder, const tt__json *config,
+                                  const tt__json *model)
 {
     const char *name = tt__folder_text(config, "tokenizer_class");
     const char *type = tt__folder_text(model, "model_type");
-    for (int i = 0; i < TT__COUNT(tt__classes); i++)
-        if (name ? tt__class_is(name, tt__classes[i].name)
-                 : !type || strcmp(type, tt__classes[i].model_type) == 0)
-            return i;
-    tt__fail(ctx, TT_ERR_UNSUPPORTED,
-             "'%s' has no tokenizer.json, and of vocab.json with merges.txt the class "
-             "'%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer", folder,
-             name ? name : type);
-    return -1;
+    const int kind = tt__class_of(name, type ? type : "gpt2");
+    if (kind >= 0 && tt__classes[kind].json) return tt__classes[kind].json;
+    tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has no tokenizer.json, and of vocab.json with merges.txt the "
+             "class '%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer",
+             folder, name ? name : type);
+    return NULL;
 }
 
 /* The error of a folder without a tokenizer. */
@@ -213,9 +218,8 @@ static tt_status tt__load_merges(tt_tokenizer *k, tt__tokenizer_folder *f)
     if (vocab) merges = tt__keep_file(k, f->folder, "merges.txt", f->merges_path, &status);
     if (status == TT_OK && !merges) status = tt__no_tokenizer(k->ctx, f->folder);
     if (status != TT_OK) return status;
-    const int kind = tt__class_of(k->ctx, f->folder, &f->config, &f->model);
-    if (kind < 0) return k->ctx->status;
-    const char *json = tt__classes[kind].json;
+    const char *json = tt__class_json(k->ctx, f->folder, &f->config, &f->model);
+    if (!json) return k->ctx->status;
     const tt__recipe r = {&f->json, json, NULL, TT__FIRST_BYTES, &f->vocab, NULL, merges, f->merges_path,
                           &f->config};
     status = tt__json_parse(&f->vocab, k->ctx, f->vocab_path, 0, vocab->bytes, vocab->size);

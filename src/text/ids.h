@@ -18,12 +18,12 @@ static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Cuts a text at the added tokens of a trie: 0 before normalization, 1 after it. */
-static void tt__cut_text(tt__encoder *e, int trie, const char *text, size_t bytes, bool first);
+/* Cuts a text at the added tokens of a tree: 0 before normalization, 1 after it. */
+static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
-static void tt__cut_between(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
+static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
 {
-    if (trie == 1) {
+    if (tree == 1) {
         tt__split_text(e, 0, text, bytes, first);
         return;
     }
@@ -32,46 +32,37 @@ static void tt__cut_between(tt__encoder *e, int trie, const char *text, size_t b
     if (!e->failed) tt__cut_text(e, 1, text, bytes, first);
 }
 
-static void tt__cut_text(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
+static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
-    const tt__trie *t = &k->tries[trie];
+    const tt__added_tree *t = &k->trees[tree];
     const uint8_t *bits = k->unicode->bits;
     size_t from = 0, white_to = 0; /* what is before white_to, and behind a token, is white space */
-    for (size_t at = 0; t->count && at < bytes && !tt__encoder_done(e);) {
+    for (size_t at = 0; t->prefixes.count && at < bytes && !tt__encoder_done(e);) {
         const char *next = t->first < 0 ? text + at : (const char *)memchr(text + at, t->first, bytes - at);
         if (!next) break;
         at = (size_t)(next - text);
         size_t start = at, stop = at, i = at;
-        int32_t found = -1;
-        for (int32_t node = t->root[(uint8_t)text[at]]; node >= 0;) {
-            if (t->nodes[node].added >= 0) found = t->nodes[node].added, stop = i + 1;
-            if (++i == bytes) break;
-            for (node = t->nodes[node].child; node >= 0 && t->nodes[node].byte != (uint8_t)text[i];)
-                node = t->nodes[node].sibling;
-        }
+        int32_t found = -1, node = t->begins[(uint8_t)text[at]] ? 0 : -1;
+        while (node >= 0 && i < bytes && (node = tt__prefix_next(&t->prefixes, node, text[i++])) >= 0)
+            if (t->prefixes.ids[node] >= 0) found = t->prefixes.ids[node], stop = i;
         if (found < 0) { at++; continue; }
         const tt__added *a = &k->added[found];
         at = stop;
         if (a->single_word && ((start && tt__is_word_at(k, text, start, tt__utf8_last(text, start))) ||
                                tt__is_word_at(k, text, bytes, stop)))
             continue;
-        while (a->lstrip && start > from) {
-            const size_t last = tt__utf8_last(text, start);
-            size_t next = last;
-            if (!(bits[tt__utf8_next(text, start, &next)] & TT__IS_SPACE)) break;
-            start = last;
-        }
+        if (a->lstrip) start = tt__white_begin(bits, text, from, start);
         if (a->rstrip && stop >= white_to)
             white_to = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, stop);
         if (a->rstrip) stop = white_to;
-        const bool starts = trie ? tt__is_first(e, first, text, from) : first && !from;
-        if (from < start) tt__cut_between(e, trie, text + from, start - from, starts);
+        const bool starts = tree ? tt__is_first(e, first, text, from) : first && !from;
+        if (from < start) tt__cut_between(e, tree, text + from, start - from, starts);
         if (!e->failed) tt__encoder_id(e, a->id);
         from = stop;
     }
-    const bool starts = trie ? tt__is_first(e, first, text, from) : first && !from;
-    if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, trie, text + from, bytes - from, starts);
+    const bool starts = tree ? tt__is_first(e, first, text, from) : first && !from;
+    if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, tree, text + from, bytes - from, starts);
 }
 
 /* The ids of a text without those around it, of which `room` are kept. Returns how many there are: of those
@@ -108,13 +99,13 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
 static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
                         bool whole)
 {
-    const int around = k->finish.n_before + k->finish.n_behind, room = max_tokens - around;
+    const int around = k->finish.before.n + k->finish.behind.n, room = max_tokens - around;
     if (room < 0) return 0;
-    const int64_t n = tt__encode(k, text, bytes, ids + k->finish.n_before, room, whole);
+    const int64_t n = tt__encode(k, text, bytes, ids + k->finish.before.n, room, whole);
     const int64_t kept = tt__min(n, room);
     if (n < 0) return -1;
-    for (int i = 0; i < k->finish.n_before; i++) ids[i] = k->finish.before[i];
-    for (int i = 0; i < k->finish.n_behind; i++) ids[k->finish.n_before + kept + i] = k->finish.behind[i];
+    for (int i = 0; i < k->finish.before.n; i++) ids[i] = k->finish.before.ids[i];
+    for (int i = 0; i < k->finish.behind.n; i++) ids[k->finish.before.n + kept + i] = k->finish.behind.ids[i];
     return (int)tt__min(n + around, INT_MAX);
 }
 
@@ -127,13 +118,13 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
                             int64_t room)
 {
     int64_t count = 0;
-    for (int i = 0; special && i < k->finish.n_before; i++, count++)
-        if (count < room) ids[count] = k->finish.before[i];
+    for (int i = 0; special && i < k->finish.before.n; i++, count++)
+        if (count < room) ids[count] = k->finish.before.ids[i];
     const int64_t left = tt__max(0, room - count);
     const int64_t n = tt__encode(k, text, bytes, left ? ids + count : NULL, left, true);
     if (n < 0) return -1;
     count += n;
-    for (int i = 0; special && i < k->finish.n_behind; i++, count++)
-        if (count < room) ids[count] = k->finish.behind[i];
+    for (int i = 0; special && i < k->finish.behind.n; i++, count++)
+        if (count < room) ids[count] = k->finish.behind.ids[i];
     return count;
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include "../base/base.h"
+#include "code_points.h"
 #include "../files/utf8.h"
 #include "parts.h"
 
@@ -25,16 +26,42 @@ static int tt__char_byte(uint32_t c) /* -1: of none */
 
 /* ---- texts */
 
+/* How many ASCII letters the next 8 bytes begin with. */
+static inline size_t tt__ascii_letters(const char *text)
+{
+    const uint64_t ones = 0x0101010101010101u;
+    uint64_t all;
+    memcpy(&all, text, 8);
+    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* what follows are bits 7 of bytes */
+    const uint64_t below = ~(lower + (0x80 - 'a') * ones), above = lower + (0x7F - 'z') * ones;
+    const uint64_t others = (below | above | all) & 0x80 * ones;
+    return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
+}
+
 /* Where the run of characters ends from `at` on whose bits & mask are `value`. */
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
+    const bool letters = (bits['a'] & mask) == value; /* all of ASCII have the same */
+    for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
         next = at;
         if (at == bytes || (uint8_t)text[at] < 0x80) return at;
         if ((bits[tt__utf8_next(text, bytes, &next)] & mask) != value) return at;
     }
+}
+
+/* Where the white space begins that a text ends with, not before `from`. */
+static size_t tt__white_begin(const uint8_t *bits, const char *text, size_t from, size_t end)
+{
+    while (end > from) {
+        const size_t last = tt__utf8_last(text, end);
+        size_t next = last;
+        if (!(bits[tt__utf8_next(text, end, &next)] & TT__IS_SPACE)) break;
+        end = last;
+    }
+    return end;
 }
 
 static bool tt__is_ascii(const char *text, size_t bytes)
@@ -47,7 +74,6 @@ static bool tt__is_ascii(const char *text, size_t bytes)
     for (size_t i = 0; i < bytes; i++) all |= (uint8_t)text[i];
     return !(all & 0x8080808080808080u);
 }
-
 
 /* ---- lookups */
 
@@ -69,15 +95,15 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
 {
     uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
     for (size_t i = 8; i < bytes; i += 8) {
-        word = tt__token_head(text + i, bytes - i, bytes - i);
+        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two may overlap */
         hash = (hash ^ hash >> 32 ^ word) * 0xFF51AFD7ED558CCDu;
     }
     for (uint32_t at = (uint32_t)(hash >> 32 ^ hash) & t->mask;; at = (at + 1) & t->mask) {
         tt__bucket *slot = &t->slots[at];
+        if (slot->head == head && slot->bytes == bytes &&
+            (bytes <= 8 || memcmp(t->base + t->slices[slot->id].start + 8, text + 8, bytes - 8) == 0))
+            return slot;
         if (slot->id < 0) return slot;
-        if (slot->head != head || slot->bytes != bytes) continue;
-        const char *own = t->base + t->slices[slot->id].start;
-        if (bytes <= 8 || memcmp(own + 8, text + 8, bytes - 8) == 0) return slot;
     }
 }
 
@@ -86,6 +112,12 @@ static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t byt
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
+/* The same among all tokens, the vocabulary's and added ones. */
+static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
+{
+    const int id = tt__token_find(&k->vocab.by_text, text, bytes);
+    return id >= 0 ? id : tt__token_find(&k->vocab.by_added, text, bytes);
+}
 
 static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte */
 {

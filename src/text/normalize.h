@@ -23,7 +23,6 @@ typedef struct tt__rewrite {
     size_t bytes, front;
     size_t at, to_front;   /* what of the old text is passed; the new front, so far */
     size_t size;           /* of what was put last, whose change may still become less; 0: of none */
-
     int64_t change;
 } tt__rewrite;
 
@@ -164,14 +163,15 @@ static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count
     }
     return kept;
 }
+
 /* Puts a part of the old text decomposed, and composed again for NFC. Nothing moves or composes over the ends
    of the part. */
-static void tt__rewrite_decomposed(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
+static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
     tt__changed few[2][640], *c = few[0], *spare = few[1];
     /* Characters but the first have two bytes at least. */
-    size_t count = 0, most = (size_t)(kind == TT__STAGE_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
+    size_t count = 0, most = (size_t)(kind == TT__STEP_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
     if (bytes > INT32_MAX) { w->e->failed = true; return; }
     if (most > TT__COUNT(few[0])) {
         c = (tt__changed *)tt__encoder_room(w->e, TT__POINTS, 2 * most, sizeof *c);
@@ -180,31 +180,31 @@ static void tt__rewrite_decomposed(tt__rewrite *w, tt__stage_kind kind, const ch
     }
     for (size_t at = 0; at < bytes;) {
         uint32_t to[TT__DECOMPOSED];
-        const size_t n = tt__decompose(u, tt__utf8_next(text, bytes, &at), kind == TT__STAGE_NFKD, to);
+        const size_t n = tt__decompose(u, tt__utf8_next(text, bytes, &at), kind == TT__STEP_NFKD, to);
         for (size_t i = 0; i < n; i++) c[count].point = to[i], c[count++].change = i > 0;
     }
     tt__sort_marks(u, c, count, spare);
-    if (kind == TT__STAGE_NFC) count = tt__compose_all(u, c, count);
+    if (kind == TT__STEP_NFC) count = tt__compose_all(u, c, count);
     for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
 }
 
 /* Does nothing move or compose over the start of this character? */
-static bool tt__stands(const tt__unicode *u, tt__stage_kind kind, uint32_t c)
+static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
 {
     uint32_t to[TT__DECOMPOSED];
     if (c < 0x300) return true;
-    if (kind == TT__STAGE_NFC) return !(u->bits[c] & TT__IS_UNSTABLE);
-    tt__decompose(u, c, kind == TT__STAGE_NFKD, to);
+    if (kind == TT__STEP_NFC) return !(u->bits[c] & TT__IS_UNSTABLE);
+    tt__decompose(u, c, kind == TT__STEP_NFKD, to);
     return !tt__mark_rank(u, to[0]);
 }
 
 /* NFC, NFD and NFKD. */
-static void tt__rewrite_composition(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
+static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
     for (size_t at = 0, end = 0; at < bytes && !w->e->failed; at = end) {
         const uint32_t c = tt__utf8_next(text, bytes, &end);
-        bool same = kind == TT__STAGE_NFC ? !(u->bits[c] & TT__IS_UNSTABLE) : c < 0x80;
+        bool same = kind == TT__STEP_NFC ? !(u->bits[c] & TT__IS_UNSTABLE) : c < 0x80;
         for (size_t next = end; next < bytes; end = next, same = false)
             if (tt__stands(u, kind, tt__utf8_next(text, bytes, &next))) break;
         if (same) tt__rewrite_put(w, text + at, end - at, 0);
@@ -255,7 +255,7 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
    double-array trie (Aoe 1989; Yata's darts-clone): a byte leads from a node to its position xor the byte,
    where the unit's lowest bits repeat the byte. Bit 8 of a unit: a text is known here, and the first unit
    behind has its place. */
-static const char *tt__precompiled_find(const tt__stage *s, const char *text, size_t bytes, size_t *to_bytes)
+static const char *tt__precompiled_find(const tt__step *s, const char *text, size_t bytes, size_t *to_bytes)
 {
     const size_t count = s->from_bytes / 4;
     size_t at = 0;
@@ -282,7 +282,7 @@ static const char *tt__precompiled_find(const tt__stage *s, const char *text, si
 
 /* A Precompiled, as `tokenizers` applies it: to graphemes of less than 6 bytes, of which it replaces all by
    what it has for their start, and to the characters of others. */
-static void tt__rewrite_precompiled(tt__rewrite *w, const tt__stage *s, const char *text, size_t bytes)
+static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
         size_t end = at + 1, to_bytes = 0;
@@ -307,32 +307,32 @@ static void tt__rewrite_precompiled(tt__rewrite *w, const tt__stage *s, const ch
 /* ---- normalizers of single characters, and of strings */
 
 /* What a character becomes by StripAccents, Lowercase or one of BERT's: so many code points. */
-static size_t tt__mapped(const tt__unicode *u, tt__stage_kind kind, uint32_t c, uint32_t to[3])
+static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, uint32_t to[3])
 {
     to[0] = c;
     switch (kind) {
-    case TT__STAGE_LOWER: return tt__lower_case(u, c, to);
-    case TT__STAGE_CLEAN:
+    case TT__STEP_LOWER: return tt__lower_case(u, c, to);
+    case TT__STEP_CLEAN:
         if (u->bits[c] & TT__IS_SPACE) to[0] = ' ';
         return u->bert[c] == TT__BERT_DROP ? 0 : 1;
-    case TT__STAGE_CJK:
+    case TT__STEP_CJK:
         to[1] = c;
         if (tt__is_cjk(c)) to[0] = to[2] = ' ';
         return tt__is_cjk(c) ? 3 : 1;
-    case TT__STAGE_NONSPACING: return u->bert[c] == TT__BERT_ACCENT ? 0 : 1;
+    case TT__STEP_NONSPACING: return u->bert[c] == TT__BERT_ACCENT ? 0 : 1;
     default: return u->bits[c] & TT__IS_ACCENT ? 0 : 1;
     }
 }
 
 /* The same of ASCII, of which there is most; above 0x7F: it is dropped. */
-static uint8_t tt__mapped_ascii(tt__stage_kind kind, uint8_t c)
+static uint8_t tt__mapped_ascii(tt__step_kind kind, uint8_t c)
 {
-    if (kind == TT__STAGE_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
-    if (kind != TT__STAGE_CLEAN || (c >= ' ' && c != 0x7F)) return c;
+    if (kind == TT__STEP_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
+    if (kind != TT__STEP_CLEAN || (c >= ' ' && c != 0x7F)) return c;
     return c == '\t' || c == '\n' || c == '\r' ? ' ' : 0x80;
 }
 
-static void tt__rewrite_mapped(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
+static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     for (size_t at = 0, from = 0; at < bytes; from = at) {
         uint32_t to[3];
@@ -353,15 +353,15 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__stage_kind kind, const char *
     }
 }
 
-/* Replaces every `from` of a stage, or runs of two and more spaces: the replacement stands for the last
+/* Replaces every `from` of a step, or runs of two and more spaces: the replacement stands for the last
    character. */
-static void tt__rewrite_replaced(tt__rewrite *w, const tt__stage *s, const char *text, size_t bytes)
+static void tt__rewrite_replaced(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
     size_t from = 0; /* what is not in the new text yet */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
         n = 0;
         if (text[at] != s->from[0]) continue;
-        if (s->kind == TT__STAGE_SPACES) while (at + n < bytes && text[at + n] == ' ') n++;
+        if (s->kind == TT__STEP_SPACES) while (at + n < bytes && text[at + n] == ' ') n++;
         else if (bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0)
             n = s->from_bytes;
         if (n < s->from_bytes) continue;
@@ -373,27 +373,22 @@ static void tt__rewrite_replaced(tt__rewrite *w, const tt__stage *s, const char 
     tt__rewrite_part(w, text + from, bytes - from, NULL, 0);
 }
 
-static const char *tt__trim(tt__encoder *e, const tt__stage *s, const char *text, size_t *bytes)
+static const char *tt__trim(tt__encoder *e, const tt__step *s, const char *text, size_t *bytes)
 {
     const uint8_t *bits = e->k->unicode->bits;
     size_t from = 0, end = *bytes;
     if (s->left) from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, end, 0);
-    while (s->right && end > from) {
-        const size_t last = tt__utf8_last(text, end);
-        size_t next = last;
-        if (!(bits[tt__utf8_next(text, end, &next)] & TT__IS_SPACE)) break;
-        end = last;
-    }
+    if (s->right) end = tt__white_begin(bits, text, from, end);
     *bytes = end - from;
     e->front = e->front > from ? e->front - from : 0;
     return text + from;
 }
 
 /* Does a normalizer leave the text as it is? */
-static bool tt__is_normal(const tt__unicode *u, tt__stage_kind kind, const char *text, size_t bytes)
+static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *text, size_t bytes)
 {
-    if (kind > TT__STAGE_NONSPACING || kind == TT__STAGE_LOWER || kind == TT__STAGE_CLEAN) return false;
-    if (kind != TT__STAGE_NFC) return tt__is_ascii(text, bytes);
+    if (kind > TT__STEP_NONSPACING || kind == TT__STEP_LOWER || kind == TT__STEP_CLEAN) return false;
+    if (kind != TT__STEP_NFC) return tt__is_ascii(text, bytes);
     return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
@@ -403,9 +398,9 @@ static void tt__normalize_ascii_by(tt_tokenizer *k)
     bool maps = false, others = false;
     for (uint8_t c = 0; c < 128; c++) k->ascii[c] = c;
     for (int i = 0; i < k->normalize.n; i++) {
-        const tt__stage_kind kind = k->normalize.all[i].kind;
-        maps |= kind == TT__STAGE_LOWER || kind == TT__STAGE_CLEAN;
-        others |= kind > TT__STAGE_NONSPACING;
+        const tt__step_kind kind = k->normalize.all[i].kind;
+        maps |= kind == TT__STEP_LOWER || kind == TT__STEP_CLEAN;
+        others |= kind > TT__STEP_NONSPACING;
         for (uint8_t c = 0; c < 128; c++)
             if (k->ascii[c] < 128) k->ascii[c] = tt__mapped_ascii(kind, k->ascii[c]);
     }
@@ -430,24 +425,24 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
         return tt__rewrite_end(&w, bytes);
     }
     for (int i = 0, turn = 0; i < k->normalize.n && *bytes && !e->failed; i++) {
-        const tt__stage *s = &k->normalize.all[i];
-        if (s->kind == TT__STAGE_TRIM) text = tt__trim(e, s, text, bytes);
-        if (s->kind == TT__STAGE_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
+        const tt__step *s = &k->normalize.all[i];
+        if (s->kind == TT__STEP_TRIM) text = tt__trim(e, s, text, bytes);
+        if (s->kind == TT__STEP_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
         /* the text may be in the other one */
         tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
         size_t first = 0;
         switch (s->kind) {
-        case TT__STAGE_NFC: case TT__STAGE_NFD: case TT__STAGE_NFKD:
+        case TT__STEP_NFC: case TT__STEP_NFD: case TT__STEP_NFKD:
             tt__rewrite_composition(&w, s->kind, text, *bytes);
             break;
-        case TT__STAGE_PREPEND:
+        case TT__STEP_PREPEND:
             tt__utf8_next(text, *bytes, &first);
             tt__rewrite_put(&w, s->to, s->to_bytes, 0);
             tt__rewrite_put(&w, text, first, 1);
             tt__rewrite_part(&w, text + first, *bytes - first, NULL, 0);
             break;
-        case TT__STAGE_PRECOMPILED: tt__rewrite_precompiled(&w, s, text, *bytes); break;
-        case TT__STAGE_REPLACE: case TT__STAGE_SPACES: tt__rewrite_replaced(&w, s, text, *bytes); break;
+        case TT__STEP_PRECOMPILED: tt__rewrite_precompiled(&w, s, text, *bytes); break;
+        case TT__STEP_REPLACE: case TT__STEP_SPACES: tt__rewrite_replaced(&w, s, text, *bytes); break;
         default: tt__rewrite_mapped(&w, s->kind, text, *bytes);
         }
         text = tt__rewrite_end(&w, bytes);

@@ -21,21 +21,20 @@
 #define TT__VOCAB_BYTES ((size_t)1 << 28) /* a larger vocab.txt is refused; offsets into it have 32 bits */
 #define TT__NO_TOKEN UINT32_MAX
 
-
 enum {
-    TT__STAGES = 16,   /* normalizers, splitters or decoders in a row */
-    TT__AROUND = 16,   /* ids that stand before or behind those of a text, at most */
-    TT__FEW = 4096     /* bytes of a text that needs no memory from the heap */
+    TT__STEP_LIMIT = 16, /* normalizers, splitters or decoders in a row */
+    TT__AROUND = 16,     /* ids that stand before or behind those of a text, at most */
+    TT__FEW = 4096       /* bytes of a text that needs no memory from the heap */
 };
 
-typedef enum tt__stage_kind {
-    TT__STAGE_NFC, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS, TT__STAGE_LOWER, TT__STAGE_CLEAN,
-    TT__STAGE_CJK, TT__STAGE_NONSPACING,                            /* normalizers, of BERT the last three */
-    TT__STAGE_PREPEND, TT__STAGE_REPLACE, TT__STAGE_SPACES, TT__STAGE_TRIM, TT__STAGE_PRECOMPILED,  /* too */
-    TT__STAGE_REGEX, TT__STAGE_TRIPLES, TT__STAGE_DIGITS, TT__STAGE_PUNCTUATION, TT__STAGE_WHITE,
-    TT__STAGE_METASPACE, TT__STAGE_BERT, TT__STAGE_BYTES,                                   /* splitters */
-    TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP, TT__STAGE_WORDPIECE           /* decoders */
-} tt__stage_kind;
+typedef enum tt__step_kind {
+    TT__STEP_NFC, TT__STEP_NFD, TT__STEP_NFKD, TT__STEP_ACCENTS, TT__STEP_LOWER, TT__STEP_CLEAN,
+    TT__STEP_CJK, TT__STEP_NONSPACING,                            /* normalizers, of BERT the last three */
+    TT__STEP_PREPEND, TT__STEP_REPLACE, TT__STEP_SPACES, TT__STEP_TRIM, TT__STEP_PRECOMPILED,  /* too */
+    TT__STEP_REGEX, TT__STEP_TRIPLES, TT__STEP_DIGITS, TT__STEP_PUNCTUATION, TT__STEP_WHITE,
+    TT__STEP_METASPACE, TT__STEP_BERT, TT__STEP_BYTES,                                   /* splitters */
+    TT__STEP_BYTE_FALLBACK, TT__STEP_FUSE, TT__STEP_STRIP, TT__STEP_WORDPIECE           /* decoders */
+} tt__step_kind;
 
 /* The regular expressions that GPT-2 began:
    contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last |
@@ -46,8 +45,9 @@ typedef struct tt__pattern {
     bool line_ends;  /* others take line ends behind them; white space ends at its last line end */
     int digits;      /* at most so many together; 0: any number, and a space before them */
 } tt__pattern;
-typedef struct tt__stage {
-    tt__stage_kind kind;
+
+typedef struct tt__step {
+    tt__step_kind kind;
     tt__pattern pattern;
     bool each;                     /* DIGITS, PUNCTUATION: each is a word; else each run. WORDPIECE: spaces
                                       before some punctuation and contractions are left out */
@@ -60,9 +60,9 @@ typedef struct tt__stage {
                                       NUL */
     size_t from_bytes, to_bytes;
     int64_t start, stop;           /* STRIP: characters at most */
-} tt__stage;
+} tt__step;
 
-typedef struct tt__stage_list { tt__stage all[TT__STAGES]; int n; } tt__stage_list;
+typedef struct tt__step_list { tt__step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
 typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: there is none */
 /* The first 8 bytes of a text, with zeros behind a shorter one, and how many it has; id -1: free. */
@@ -70,22 +70,15 @@ typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__buc
 
 /* Texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    const char *base;
+    const char *base;        /* of the texts, whose first bytes may be left out: so many */
+    uint32_t skipped;
     const tt__slice *slices; /* by id */
     tt__bucket *slots;
     uint32_t mask;
+    uint32_t longest;        /* bytes of a text */
 } tt__ids_by_text;
 
-/* A tree of the bytes of added tokens. */
-typedef struct tt__trie_node { int32_t child, sibling, added; uint8_t byte; } tt__trie_node; /* -1: none */
-typedef struct tt__trie {
-    int32_t root[256];
-    tt__trie_node *nodes;
-    int count, capacity;
-    int first;             /* the byte that all begin with; -1: they begin with several */
-} tt__trie;
-
-/* A tree of the bytes of all tokens: node 0 is its root. An edge is in a hash table with open addressing, at
+/* A tree of the bytes of tokens: node 0 is its root. An edge is in a hash table with open addressing, at
    most half full: its parent (28 bits), byte (8) and child (28); UINT64_MAX: none. */
 typedef struct tt__prefixes {
     uint64_t *edges;
@@ -94,6 +87,12 @@ typedef struct tt__prefixes {
     int32_t *ids;      /* (count) the token that ends at a node; -1: none */
     int count, capacity;
 } tt__prefixes;
+
+typedef struct tt__added_tree {
+    tt__prefixes prefixes; /* for ids the places among the added tokens */
+    bool begins[256];      /* does one begin with that byte? */
+    int first;             /* the byte that all begin with; -1: they begin with several */
+} tt__added_tree;
 
 typedef struct tt__added {
     const char *text;  /* as it is looked for and decoded: normalized, where that is asked for */
@@ -111,9 +110,9 @@ typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept
 typedef struct tt__vocab {
     char *texts, *words;          /* of all tokens; what they stand for in a text, which may be the same */
     tt__slice *text, *word;       /* (size) */
+    size_t used;                  /* bytes of `texts` so far */
     int own;                      /* ids below this may be the vocabulary's; others are added */
-    tt__ids_by_text by_text, by_word;
-    uint32_t longest;             /* bytes of a word of the vocabulary */
+    tt__ids_by_text by_text, by_word, by_added;
 } tt__vocab;
 
 typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPIECE } tt__model_kind;
@@ -123,11 +122,11 @@ typedef struct tt__model {
     int unk;                      /* -1: what has no token is left out */
     bool byte_fallback;           /* of byte-pair encoding and Unigram */
     int32_t fallback[256];        /* "<0x0A>" and the like; -1: none */
-    tt__prefixes prefixes;        /* of WordPiece and Unigram */
     int64_t word_chars;           /* WordPiece: a word of more is unknown */
     const char *piece;            /* what the tokens that continue a word begin with */
-    int32_t piece_node;           /* where the tree has that; -1: no token continues a word */
-    double *scores;               /* (vocab.own) of Unigram */
+    tt__ids_by_text rest;         /* those tokens, without that */
+    tt__prefixes prefixes;        /* of Unigram, as the scores */
+    double *scores;               /* (vocab.own) */
     double unk_score;
     bool fuse_unk, ignore_merges; /* of byte-pair encoding, as all that follows */
     int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
@@ -138,19 +137,20 @@ typedef struct tt__model {
     bool cuts;                    /* no merge is across the start of a run of U+2581: words end there */
 } tt__model;
 
+typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
+
 typedef struct tt__finisher {
-    int32_t before[TT__AROUND], behind[TT__AROUND]; /* ids around those of a text */
-    int n_before, n_behind;
+    tt__around before, behind;     /* ids around those of a text */
     int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
-    tt__stage_list decode;
+    tt__step_list decode;
     bool decodes;                  /* there is a decoder; else tokens are joined by spaces */
 } tt__finisher;
 
 struct tt_tokenizer {
     tt_context *ctx;
     tt__unicode *unicode;
-    tt__chunk *chunks;            /* the texts of stages and added tokens */
-    tt__stage_list normalize, split;
+    tt__chunk *chunks;            /* the texts of steps and added tokens */
+    tt__step_list normalize, split;
     bool maps_ascii;              /* `ascii` is all that normalizers do to ASCII; above 0x7F: they drop it */
     uint8_t ascii[128];
     int mapped_at;                /* splitters from here on see bytes as characters; split.n: none */
@@ -161,7 +161,7 @@ struct tt_tokenizer {
     tt__added *added;
     int n_added, cap_added;
     int32_t *added_of;            /* (size) which of these an id is; -1: none */
-    tt__trie tries[2];            /* those looked for before and after normalization */
+    tt__added_tree trees[2];      /* those looked for before and after normalization */
     bool lowercase;               /* of a vocab.txt, of which nothing is kept */
     tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
     int n_kept;
@@ -174,9 +174,11 @@ void tt_tokenizer_free(tt_tokenizer *k)
     for (int i = 0; i < k->n_kept; i++) tt__file_close(k->ctx, &k->kept[i].file);
     if (k->vocab.words != k->vocab.texts) tt__free(k->ctx, k->vocab.words);
     if (k->vocab.word != k->vocab.text) tt__free(k->ctx, k->vocab.word);
+    if (k->vocab.by_word.slots != k->vocab.by_text.slots) tt__free(k->ctx, k->vocab.by_word.slots);
     void *const owned[] = {k->unicode, k->vocab.texts, k->vocab.text, k->vocab.by_text.slots,
-                           k->vocab.by_word.slots, k->model.whole, k->model.merges, k->model.prefixes.edges,
-                           k->model.prefixes.ids, k->model.scores, k->added, k->added_of,
-                           k->tries[0].nodes, k->tries[1].nodes, k};
+                           k->vocab.by_added.slots, k->model.whole, k->model.merges, k->model.rest.slots,
+                           k->model.prefixes.edges, k->model.prefixes.ids, k->model.scores, k->added,
+                           k->added_of, k->trees[0].prefixes.edges, k->trees[0].prefixes.ids,
+                           k->trees[1].prefixes.edges, k->trees[1].prefixes.ids, k};
     tt__free_all(k->ctx, owned, TT__COUNT(owned));
 }

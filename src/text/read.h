@@ -35,16 +35,6 @@ static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, c
     return *bytes ? tt__keep_text(k, j, from, *bytes, text) : tt__json_wrong(j, key, node, "\"\"", expected);
 }
 
-/* The "type" of a component of a tokenizer; NULL and an error where it has none. */
-static const char *tt__component_type(const tt__json *j, int node, const char *what)
-{
-    const char *type = tt__json_text(j, tt__json_get(j, node, "type"));
-    if (!type)
-        tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the %s is %s without a \"type\"; expected an object "
-                 "that has one", j->path, j->base + j->nodes[node].offset, what, tt__json_kind_name(j, node));
-    return type;
-}
-
 static tt_status tt__unsupported(const tt__json *j, int node, const char *what, const char *name,
                                  const char *known)
 {
@@ -52,21 +42,20 @@ static tt_status tt__unsupported(const tt__json *j, int node, const char *what, 
                     j->path, j->base + j->nodes[node].offset, what, name, known);
 }
 
-typedef struct tt__stage_name { const char *type; tt__stage_kind kind; } tt__stage_name;
+typedef struct tt__step_name { const char *type; tt__step_kind kind; } tt__step_name;
 
-/* Adds the stage that a type names. NULL and an error: the type is none of `known`, or there are too many
-   stages. */
-static tt__stage *tt__read_stage(const tt__json *j, int node, const char *what, const char *type,
-                                 const tt__stage_name *names, int n, const char *known,
-                                 tt__stage_list *stages)
+/* Adds the step that a type names. NULL and an error: the type is none of `known`, or there are too many
+   steps. */
+static tt__step *tt__read_step(const tt__json *j, int node, const char *what, const char *type,
+                               const tt__step_name *names, int n, const char *known, tt__step_list *steps)
 {
     int at = 0;
     while (at < n && strcmp(type, names[at].type) != 0) at++;
     if (at == n) tt__unsupported(j, node, what, type, known);
-    else if (stages->n == TT__STAGES)
+    else if (steps->n == TT__STEP_LIMIT)
         tt__unsupported(j, node, "step", "that begins here", "at most 16 steps of a kind");
-    if (at == n || stages->n == TT__STAGES) return NULL;
-    tt__stage *s = &stages->all[stages->n++];
+    if (at == n || steps->n == TT__STEP_LIMIT) return NULL;
+    tt__step *s = &steps->all[steps->n++];
     memset(s, 0, sizeof *s);
     s->kind = names[at].kind;
     return s;
@@ -86,8 +75,25 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     }
     return status;
 }
+
+/* The "type" of a component that is no Sequence. NULL: it is null, or a Sequence, the array `key`, that is
+   read now, or *status is an error. */
+static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
+                                 const char *key, tt__reader read, tt_status *status)
+{
+    const char *type = tt__json_text(j, tt__json_get(j, node, "type"));
+    *status = TT_OK;
+    if (j->nodes[node].kind == TT__JSON_NULL) return NULL;
+    if (type && strcmp(type, "Sequence") != 0) return type;
+    *status = type ? tt__read_sequence(k, j, node, key, read)
+            : tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the %s is %s without a \"type\"; expected an "
+                       "object that has one", j->path, j->base + j->nodes[node].offset, what,
+                       tt__json_kind_name(j, node));
+    return NULL;
+}
+
 /* {"pattern": {"String": from}, "content": to}, or a regular expression instead of a String */
-static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__stage *s)
+static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
     tt_status status;
@@ -96,7 +102,7 @@ static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, 
     const char *regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
     const bool spaces = regex && strcmp(regex, " {2,}") == 0;
     if (spaces || (regex && (strcmp(regex, "\\n") == 0 || strcmp(regex, "\n") == 0))) {
-        s->kind = spaces ? TT__STAGE_SPACES : TT__STAGE_REPLACE;
+        s->kind = spaces ? TT__STEP_SPACES : TT__STEP_REPLACE;
         s->from = spaces ? "  " : "\n";
         s->from_bytes = strlen(s->from);
     } else if (tt__json_get(j, pattern, "String") < 0) {
@@ -121,7 +127,7 @@ static int tt__base64_digit(char c)
 }
 
 /* {"precompiled_charsmap": base 64 of the bytes of a trie, that trie, and texts with a NUL behind each} */
-static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__stage *s)
+static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char key[] = "precompiled_charsmap";
     tt_status status;
@@ -166,82 +172,78 @@ static tt_status tt__read_bert(tt_tokenizer *k, const tt__json *j, int node)
     if (status == TT_OK) status = tt__json_read_bool(j, node, "lowercase", &lower);
     accents = lower;
     if (status == TT_OK) status = tt__json_read_bool(j, node, "strip_accents", &accents);
-    const struct { bool asked; tt__stage_name name; } steps[] = {
-        {clean, {"", TT__STAGE_CLEAN}}, {cjk, {"", TT__STAGE_CJK}}, {accents, {"", TT__STAGE_NFD}},
-        {accents, {"", TT__STAGE_NONSPACING}}, {lower, {"", TT__STAGE_LOWER}}};
+    const struct { bool asked; tt__step_name name; } steps[] = {
+        {clean, {"", TT__STEP_CLEAN}}, {cjk, {"", TT__STEP_CJK}}, {accents, {"", TT__STEP_NFD}},
+        {accents, {"", TT__STEP_NONSPACING}}, {lower, {"", TT__STEP_LOWER}}};
     for (int i = 0; i < TT__COUNT(steps) && status == TT_OK; i++)
-        if (steps[i].asked && !tt__read_stage(j, node, "", "", &steps[i].name, 1, "", &k->normalize))
+        if (steps[i].asked && !tt__read_step(j, node, "", "", &steps[i].name, 1, "", &k->normalize))
             status = TT_ERR_UNSUPPORTED;
     return status;
 }
 
 static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int node)
 {
-    static const tt__stage_name names[] = {
-        {"NFC", TT__STAGE_NFC}, {"Prepend", TT__STAGE_PREPEND}, {"Replace", TT__STAGE_REPLACE},
-        {"Strip", TT__STAGE_TRIM}, {"Precompiled", TT__STAGE_PRECOMPILED}, {"NFD", TT__STAGE_NFD},
-        {"NFKD", TT__STAGE_NFKD}, {"StripAccents", TT__STAGE_ACCENTS}, {"Lowercase", TT__STAGE_LOWER}};
-    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__component_type(j, node, "normalizer");
-    if (!type) return j->ctx->status;
-    if (strcmp(type, "Sequence") == 0)
-        return tt__read_sequence(k, j, node, "normalizers", tt__read_normalizer);
+    static const tt__step_name names[] = {
+        {"NFC", TT__STEP_NFC}, {"Prepend", TT__STEP_PREPEND}, {"Replace", TT__STEP_REPLACE},
+        {"Strip", TT__STEP_TRIM}, {"Precompiled", TT__STEP_PRECOMPILED}, {"NFD", TT__STEP_NFD},
+        {"NFKD", TT__STEP_NFKD}, {"StripAccents", TT__STEP_ACCENTS}, {"Lowercase", TT__STEP_LOWER}};
+    tt_status status;
+    const char *type = tt__read_type(k, j, node, "normalizer", "normalizers", tt__read_normalizer, &status);
+    if (!type) return status;
     if (strcmp(type, "BertNormalizer") == 0) return tt__read_bert(k, j, node);
-    tt__stage *s = tt__read_stage(j, node, "normalizer", type, names, TT__COUNT(names),
-                                  "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, "
-                                  "Strip, Precompiled or BertNormalizer", &k->normalize);
+    tt__step *s = tt__read_step(j, node, "normalizer", type, names, TT__COUNT(names),
+                                "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, "
+                                "Strip, Precompiled or BertNormalizer", &k->normalize);
     if (!s) return j->ctx->status;
-    if (s->kind == TT__STAGE_PREPEND) return tt__read_text(k, j, node, "prepend", &s->to, &s->to_bytes);
-    if (s->kind == TT__STAGE_REPLACE) return tt__read_replace(k, j, node, s);
-    if (s->kind == TT__STAGE_PRECOMPILED) return tt__read_precompiled(k, j, node, s);
-    if (s->kind != TT__STAGE_TRIM) return TT_OK;
-    const tt_status status = tt__json_read_bool(j, node, "strip_left", &s->left);
+    if (s->kind == TT__STEP_PREPEND) return tt__read_text(k, j, node, "prepend", &s->to, &s->to_bytes);
+    if (s->kind == TT__STEP_REPLACE) return tt__read_replace(k, j, node, s);
+    if (s->kind == TT__STEP_PRECOMPILED) return tt__read_precompiled(k, j, node, s);
+    if (s->kind != TT__STEP_TRIM) return TT_OK;
+    status = tt__json_read_bool(j, node, "strip_left", &s->left);
     return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
 }
 
-/* The regular expressions that splitters know, but for that of three digits. */
-static const struct { const char *regex; tt__pattern pattern; } tt__patterns[] = {
+/* The regular expressions that splitters know. */
+static const struct { const char *regex; tt__step_name name; tt__pattern pattern; } tt__patterns[] = {
+    {"[0-9][0-9][0-9]", {"", TT__STEP_TRIPLES}, {false, false, false, 0}}, /* Falcon */
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-     {false, false, false, 0}}, /* GPT-2 */
+     {"", TT__STEP_REGEX}, {false, false, false, 0}}, /* GPT-2 */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* LLaMA 3 */
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* LLaMA 3 */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 1}}, /* Qwen2 */
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 1}}, /* Qwen2 */
     {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
-     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* cl100k */
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* cl100k */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
-     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
-     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}},
+     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}},
 };
 static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
 {
-    static const tt__stage_name names[] = {{"Regex", TT__STAGE_REGEX}, {"Triples", TT__STAGE_TRIPLES}};
     tt_status status;
     const char *behavior = "", *regex = NULL;
     bool invert = false;
-    int known = -1;
+    int known = 0;
     int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, "{\"Regex\": ...}",
                                   &status);
     if (status == TT_OK) status = tt__json_read_string(j, node, "behavior", true, &behavior);
     if (status == TT_OK) status = tt__json_read_bool(j, node, "invert", &invert);
     if (status != TT_OK) return status;
     regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
-    const bool triples = regex && strcmp(regex, "[0-9][0-9][0-9]") == 0; /* Falcon's */
-    const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    for (int i = 0; regex && i < TT__COUNT(tt__patterns); i++)
-        if (strcmp(regex, tt__patterns[i].regex) == 0) known = i;
-    if (known < 0 && !triples)
+    while (known < TT__COUNT(tt__patterns) && !(regex && strcmp(regex, tt__patterns[known].regex) == 0))
+        known++;
+    if (known == TT__COUNT(tt__patterns))
         return tt__unsupported(j, pattern, "pattern of a Split,", regex ? regex : "a String,",
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
-    /* The long patterns match every character: what lies between matches is nothing. */
-    if (triples ? !isolated || invert : !isolated && !(removed && invert))
+    const tt__step_name *name = &tt__patterns[known].name;
+    const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
+    const bool whole = name->kind == TT__STEP_REGEX; /* every character is in a match, and nothing between */
+    if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
-    const tt__stage_name *name = &names[triples];
-    tt__stage *s = tt__read_stage(j, node, "", name->type, name, 1, "", &k->split);
+    tt__step *s = tt__read_step(j, node, "", "", name, 1, "", &k->split);
     if (!s) return TT_ERR_UNSUPPORTED;
-    if (known >= 0) s->pattern = tt__patterns[known].pattern;
-    if (known >= 0 && k->mapped_at < k->split.n - 1)
+    s->pattern = tt__patterns[known].pattern;
+    if (whole && k->mapped_at < k->split.n - 1)
         return tt__unsupported(j, node, "place of a Split,", "behind ByteLevel,", "it before ByteLevel");
     return TT_OK;
 }
@@ -267,44 +269,42 @@ static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node
 
 static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
 {
-    static const tt__stage_name names[] = {
-        {"ByteLevel", TT__STAGE_BYTES}, {"Metaspace", TT__STAGE_METASPACE}, {"Digits", TT__STAGE_DIGITS},
-        {"Punctuation", TT__STAGE_PUNCTUATION}, {"WhitespaceSplit", TT__STAGE_WHITE},
-        {"BertPreTokenizer", TT__STAGE_BERT}};
-    tt_status status = TT_OK;
+    static const tt__step_name names[] = {
+        {"ByteLevel", TT__STEP_BYTES}, {"Metaspace", TT__STEP_METASPACE}, {"Digits", TT__STEP_DIGITS},
+        {"Punctuation", TT__STEP_PUNCTUATION}, {"WhitespaceSplit", TT__STEP_WHITE},
+        {"BertPreTokenizer", TT__STEP_BERT}};
+    tt_status status;
     const char *behavior = "Isolated", *scheme;
-    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__component_type(j, node, "pre_tokenizer");
-    if (!type) return j->ctx->status;
-    if (strcmp(type, "Sequence") == 0)
-        return tt__read_sequence(k, j, node, "pretokenizers", tt__read_splitter);
+    const char *type = tt__read_type(k, j, node, "pre_tokenizer", "pretokenizers", tt__read_splitter,
+                                     &status);
+    if (!type) return status;
     if (strcmp(type, "Split") == 0) return tt__read_split(k, j, node);
-    tt__stage *s = tt__read_stage(j, node, "pre_tokenizer", type, names, TT__COUNT(names),
-                                  "Sequence, ByteLevel, Split, Digits, Punctuation, WhitespaceSplit, "
-                                  "Metaspace or BertPreTokenizer", &k->split);
+    tt__step *s = tt__read_step(j, node, "pre_tokenizer", type, names, TT__COUNT(names),
+                                "Sequence, ByteLevel, Split, Digits, Punctuation, WhitespaceSplit, "
+                                "Metaspace or BertPreTokenizer", &k->split);
     if (!s) return j->ctx->status;
     const int place = k->split.n - 1;
-    const bool of_classes = s->kind == TT__STAGE_DIGITS || s->kind == TT__STAGE_PUNCTUATION;
-    if (s->kind == TT__STAGE_BYTES && k->model.kind != TT__MODEL_BPE)
+    const bool of_classes = s->kind == TT__STEP_DIGITS || s->kind == TT__STEP_PUNCTUATION;
+    if (s->kind == TT__STEP_BYTES && k->model.kind != TT__MODEL_BPE)
         return tt__unsupported(j, node, "pre_tokenizer", type, "none that maps bytes");
     if (!of_classes && k->mapped_at < place)
         return tt__unsupported(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
     s->splits = true;
     switch (s->kind) {
-    case TT__STAGE_BYTES:
+    case TT__STEP_BYTES:
         k->mapped_at = place;
         status = tt__json_read_bool(j, node, "add_prefix_space", &s->prefix_space);
         return status == TT_OK ? tt__json_read_bool(j, node, "use_regex", &s->splits) : status;
-    case TT__STAGE_DIGITS: return tt__json_read_bool(j, node, "individual_digits", &s->each);
-    case TT__STAGE_PUNCTUATION:
+    case TT__STEP_DIGITS: return tt__json_read_bool(j, node, "individual_digits", &s->each);
+    case TT__STEP_PUNCTUATION:
         status = tt__json_read_string(j, node, "behavior", false, &behavior);
         s->each = strcmp(behavior, "Isolated") == 0;
         if (status == TT_OK && !s->each && strcmp(behavior, "Contiguous") != 0)
             return tt__unsupported(j, node, "behavior of Punctuation,", behavior, "Isolated or Contiguous");
         return status;
-    case TT__STAGE_METASPACE:
+    case TT__STEP_METASPACE:
         for (int i = 0; i < place; i++)
-            if (k->split.all[i].kind == TT__STAGE_METASPACE)
+            if (k->split.all[i].kind == TT__STEP_METASPACE)
                 return tt__unsupported(j, node, "pre_tokenizer", "Metaspace behind Metaspace", "one of them");
         status = tt__read_metaspace(k, j, node, &s->to, &s->to_bytes, &scheme);
         if (status == TT_OK) status = tt__json_read_bool(j, node, "split", &s->splits);
@@ -320,36 +320,34 @@ static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
 
 static tt_status tt__read_decoder(tt_tokenizer *k, const tt__json *j, int node)
 {
-    static const tt__stage_name names[] = {
-        {"ByteLevel", TT__STAGE_BYTES}, {"Replace", TT__STAGE_REPLACE}, {"Fuse", TT__STAGE_FUSE},
-        {"ByteFallback", TT__STAGE_BYTE_FALLBACK}, {"Strip", TT__STAGE_STRIP},
-        {"Metaspace", TT__STAGE_METASPACE}, {"WordPiece", TT__STAGE_WORDPIECE}};
-    tt_status status = TT_OK;
+    static const tt__step_name names[] = {
+        {"ByteLevel", TT__STEP_BYTES}, {"Replace", TT__STEP_REPLACE}, {"Fuse", TT__STEP_FUSE},
+        {"ByteFallback", TT__STEP_BYTE_FALLBACK}, {"Strip", TT__STEP_STRIP},
+        {"Metaspace", TT__STEP_METASPACE}, {"WordPiece", TT__STEP_WORDPIECE}};
+    tt_status status;
     const char *scheme;
     size_t at = 0;
-    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__component_type(j, node, "decoder");
-    if (!type) return j->ctx->status;
-    k->finish.decodes = true;
-    if (strcmp(type, "Sequence") == 0) return tt__read_sequence(k, j, node, "decoders", tt__read_decoder);
-    tt__stage *s = tt__read_stage(j, node, "decoder", type, names, TT__COUNT(names),
-                                  "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
-                                  "WordPiece", &k->finish.decode);
+    k->finish.decodes |= j->nodes[node].kind != TT__JSON_NULL;
+    const char *type = tt__read_type(k, j, node, "decoder", "decoders", tt__read_decoder, &status);
+    if (!type) return status;
+    tt__step *s = tt__read_step(j, node, "decoder", type, names, TT__COUNT(names),
+                                "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
+                                "WordPiece", &k->finish.decode);
     if (!s) return j->ctx->status;
     switch (s->kind) {
-    case TT__STAGE_REPLACE: return tt__read_replace(k, j, node, s);
-    case TT__STAGE_METASPACE:
+    case TT__STEP_REPLACE: return tt__read_replace(k, j, node, s);
+    case TT__STEP_METASPACE:
         status = tt__read_metaspace(k, j, node, &s->from, &s->from_bytes, &scheme);
         if (status != TT_OK) return status;
         s->prefix_first = strcmp(scheme, "never") != 0;
         s->to = " ";
         s->to_bytes = 1;
         return TT_OK;
-    case TT__STAGE_WORDPIECE:
+    case TT__STEP_WORDPIECE:
         s->each = true;
         status = tt__read_text(k, j, node, "prefix", &s->from, &s->from_bytes);
         return status == TT_OK ? tt__json_read_bool(j, node, "cleanup", &s->each) : status;
-    case TT__STAGE_STRIP:
+    case TT__STEP_STRIP:
         status = tt__read_text(k, j, node, "content", &s->from, &s->from_bytes);
         if (status == TT_OK) status = tt__json_read_int(j, node, "start", true, 0, INT32_MAX, &s->start);
         if (status == TT_OK) status = tt__json_read_int(j, node, "stop", true, 0, INT32_MAX, &s->stop);

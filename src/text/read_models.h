@@ -85,10 +85,7 @@ static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_mer
     k->model.merge_shift = 64 - bits;
     k->model.merge_mask = slots - 1;
     m->count = 0;
-    m->room = 0;
-    for (int id = 0; id < k->vocab.own; id++)
-        if (k->vocab.text[id].bytes != TT__NO_TOKEN)
-            m->room = (size_t)tt__max((int64_t)m->room, k->vocab.text[id].bytes);
+    m->room = k->vocab.by_text.longest;
     m->joined = (char *)tt__chunks_take(k->ctx, &k->chunks, m->room + 1);
     k->model.merges = (tt__bpe_rule *)tt__alloc(k->ctx, slots * sizeof *k->model.merges);
     if (!m->joined || !k->model.merges)
@@ -114,8 +111,7 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
     }
     if (id < 0)
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is of '%.100s' and '%.100s'%s",
-                        m->path,
-                        m->offset, m->count, left, right, l >= 0 && r >= 0
+                        m->path, m->offset, m->count, left, right, l >= 0 && r >= 0
                         ? ", and the vocabulary has not what these make" : ", which are not both tokens");
     tt__bpe_rule *to = &k->model.merges[tt__bpe_merge(k, l, r) - k->model.merges];
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
@@ -156,8 +152,7 @@ static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
         }
         if (!left || !right)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is %s; expected two tokens",
-                            j->path,
-                            m.offset, m.count, tt__json_kind_name(j, child));
+                            j->path, m.offset, m.count, tt__json_kind_name(j, child));
         status = tt__bpe_merge_add(k, &m, left, left_bytes, right, right_bytes);
         if (status != TT_OK) return status;
     }
@@ -260,18 +255,15 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
     if (m->kind == TT__MODEL_WORDPIECE && m->unk < 0)
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
                         r->j->path, unk);
-    if (m->kind != TT__MODEL_BPE) {
+    if (m->kind == TT__MODEL_WORDPIECE) return tt__rest_of_vocab(k);
+    if (m->kind == TT__MODEL_UNIGRAM) {
         const tt_status status = tt__prefixes_of_vocab(k);
-        for (const char *at = m->piece; at && *at && m->piece_node >= 0 && status == TT_OK; at++)
-            m->piece_node = tt__prefix_next(&m->prefixes, m->piece_node, *at);
-        if (status != TT_OK || m->kind == TT__MODEL_WORDPIECE) return status;
-        return tt__read_scores(k, r->j, r->text, model);
+        return status == TT_OK ? tt__read_scores(k, r->j, r->text, model) : status;
     }
     const bool fallback = m->byte_fallback && !missing;
     if (m->unk < 0 && !fallback && (!mapped || unmapped))
-        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer",
-                "'%s' has tokens for some characters only, and none for the "
-                "others: these are left out of texts", r->j->path);
+        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer", "'%s' has tokens for some characters only, and none for "
+                "the others: these are left out of texts", r->j->path);
     m->cuts = !mapped && fallback && !m->ignore_merges;
     return r->merges ? tt__read_merges_txt(k, r->path, r->merges) : tt__read_merges(k, r->j, model);
 }

@@ -64,41 +64,31 @@ static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* three o
     return n == 3;
 }
 
-/* Where the piece ends that a splitter makes at *at, which it moves over white space that it drops. */
-static size_t tt__piece_end(const tt_tokenizer *k, int stage, const char *text, size_t bytes, size_t *begin)
+/* Where the piece ends that a splitter makes at `at`. */
+static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
-    const tt__stage *s = &k->split.all[stage];
+    const tt__step *s = &k->split.all[step];
     const uint8_t *bits = k->unicode->bits;
-    const bool mapped = stage > k->mapped_at;
-    const size_t at = *begin;
+    const bool mapped = step > k->mapped_at;
     size_t next = at;
     switch (s->kind) {
-    case TT__STAGE_DIGITS: case TT__STAGE_PUNCTUATION: {
-        const int mask = s->kind == TT__STAGE_DIGITS ? TT__IS_DIGIT : TT__IS_PUNCTUATION;
+    case TT__STEP_DIGITS: case TT__STEP_PUNCTUATION: {
+        const int mask = s->kind == TT__STEP_DIGITS ? TT__IS_DIGIT : TT__IS_PUNCTUATION;
         const int is = bits[tt__next_char(mapped, text, bytes, &next)] & mask;
         for (size_t end = next; next < bytes && !(is && s->each); next = end)
             if ((bits[tt__next_char(mapped, text, bytes, &end)] & mask) != is) break;
         return next;
     }
-    case TT__STAGE_TRIPLES: /* three digits are a word */
+    case TT__STEP_TRIPLES: /* three digits are a word */
         if (tt__are_digits(text, bytes, at)) return at + 3;
         while (next < bytes && !tt__are_digits(text, bytes, next)) next++;
         return next;
-    case TT__STAGE_WHITE: case TT__STAGE_BERT: { /* words between white space; of BERT, also punctuation */
-        const int ends = TT__IS_SPACE | (s->kind == TT__STAGE_BERT ? TT__IS_PUNCTUATION : 0);
-        *begin = next = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, at);
-        next = tt__bits_end(bits, ends, 0, text, bytes, next);
-        if (next > *begin || next == bytes) return next;
-        if ((uint8_t)text[next] < 0x80) return next + 1; /* punctuation */
-        tt__utf8_next(text, bytes, &next);
-        return next;
-    }
-    case TT__STAGE_METASPACE:
+    case TT__STEP_METASPACE:
         for (next++; s->splits && next + s->to_bytes <= bytes; next++)
             if (memcmp(text + next, s->to, s->to_bytes) == 0) return next;
         return bytes;
-    case TT__STAGE_BYTES: return s->splits ? tt__pattern_end(bits, &gpt2, text, bytes, at) : bytes;
+    case TT__STEP_BYTES: return s->splits ? tt__pattern_end(bits, &gpt2, text, bytes, at) : bytes;
     default: return tt__pattern_end(bits, &s->pattern, text, bytes, at);
     }
 }
@@ -110,31 +100,54 @@ static bool tt__is_first(const tt__encoder *e, bool first, const char *text, siz
     return first && (at < e->origin_bytes ? at + from < e->front : !from); /* or in a splitter's copy */
 }
 
-/* Cuts a text into words by the splitters from `stage` on. first: see tt__is_first. */
-static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first);
+
+/* Cuts a text into words between white space, and of BERT, punctuation, and these by the splitters from
+   `step` on. */
+static void tt__split_white(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
-    const tt__stage *s = &k->split.all[stage];
+    const uint8_t *bits = k->unicode->bits;
+    const int ends = TT__IS_SPACE |
+                     (k->split.all[step - 1].kind == TT__STEP_BERT ? TT__IS_PUNCTUATION : 0);
+    for (size_t at = 0, end = 0; at < bytes && !tt__encoder_done(e); at = end) {
+        const uint8_t c = (uint8_t)text[at];
+        const int kind = bits[c < 0x80 ? end++, c : tt__utf8_next(text, bytes, &end)] & ends;
+        if (kind & TT__IS_SPACE) continue;
+        if (!kind) end = tt__bits_end(bits, ends, 0, text, bytes, end);
+        if (step == k->split.n) e->word(e, text + at, end - at);
+        else tt__split_text(e, step, text + at, end - at, tt__is_first(e, first, text, at));
+    }
+}
+
+/* Cuts a text into words by the splitters from `step` on. first: see tt__is_first. */
+static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
+{
+    const tt_tokenizer *k = e->k;
+    const tt__step *s = &k->split.all[step];
     if (!bytes) return;
-    if (stage == k->split.n) {
+    if (step == k->split.n) {
         e->word(e, text, bytes);
         return;
     }
-    const bool metaspace = s->kind == TT__STAGE_METASPACE;
+    if (s->kind == TT__STEP_WHITE || s->kind == TT__STEP_BERT) {
+        tt__split_white(e, step + 1, text, bytes, first);
+        return;
+    }
+    const bool metaspace = s->kind == TT__STEP_METASPACE;
     const bool marked = *text == ' ' ||
                         (metaspace && bytes >= s->to_bytes && memcmp(text, s->to, s->to_bytes) == 0);
     const bool prefix = s->prefix_space || s->prefix_always || (s->prefix_first && first);
     if (metaspace || (prefix && !marked)) {
-        tt__rewrite w = tt__rewrite_begin(e, TT__SPLIT_TEXT + stage, text, bytes, false);
+        tt__rewrite w = tt__rewrite_begin(e, TT__SPLIT_TEXT + step, text, bytes, false);
         if (prefix && !marked) tt__rewrite_put(&w, metaspace ? s->to : " ", metaspace ? s->to_bytes : 1, 0);
         if (metaspace) tt__rewrite_replaced(&w, s, text, bytes);
         else tt__rewrite_put(&w, text, bytes, 0);
         text = tt__rewrite_end(&w, &bytes);
     }
     for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
-        end = tt__piece_end(k, stage, text, bytes, &at);
-        if (end == at) break; /* there was white space alone */
-        if (stage + 1 == k->split.n) e->word(e, text + at, end - at);
-        else tt__split_text(e, stage + 1, text + at, end - at, tt__is_first(e, first, text, at));
+        end = tt__piece_end(k, step, text, bytes, at);
+        if (step + 1 == k->split.n) e->word(e, text + at, end - at);
+        else tt__split_text(e, step + 1, text + at, end - at, tt__is_first(e, first, text, at));
     }
 }

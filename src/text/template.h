@@ -7,19 +7,17 @@
 
 /* ---- ids around a text */
 
-static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, int32_t *ids, int *n,
-                                int id,
-                                bool front)
+/* Puts an id among those around a text. */
+static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, tt__around *to, int at,
+                                int id)
 {
     if (id >= k->size || k->vocab.text[id].bytes == TT__NO_TOKEN)
-        return tt__fail(j->ctx, TT_ERR_FORMAT,
-                        "'%s', byte %zu: the post_processor adds the id %d, which no token "
-                        "has", j->path, j->base + j->nodes[node].offset, id);
-    if (*n == TT__AROUND)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor adds the id %d, which no "
+                        "token has", j->path, j->base + j->nodes[node].offset, id);
+    if (to->n == TT__AROUND)
         return tt__unsupported(j, node, "post_processor", "that begins here", "at most 16 ids on each side");
-    if (front) memmove(ids + 1, ids, (size_t)*n * sizeof *ids);
-    ids[front ? 0 : *n] = id;
-    (*n)++;
+    memmove(to->ids + at + 1, to->ids + at, (size_t)(to->n++ - at) * sizeof *to->ids);
+    to->ids[at] = id;
     return TT_OK;
 }
 
@@ -29,9 +27,8 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
 {
     tt_status status;
     int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    int sequences = 0;
-    int32_t before[TT__AROUND], behind[TT__AROUND];
-    int n_before = 0, n_behind = 0;
+    int sequences = 0, before = 0; /* so many of its ids stand before the text */
+    tt__finisher *finish = &k->finish;
     for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
          child = j->nodes[child].after) {
         const char *name = tt__json_text(j, tt__json_get(j, tt__json_get(j, child, "SpecialToken"), "id"));
@@ -45,19 +42,16 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
                                 "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
             for (int at = ids + 1; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
                 status = tt__read_id(j, at, name, &id);
-                if (status == TT_OK && !sequences)
-                    status = tt__add_around(k, j, child, before, &n_before, id, false);
-                else if (status == TT_OK) status = tt__add_around(k, j, child, behind, &n_behind, id, false);
+                if (status == TT_OK)
+                    status = sequences
+                           ? tt__add_around(k, j, child, &finish->behind, finish->behind.n, id)
+                           : tt__add_around(k, j, child, &finish->before, before++, id);
             }
         }
     }
     if (status == TT_OK && sequences != 1)
         return tt__unsupported(j, node, "TemplateProcessing", "that begins here",
                                "one Sequence in \"single\"");
-    while (n_before && status == TT_OK)
-        status = tt__add_around(k, j, node, k->finish.before, &k->finish.n_before, before[--n_before], true);
-    for (int i = 0; i < n_behind && status == TT_OK; i++)
-        status = tt__add_around(k, j, node, k->finish.behind, &k->finish.n_behind, behind[i], false);
     return status;
 }
 
@@ -68,37 +62,28 @@ static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, 
     const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
                      ? tt__json_text(j, pair + 1) : NULL;
     if (!text)
-        return tt__fail(j->ctx, TT_ERR_FORMAT,
-                        "'%s', byte %zu: the post_processor needs \"%s\", a token and its "
-                        "id", j->path, j->base + j->nodes[node].offset, key);
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor needs \"%s\", a token and "
+                        "its id", j->path, j->base + j->nodes[node].offset, key);
     tt_status status = TT_OK;
     if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__read_id(j, pair + 2, text, &id);
-    else if ((id = tt__token_find(&k->vocab.by_text, text, strlen(text))) < 0)
+    else if ((id = tt__any_token(k, text, strlen(text))) < 0)
         status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
     if (status != TT_OK) return status;
     if (strcmp(key, "cls") == 0)
-        return tt__add_around(k, j, node, k->finish.before, &k->finish.n_before, id, true);
-    return tt__add_around(k, j, node, k->finish.behind, &k->finish.n_behind, id, false);
+        return tt__add_around(k, j, node, &k->finish.before, 0, id);
+    return tt__add_around(k, j, node, &k->finish.behind, k->finish.behind.n, id);
 }
 
 static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node)
 {
-    tt_status status;
-    if (node < 0 || j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__component_type(j, node, "post_processor");
-    if (!type) return j->ctx->status;
-    if (strcmp(type, "ByteLevel") == 0) return TT_OK; /* of offsets */
+    tt_status status = TT_OK;
+    const char *type = node < 0 ? NULL : tt__read_type(k, j, node, "post_processor", "processors",
+                                                       tt__read_processor, &status);
+    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* that is of offsets */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
-    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0) {
-        status = tt__read_roberta(k, j, node, "cls");
-        return status == TT_OK ? tt__read_roberta(k, j, node, "sep") : status;
-    }
-    if (strcmp(type, "Sequence") != 0)
+    if (strcmp(type, "RobertaProcessing") != 0 && strcmp(type, "BertProcessing") != 0)
         return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
                                "RobertaProcessing or BertProcessing");
-    int list = tt__json_member(j, node, "processors", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
-         child = j->nodes[child].after)
-        status = tt__read_processor(k, j, child);
-    return status;
+    status = tt__read_roberta(k, j, node, "cls");
+    return status == TT_OK ? tt__read_roberta(k, j, node, "sep") : status;
 }

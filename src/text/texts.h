@@ -18,17 +18,13 @@ typedef struct tt__parts {
 
 static void tt__parts_add(tt__parts *p, const char *text, size_t bytes)
 {
-    if (p->failed || p->room - p->used >= bytes) {
-        if (!p->failed && bytes) memcpy(p->text + p->used, text, bytes);
-    } else {
+    if (!p->failed && p->room - p->used < bytes) {
         size_t room = bytes < SIZE_MAX / 4 && p->room < SIZE_MAX / 4 ? (p->room + bytes) * 2 : SIZE_MAX / 2;
         char *larger = (char *)tt__realloc(p->ctx, p->text, room);
         p->failed = !larger;
-        if (!larger) return;
-        p->text = larger;
-        p->room = room;
-        memcpy(p->text + p->used, text, bytes);
+        if (larger) p->text = larger, p->room = room;
     }
+    if (!p->failed && bytes) memcpy(p->text + p->used, text, bytes);
     p->used += bytes;
 }
 
@@ -98,7 +94,7 @@ static size_t tt__shorten(char *text, size_t bytes, const char *from, const char
 }
 
 /* A token that goes on is joined to the one before; others get a space in front, or are cleaned of it. */
-static void tt__decode_piece(const tt__stage *s, const char *text, size_t bytes, bool first, tt__parts *to)
+static void tt__decode_piece(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     static const char *const cleaned[][2] = {
         {" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
@@ -111,11 +107,11 @@ static void tt__decode_piece(const tt__stage *s, const char *text, size_t bytes,
         to->used = used + tt__shorten(to->text + used, to->used - used, cleaned[i][0], cleaned[i][1]);
 }
 
-static void tt__decode_part(const tt__stage *s, const char *text, size_t bytes, bool first, tt__parts *to)
+static void tt__decode_part(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     size_t end = bytes, at = 0;
     switch (s->kind) {
-    case TT__STAGE_REPLACE: case TT__STAGE_METASPACE:
+    case TT__STEP_REPLACE: case TT__STEP_METASPACE:
         while (at < bytes) {
             const bool here = bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0;
             if (!here) tt__parts_add(to, text + at, 1);
@@ -123,14 +119,14 @@ static void tt__decode_part(const tt__stage *s, const char *text, size_t bytes, 
             at += here ? s->from_bytes : 1;
         }
         break;
-    case TT__STAGE_STRIP:
+    case TT__STEP_STRIP:
         for (int64_t i = 0; i < s->start && end - at >= s->from_bytes; i++, at += s->from_bytes)
             if (memcmp(text + at, s->from, s->from_bytes) != 0) break;
         for (int64_t i = 0; i < s->stop && end - at >= s->from_bytes; i++, end -= s->from_bytes)
             if (memcmp(text + end - s->from_bytes, s->from, s->from_bytes) != 0) break;
         tt__parts_add(to, text + at, end - at);
         break;
-    case TT__STAGE_WORDPIECE: tt__decode_piece(s, text, bytes, first, to); break;
+    case TT__STEP_WORDPIECE: tt__decode_piece(s, text, bytes, first, to); break;
     default: tt__parts_add(to, text, bytes);
     }
     tt__parts_end(to);
@@ -152,26 +148,26 @@ static void tt__decode_bytes(const char *text, size_t bytes, tt__parts *to)
     }
 }
 
-static void tt__decode_stage(const tt__stage *s, const tt__parts *from, tt__parts *to)
+static void tt__decode_step(const tt__step *s, const tt__parts *from, tt__parts *to)
 {
     char *run = NULL;
     size_t pending = 0;
     to->used = 0;
     to->n = 0;
-    if (s->kind == TT__STAGE_BYTES || s->kind == TT__STAGE_FUSE) {
+    if (s->kind == TT__STEP_BYTES || s->kind == TT__STEP_FUSE) {
         tt__parts all = {to->ctx, NULL, 0, 0, NULL, 0, 0, false};
-        for (int i = 0; i < from->n && s->kind == TT__STAGE_BYTES; i++) {
+        for (int i = 0; i < from->n && s->kind == TT__STEP_BYTES; i++) {
             const size_t start = i ? from->ends[i - 1] : 0;
             tt__decode_bytes(from->text + start, from->ends[i] - start, &all);
         }
-        if (s->kind == TT__STAGE_BYTES && !all.failed) tt__parts_valid(to, all.text, all.used);
-        if (s->kind == TT__STAGE_FUSE) tt__parts_add(to, from->text, from->used);
+        if (s->kind == TT__STEP_BYTES && !all.failed) tt__parts_valid(to, all.text, all.used);
+        if (s->kind == TT__STEP_FUSE) tt__parts_add(to, from->text, from->used);
         tt__parts_end(to);
         to->failed |= all.failed;
         tt__parts_free(&all);
         return;
     }
-    if (s->kind == TT__STAGE_BYTE_FALLBACK && !(run = (char *)tt__alloc(to->ctx, (size_t)from->n + 1)))
+    if (s->kind == TT__STEP_BYTE_FALLBACK && !(run = (char *)tt__alloc(to->ctx, (size_t)from->n + 1)))
         to->failed = true;
     for (int i = 0; i < from->n && !to->failed; i++) {
         const size_t start = i ? from->ends[i - 1] : 0, bytes = from->ends[i] - start;
@@ -193,11 +189,6 @@ static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_spec
     if (a) return *bytes = a->bytes, skip_special && a->skipped ? NULL : a->text;
     *bytes = k->vocab.text[id].bytes;
     return k->vocab.text[id].bytes == TT__NO_TOKEN ? NULL : k->vocab.texts + k->vocab.text[id].start;
-
-
-
-
-
 }
 
 static tt__parts tt__decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special)
@@ -212,7 +203,7 @@ static tt__parts tt__decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
         tt__parts_end(&p);
     }
     for (int i = 0; i < k->finish.decode.n && !p.failed; i++) {
-        tt__decode_stage(&k->finish.decode.all[i], &p, &other);
+        tt__decode_step(&k->finish.decode.all[i], &p, &other);
         const tt__parts swap = p;
         p = other;
         other = swap;
@@ -259,14 +250,14 @@ tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
     s->skip_special = skip_special;
     bool fused = false; /* do decoders see the text in one? */
     for (int i = 0; i < k->finish.decode.n; i++) {
-        const tt__stage *d = &k->finish.decode.all[i];
+        const tt__step *d = &k->finish.decode.all[i];
         size_t at = 0;
-        if (d->kind == TT__STAGE_REPLACE) tt__utf8_next(d->from, d->from_bytes, &at);
-        s->whole |= fused && (at < d->from_bytes ? d->kind == TT__STAGE_REPLACE
-                              : d->kind == TT__STAGE_BYTES || d->kind == TT__STAGE_BYTE_FALLBACK);
-        s->bytes |= d->kind == TT__STAGE_BYTES;
-        s->runs |= d->kind == TT__STAGE_BYTE_FALLBACK;
-        fused |= d->kind == TT__STAGE_BYTES || d->kind == TT__STAGE_FUSE;
+        if (d->kind == TT__STEP_REPLACE) tt__utf8_next(d->from, d->from_bytes, &at);
+        s->whole |= fused && (at < d->from_bytes ? d->kind == TT__STEP_REPLACE
+                              : d->kind == TT__STEP_BYTES || d->kind == TT__STEP_BYTE_FALLBACK);
+        s->bytes |= d->kind == TT__STEP_BYTES;
+        s->runs |= d->kind == TT__STEP_BYTE_FALLBACK;
+        fused |= d->kind == TT__STEP_BYTES || d->kind == TT__STEP_FUSE;
     }
     return s;
 }
@@ -333,6 +324,7 @@ const char *tt_decode_stream_end(tt_decode_stream *s, size_t *bytes)
     s->given = 0;
     return text;
 }
+
 int tt_tokenizer_size(const tt_tokenizer *k) { return k->size; }
 
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
@@ -343,7 +335,7 @@ const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
 
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
 {
-    return tt__token_find(&k->vocab.by_text, token, strlen(token));
+    return tt__any_token(k, token, strlen(token));
 }
 
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)

@@ -19,6 +19,7 @@ static uint32_t tt__unicode_from(uint32_t before, const char **at)
     uint32_t n = tt__unicode_number(at);
     return before + ((n >> 1) ^ (0u - (n & 1)));
 }
+
 /* Sets `to` from rows of runs: the distance from the end of the row before, and last - first << shift | bits.
    texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)

@@ -1,6 +1,5 @@
 #pragma once
 #include "../base/base.h"
-#include "code_points.h"
 #include "../files/utf8.h"
 #include "../files/json.h"
 #include "parts.h"
@@ -30,11 +29,11 @@ static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *bas
 static void tt__token_put(tt__ids_by_text *t, int id)
 {
     const char *text = t->base + t->slices[id].start;
-    const size_t bytes = t->slices[id].bytes;
-    const tt__bucket bucket = {tt__token_head(text, bytes, bytes), (uint32_t)bytes, id};
+    const uint32_t bytes = t->slices[id].bytes - t->skipped;
+    const tt__bucket bucket = {tt__token_head(text, bytes, bytes), bytes, id};
     *tt__token_slot(t, text, bytes, bucket.head) = bucket;
+    t->longest = bytes > t->longest ? bytes : t->longest;
 }
-
 
 typedef struct tt__recipe { /* what a tokenizer is made of */
     const tt__json *j;            /* tokenizer.json, or what stands for it without the vocabulary */
@@ -61,19 +60,13 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     const char *text = v->r->lines->bytes + v->at;
     const size_t left = v->r->lines->size - v->at;
     const char *newline = (const char *)memchr(text, '\n', left);
-    size_t end = newline ? (size_t)(newline - text) : left;
+    const size_t end = newline ? (size_t)(newline - text) : left;
     v->at += end + 1;
-    if (tt__utf8_invalid(text, end) < end || memchr(text, 0, end))
+    if ((!tt__is_ascii(text, end) && tt__utf8_invalid(text, end) < end) || memchr(text, 0, end))
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
                         "one token a line", v->r->path, v->place + 1);
-    while (end) { /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
-        const size_t last = tt__utf8_last(text, end);
-        size_t next = last;
-        if (!(k->unicode->bits[tt__utf8_next(text, end, &next)] & TT__IS_SPACE)) break;
-        end = last;
-    }
-    *token = text;
-    *bytes = end;
+    *token = text; /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
+    *bytes = tt__white_begin(k->unicode->bits, text, 0, end);
     return TT_OK;
 }
 
@@ -135,8 +128,9 @@ static bool tt__vocab_room(tt_tokenizer *k, size_t count, size_t bytes)
     k->model.whole = (uint8_t *)tt__calloc(k->ctx, ids);
     k->added_of = (int32_t *)tt__alloc(k->ctx, ids * 4);
     if (!v->texts || !v->words || !v->text || !v->word || !k->model.whole || !k->added_of ||
-        !tt__token_table(k->ctx, &v->by_text, v->texts, v->text, count + (size_t)k->n_added) ||
-        !tt__token_table(k->ctx, &v->by_word, v->words, v->word, count))
+        !tt__token_table(k->ctx, &v->by_text, v->texts, v->text, count) ||
+        !tt__token_table(k->ctx, &v->by_added, v->texts, v->text, (size_t)k->n_added) ||
+        (mapped && !tt__token_table(k->ctx, &v->by_word, v->words, v->word, count)))
         return false;
     memset(v->text, 0xFF, ids * sizeof *v->text);
     memset(v->word, 0xFF, ids * sizeof *v->word);
@@ -150,7 +144,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     const tt__vocab_reader begin = {r, j, node, node + 1, 0, 0, 0};
     tt__vocab_reader reader = begin;
     tt__vocab *v = &k->vocab;
-    size_t bytes = 0, used = 0, count = 0, n = 0;
+    size_t bytes = 0, count = 0, n = 0;
     const char *key;
     int id;
     tt_status status = tt__read_token(k, &reader, &key, &n, &id);
@@ -167,23 +161,21 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     if (!tt__vocab_room(k, count, bytes)) return TT_ERR_MEMORY;
     const bool mapped = v->words != v->texts;
     reader = begin;
-    for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; used += n + 1) {
-        const tt__slice slice = {(uint32_t)used, (uint32_t)n};
+    for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; v->used += n + 1) {
+        const tt__slice slice = {(uint32_t)v->used, (uint32_t)n};
         if (v->text[id].bytes != TT__NO_TOKEN)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the "
                             "id %d", j->path, reader.offset, id);
-        memcpy(v->texts + used, key, n);
-        v->texts[used + n] = 0;
+        memcpy(v->texts + v->used, key, n);
+        v->texts[v->used + n] = 0;
         v->text[id] = slice; /* of tokens that are there twice the last counts */
         tt__token_put(&v->by_text, id);
-        if (mapped) {
-            v->word[id].start = slice.start;
-            v->word[id].bytes = tt__token_bytes(key, n, v->words + used);
-        }
-        if (v->word[id].bytes == TT__NO_TOKEN) continue;
-        tt__token_put(&v->by_word, id);
-        v->longest = (uint32_t)tt__max(v->longest, v->word[id].bytes);
+        if (!mapped) continue;
+        v->word[id].start = slice.start;
+        v->word[id].bytes = tt__token_bytes(key, n, v->words + v->used);
+        if (v->word[id].bytes != TT__NO_TOKEN) tt__token_put(&v->by_word, id);
     }
+    if (!mapped) v->by_word = v->by_text;
     return status;
 }
 
@@ -226,10 +218,30 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     return TT_OK;
 }
 
+/* The tokens that continue a word, of WordPiece. */
+static tt_status tt__rest_of_vocab(tt_tokenizer *k)
+{
+    tt__ids_by_text *t = &k->model.rest;
+    const uint32_t piece = (uint32_t)strlen(k->model.piece);
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* they are counted first */
+        if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
+            return TT_ERR_MEMORY;
+        t->skipped = piece;
+        for (int id = 0; id < k->vocab.own; id++) {
+            const tt__slice *text = &k->vocab.text[id];
+            if (text->bytes == TT__NO_TOKEN || text->bytes <= piece ||
+                memcmp(k->vocab.texts + text->start, k->model.piece, piece) != 0) continue;
+            count++;
+            if (turn) tt__token_put(t, id);
+        }
+    }
+    return TT_OK;
+}
+
 /* The tree of the tokens. */
 static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 {
-    tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1);
+    tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1); /* the root */
     for (int id = 0; id < k->vocab.own && status == TT_OK; id++) {
         const tt__slice *text = &k->vocab.text[id];
         const char *from = k->vocab.texts + text->start;

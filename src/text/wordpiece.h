@@ -7,35 +7,49 @@
 
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
-/* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
-   on; one unknown token where that ends before the word does. */
-static void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
+/* The longest token that a part of a word begins with, of at most so many bytes, and how many it has; -1:
+   none. */
+static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
+                              size_t *taken)
 {
-    const tt__model *m = &e->k->model;
+    const uint64_t head = tt__part_head(e, text, bytes);
+    int id = -1;
+    size_t n = bytes < t->longest ? bytes : t->longest;
+    for (; n && id < 0; n -= id < 0)
+        id = tt__token_slot(t, text, n, n < 8 ? head & ((UINT64_C(1) << 8 * n) - 1) : head)->id;
+    *taken = n;
+    return id;
+}
+
+/* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
+   on; one unknown token where that ends before the word does. Within tt__wordpiece_word most words would pay
+   for its registers. */
+static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt_tokenizer *k = e->k;
     const int64_t before = e->count;
     int64_t chars = 0;
-    const bool counts = bytes > (uint64_t)m->word_chars;
-    for (size_t at = 0; counts && at < bytes && chars <= m->word_chars; chars++)
-        tt__utf8_next(text, bytes, &at);
-    bool known = chars <= m->word_chars;
-    for (size_t at = 0, end = 0; at < bytes && known; at = end) {
-        int32_t node = at ? m->piece_node : 0, id = -1;
-        for (size_t i = at; i < bytes && node >= 0; i++) {
-            node = tt__prefix_next(&m->prefixes, node, text[i]);
-            if (node >= 0 && m->prefixes.ids[node] >= 0) id = m->prefixes.ids[node], end = i + 1;
-        }
+    size_t at = 0, taken;
+    if (bytes > (uint64_t)k->model.word_chars)
+        for (; at < bytes && chars <= k->model.word_chars; chars++) tt__utf8_next(text, bytes, &at);
+    bool known = chars <= k->model.word_chars;
+    for (at = 0; at < bytes && known; at += taken) {
+        const int id = tt__wordpiece_next(e, at ? &k->model.rest : &k->vocab.by_word, text + at, bytes - at,
+                                          &taken);
         known = id >= 0;
         if (known) tt__encoder_id(e, id);
     }
     if (known) return;
     e->count = before;
-    tt__encoder_id(e, m->unk);
+    tt__encoder_id(e, k->model.unk);
 }
 
 static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 {
-    const bool few = bytes <= (uint64_t)e->k->model.word_chars;
-    const int id = few ? tt__word_token(e, text, bytes) : -1; /* most words are one token */
+    const tt__vocab *v = &e->k->vocab;
+    int id = -1; /* most words are short, and one token */
+    if (bytes <= 8 && bytes <= (uint64_t)e->k->model.word_chars)
+        id = tt__token_slot(&v->by_word, text, bytes, tt__part_head(e, text, bytes))->id;
     if (id >= 0) tt__encoder_id(e, id);
     else tt__wordpiece_pieces(e, text, bytes);
 }
