@@ -410,9 +410,9 @@ struct tt__device {
     char peer[704];         // cuda_peer's sentence
 };
 
+/* ==== src/cuda/device.cuh */
 namespace {
 
-/* ==== src/cuda/device.cuh */
 enum { TT__PRODUCT_CHOICES = 4096 };
 
 TT_PRINTF(3, 4)
@@ -898,7 +898,11 @@ void cuda_forget(tt__device *d, void *recording)
     cudaGraphExecDestroy((cudaGraphExec_t)recording);
 }
 
+} // namespace
+
 /* ==== src/cuda/numbers.cuh */
+namespace {
+
 // ================================================================================================== numbers
 // Conversions, random numbers, sums over warps and blocks.
 
@@ -1222,7 +1226,11 @@ tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, 
                                n, init, key), "initial values");
 }
 
+} // namespace
+
 /* ==== src/cuda/groups.cuh */
+namespace {
+
 // ================================================================================================== rows
 // Ops that work row by row or element by element.
 
@@ -1611,7 +1619,11 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
     return e == cudaSuccess ? run_finish_sums(d, partial, grid.y, y.cols, &sums, add_sums) : e;
 }
 
+} // namespace
+
 /* ==== src/ops/elementwise/cuda.cuh */
+namespace {
+
 // y = s x. Bytes: x and y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;
@@ -2007,7 +2019,11 @@ cudaError_t run_dropout(const tt__launch *l)
                            l->add[1]);
 }
 
+} // namespace
+
 /* ==== src/ops/rows/cuda.cuh */
+namespace {
+
 // y[r] = x[index[r] - first]; 0 where x has no such row. Bytes: the rows of y twice.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
@@ -2328,7 +2344,11 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     return run_groups(d, *dy, no_operand, l->out[0], false, true, op);
 }
 
+} // namespace
+
 /* ==== src/ops/norm/cuda.cuh */
+namespace {
+
 // ---- layernorm
 
 // Each of a row's threads, a number of warps, has 8 of its columns: neighbours, or otherwise columns that are
@@ -2949,7 +2969,11 @@ cudaError_t run_with_dropout(const tt__launch *l)
     return e != cudaSuccess ? e : forward ? run_layernorm(norm) : run_dropout(dropout);
 }
 
+} // namespace
+
 /* ==== src/ops/embedding/cuda.cuh */
+namespace {
+
 // ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums
 // of equal ids
 
@@ -3211,7 +3235,11 @@ cudaError_t run_table_backward(const tt__launch *l)
     return e;
 }
 
+} // namespace
+
 /* ==== src/ops/losses/cuda.cuh */
+namespace {
+
 // ================================================================================================== losses
 // counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
 
@@ -3964,7 +3992,11 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
     return e;
 }
 
+} // namespace
+
 /* ==== src/ops/optimizers/cuda.cuh */
+namespace {
+
 // ================================================================================================ optimizers
 // Parameters, gradients and state are contiguous, so they are vectors here.
 
@@ -4448,7 +4480,11 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
     return cudaSuccess;
 }
 
+} // namespace
+
 /* ==== src/ops/collectives/cuda.cuh */
+namespace {
+
 // =============================================================================================== collectives
 // What members of a group of ranks do together: kernels load the others' operands from where they lie, which
 // may be another device, or memory of the host that cuda_stage has copied them to. Those of a launch that add
@@ -4758,7 +4794,11 @@ tt_status cuda_stage(const tt__launch *l, bool *more)
     return status;
 }
 
+} // namespace
+
 /* ==== src/ops/collectives/cuda_peers.cuh */
+namespace {
+
 // ---- which devices reach each other's memory
 
 #ifndef TT__PROBE_BYTES // tests make it smaller
@@ -4923,7 +4963,11 @@ const char *cuda_peer(tt__device *d, tt__device *from, double *rate)
     return d->peer;
 }
 
+} // namespace
+
 /* ==== src/ops/attention/cuda_shared.cuh */
+namespace {
+
 // ================================================================================================= attention
 // Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2",
 // 2023). A block of threads takes a tile of queries (or of keys) of one head and goes through the sequence's
@@ -5216,7 +5260,11 @@ __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
     if (lane == 0 && row < p.q.rows) p.delta[number] = sum;
 }
 
+} // namespace
+
 /* ==== src/ops/attention/cuda_f32.cuh */
+namespace {
+
 // ---- in f32 arithmetic: any dtypes, strides and head sizes. Tiles of 64 queries and 64 keys, 256 threads.
 // Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x + 16 b, and of outputs rows y + 16 a
 // and columns 4 x ... 4 x + 3 of the 64 that a block makes; a larger head is made by several blocks, all of
@@ -5607,7 +5655,11 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     }
 }
 
+} // namespace
+
 /* ==== src/ops/attention/cuda_cores.cuh */
+namespace {
+
 // ---- on tensor cores: q, k, v and dout in the same 16-bit dtype T, rows and heads at multiples of 16 bytes,
 // head sizes up to 128. D: the next of 32, 64, 80, 96, 128, its surplus columns zero. Blocks of 4 warps, each
 // with 16 MT rows of the tile that the block owns; the other tiles come two at a time, one in use and one
@@ -6048,7 +6100,11 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         }
 }
 
+} // namespace
+
 /* ==== src/ops/attention/cuda_forward_wide.cuh */
+namespace {
+
 // ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a
 // block copies queries, keys and values, up to STAGES tiles ahead, and draws which weights dropout keeps; the
 // GROUPS others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as
@@ -6428,7 +6484,11 @@ void attention_forward_wide(attention_args p)
     }
 }
 
+} // namespace
+
 /* ==== src/ops/attention/cuda_backward.cuh */
+namespace {
+
 // The sum of dout * out of a head of row `row` of these, by the four threads that have the row's scores.
 template <class T>
 __device__ __forceinline__ float attention_delta_of(const attention_args &p, int row, int head)
@@ -6765,7 +6825,11 @@ __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
         }
 }
 
+} // namespace
+
 /* ==== src/ops/attention/cuda_backward_wide.cuh */
+namespace {
+
 // The sequence of a block of attention_backward: its rows of the batch, its queries, the head of its keys and
 // the end of the heads of q that these serve. thread: 0, which the compiler does not know.
 struct attention_whole { int begin, count, first, queries, key_head, heads_end, thread; };
@@ -7187,7 +7251,11 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
                              (int)threadIdx.x);
 }
 
+} // namespace
+
 /* ==== src/ops/attention/cuda.cuh */
+namespace {
+
 // ---- the ops
 
 // Sets what the forward and the backward have in common. If only some rows of the batch are queries, their
@@ -7564,7 +7632,11 @@ cudaError_t run_attention_backward(const tt__launch *l)
     return e;
 }
 
+} // namespace
+
 /* ==== src/ops/linear/cuda_products.cuh */
+namespace {
+
 // ================================================================================================== matmuls
 // By cuBLASLt, with its epilogues where they fit, and then a pass over the result for what they leave; where
 // cuBLASLt has nothing (operands of different dtypes) by a kernel of our own. Linear layers take x (rows,
@@ -8251,7 +8323,11 @@ cudaError_t matmul(const tt__launch *l, const product *g)
     return e;
 }
 
+} // namespace
+
 /* ==== src/ops/linear/cuda_tuned.cuh */
+namespace {
+
 // ------------------------------------------------------------------------------------------ tuned products
 // The fastest way to make a product, by timing (tt_compile_options.tune). All ways with all algorithms that
 // cuBLASLt offers are timed in rounds, one behind the other, so that a change of the clock rates meets all of
@@ -8661,7 +8737,11 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
     return status;
 }
 
+} // namespace
+
 /* ==== src/ops/linear/cuda.cuh */
+namespace {
+
 // The product of l's first two operands in fp8 into `to`: both lie along the sum, with zeros up to a multiple
 // of 16.
 product fp8_product(const tt__launch *l, int64_t m, int64_t n, int64_t k, const tt__mat *to, bool gradient)
@@ -8779,7 +8859,11 @@ cudaError_t run_linear_dw(const tt__launch *l)
     return linear_dw(l, dy, x, &l->out[0], &l->out[1], l->add[0], l->add[1]);
 }
 
+} // namespace
+
 /* ==== src/ops/fp8/cuda.cuh */
+namespace {
+
 // ==================================================================================================== fp8
 
 // A tensor that is rounded to fp8. Its scale comes from `known`, a row of the history, or, where that is NULL
@@ -9011,7 +9095,11 @@ cudaError_t run_fp8_history(const tt__launch *l)
                       (float *)history->data, history->ld, (float *)l->out[1].data, history->rows);
 }
 
+} // namespace
+
 /* ==== src/ops/kernels.cuh */
+namespace {
+
 // ================================================================================================== table
 
 typedef cudaError_t (*run_fn)(const tt__launch *l);

@@ -24,9 +24,6 @@
 #ifndef TT__PORTABILITY_ONLY
 
 #include "cuda/handle.cuh"
-
-namespace {
-
 #include "cuda/device.cuh"
 #include "cuda/numbers.cuh"
 #include "cuda/groups.cuh"
@@ -50,8 +47,6 @@ namespace {
 #include "ops/linear/cuda.cuh"
 #include "ops/fp8/cuda.cuh"
 #include "ops/kernels.cuh"
-
-} // namespace
 
 extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_managed, cuda_keep,

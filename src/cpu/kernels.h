@@ -3,6 +3,7 @@
 #define TT__LANES 4
 #define TT__ISA portable
 #define TT__TARGET
+#define TT__KERNELS_ONLY /* tables have external linkage, as alone.h declares them */
 #endif
 
 /* ------------------------------------------------------------------------------------------------- vectors

@@ -4,6 +4,8 @@
 #include "portability.cuh"
 #include "handle.cuh"
 
+namespace {
+
 enum { TT__PRODUCT_CHOICES = 4096 };
 
 TT_PRINTF(3, 4)
@@ -488,3 +490,5 @@ void cuda_forget(tt__device *d, void *recording)
     drain(d);
     cudaGraphExecDestroy((cudaGraphExec_t)recording);
 }
+
+} // namespace

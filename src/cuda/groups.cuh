@@ -4,6 +4,8 @@
 #include "portability.cuh"
 #include "numbers.cuh"
 
+namespace {
+
 // ================================================================================================== rows
 // Ops that work row by row or element by element.
 
@@ -391,3 +393,5 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
     }
     return e == cudaSuccess ? run_finish_sums(d, partial, grid.y, y.cols, &sums, add_sums) : e;
 }
+
+} // namespace

@@ -4,6 +4,8 @@
 #include "portability.cuh"
 #include "device.cuh"
 
+namespace {
+
 // ================================================================================================== numbers
 // Conversions, random numbers, sums over warps and blocks.
 
@@ -326,3 +328,5 @@ tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, 
     return check(d, TT__LAUNCH(init_values, grid_for(n, 1024, 4096), 256, 0, d->stream, memory, dtype, first,
                                n, init, key), "initial values");
 }
+
+} // namespace

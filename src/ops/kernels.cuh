@@ -15,6 +15,8 @@
 #include "linear/cuda.cuh"
 #include "fp8/cuda.cuh"
 
+namespace {
+
 // ================================================================================================== table
 
 typedef cudaError_t (*run_fn)(const tt__launch *l);
@@ -174,3 +176,5 @@ tt_status cuda_launch(const tt__launch *l, int n)
              (long long)l->out[0].cols);
     return check(d, e, what);
 }
+
+} // namespace

@@ -11,6 +11,8 @@
 #include "cuda_backward.cuh"
 #include "cuda_backward_wide.cuh"
 
+namespace {
+
 // ---- the ops
 
 // Sets what the forward and the backward have in common. If only some rows of the batch are queries, their
@@ -386,3 +388,5 @@ cudaError_t run_attention_backward(const tt__launch *l)
             e = run_column_sums(l, &l->out[k], &l->out[3 + k], l->add[3 + k]);
     return e;
 }
+
+} // namespace

@@ -7,6 +7,8 @@
 #include "cuda_f32.cuh"
 #include "cuda_cores.cuh"
 
+namespace {
+
 // The sum of dout * out of a head of row `row` of these, by the four threads that have the row's scores.
 template <class T>
 __device__ __forceinline__ float attention_delta_of(const attention_args &p, int row, int head)
@@ -342,3 +344,5 @@ __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
                 }
         }
 }
+
+} // namespace

@@ -6,6 +6,9 @@
 #include "cuda_shared.cuh"
 #include "cuda_f32.cuh"
 #include "cuda_cores.cuh"
+#include "cuda_backward.cuh"
+
+namespace {
 
 // The sequence of a block of attention_backward: its rows of the batch, its queries, the head of its keys and
 // the end of the heads of q that these serve. thread: 0, which the compiler does not know.
@@ -427,3 +430,5 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
     attention_write_sums<64>(p.sums_q, attention_sums_begin(p, p.heads, head), part, 16, p.head_size,
                              (int)threadIdx.x);
 }
+
+} // namespace

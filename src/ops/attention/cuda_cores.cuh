@@ -5,6 +5,8 @@
 #include "../../cuda/numbers.cuh"
 #include "cuda_shared.cuh"
 
+namespace {
+
 // ---- on tensor cores: q, k, v and dout in the same 16-bit dtype T, rows and heads at multiples of 16 bytes,
 // head sizes up to 128. D: the next of 32, 64, 80, 96, 128, its surplus columns zero. Blocks of 4 warps, each
 // with 16 MT rows of the tile that the block owns; the other tiles come two at a time, one in use and one
@@ -444,3 +446,5 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
             if (b.pair == 0) p.lse[(int64_t)at * p.heads + head] = most[m][h] * fabsf(p.scale) + logf(total);
         }
 }
+
+} // namespace

@@ -5,6 +5,8 @@
 #include "../../cuda/numbers.cuh"
 #include "cuda_shared.cuh"
 
+namespace {
+
 // ---- in f32 arithmetic: any dtypes, strides and head sizes. Tiles of 64 queries and 64 keys, 256 threads.
 // Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x + 16 b, and of outputs rows y + 16 a
 // and columns 4 x ... 4 x + 3 of the 64 that a block makes; a larger head is made by several blocks, all of
@@ -394,3 +396,5 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
             attention_write(p.dv, k.first + y + 16 * a, column, b.columns, dv[a], p.keep_scale, p.add_dv);
     }
 }
+
+} // namespace

@@ -6,6 +6,8 @@
 #include "cuda_shared.cuh"
 #include "cuda_cores.cuh"
 
+namespace {
+
 // ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a
 // block copies queries, keys and values, up to STAGES tiles ahead, and draws which weights dropout keeps; the
 // GROUPS others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as
@@ -384,3 +386,5 @@ void attention_forward_wide(attention_args p)
         if (lane == 0) tt__phases_arrive(&q_used[slot]);
     }
 }
+
+} // namespace

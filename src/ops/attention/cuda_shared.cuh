@@ -4,6 +4,8 @@
 #include "../../cuda/portability.cuh"
 #include "../../cuda/numbers.cuh"
 
+namespace {
+
 // ================================================================================================= attention
 // Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2",
 // 2023). A block of threads takes a tile of queries (or of keys) of one head and goes through the sequence's
@@ -295,3 +297,5 @@ __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
     sum = warp_sum(sum);
     if (lane == 0 && row < p.q.rows) p.delta[number] = sum;
 }
+
+} // namespace

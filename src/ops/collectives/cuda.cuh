@@ -6,6 +6,8 @@
 #include "../../cuda/numbers.cuh"
 #include "../optimizers/cuda.cuh"
 
+namespace {
+
 // =============================================================================================== collectives
 // What members of a group of ranks do together: kernels load the others' operands from where they lie, which
 // may be another device, or memory of the host that cuda_stage has copied them to. Those of a launch that add
@@ -314,3 +316,5 @@ tt_status cuda_stage(const tt__launch *l, bool *more)
     }
     return status;
 }
+
+} // namespace

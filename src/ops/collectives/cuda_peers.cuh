@@ -6,6 +6,8 @@
 #include "../optimizers/cuda.cuh"
 #include "cuda.cuh"
 
+namespace {
+
 // ---- which devices reach each other's memory
 
 #ifndef TT__PROBE_BYTES // tests make it smaller
@@ -169,3 +171,5 @@ const char *cuda_peer(tt__device *d, tt__device *from, double *rate)
              status == TT_OK && wrong ? wrong : "", measured);
     return d->peer;
 }
+
+} // namespace

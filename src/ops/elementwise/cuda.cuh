@@ -5,6 +5,8 @@
 #include "../../cuda/numbers.cuh"
 #include "../../cuda/groups.cuh"
 
+namespace {
+
 // y = s x. Bytes: x and y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;
@@ -399,3 +401,5 @@ cudaError_t run_dropout(const tt__launch *l)
     return run_groups_sums(l, l->in[0], l->in[1], l->out[0], l->add[0], true, dropout_of(l), l->out[1],
                            l->add[1]);
 }
+
+} // namespace

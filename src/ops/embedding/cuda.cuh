@@ -7,6 +7,8 @@
 #include "../elementwise/cuda.cuh"
 #include "../rows/cuda.cuh"
 
+namespace {
+
 // ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums
 // of equal ids
 
@@ -267,3 +269,5 @@ cudaError_t run_table_backward(const tt__launch *l)
                        resident_of(l)->sums);
     return e;
 }
+
+} // namespace

@@ -5,6 +5,8 @@
 #include "../../cuda/numbers.cuh"
 #include "../../cuda/groups.cuh"
 
+namespace {
+
 // ==================================================================================================== fp8
 
 // A tensor that is rounded to fp8. Its scale comes from `known`, a row of the history, or, where that is NULL
@@ -235,3 +237,5 @@ cudaError_t run_fp8_history(const tt__launch *l)
     return TT__LAUNCH(fp8_history, blocks_for(history->rows, 256), 256, 0, l->device->stream,
                       (float *)history->data, history->ld, (float *)l->out[1].data, history->rows);
 }
+
+} // namespace

@@ -6,6 +6,8 @@
 #include "../losses/cuda.cuh"
 #include "cuda_products.cuh"
 
+namespace {
+
 // The product of l's first two operands in fp8 into `to`: both lie along the sum, with zeros up to a multiple
 // of 16.
 product fp8_product(const tt__launch *l, int64_t m, int64_t n, int64_t k, const tt__mat *to, bool gradient)
@@ -122,3 +124,5 @@ cudaError_t run_linear_dw(const tt__launch *l)
     }
     return linear_dw(l, dy, x, &l->out[0], &l->out[1], l->add[0], l->add[1]);
 }
+
+} // namespace

@@ -8,6 +8,8 @@
 #include "../elementwise/cuda.cuh"
 #include "../losses/cuda.cuh"
 
+namespace {
+
 // ================================================================================================== matmuls
 // By cuBLASLt, with its epilogues where they fit, and then a pass over the result for what they leave; where
 // cuBLASLt has nothing (operands of different dtypes) by a kernel of our own. Linear layers take x (rows,
@@ -693,3 +695,5 @@ cudaError_t matmul(const tt__launch *l, const product *g)
     for (int way = 0; way < LT_WAYS && e == cudaSuccess && !done; way++) e = matmul_by(l, f, way, &done);
     return e;
 }
+
+} // namespace

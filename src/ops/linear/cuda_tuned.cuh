@@ -7,6 +7,8 @@
 #include "../../cuda/groups.cuh"
 #include "cuda_products.cuh"
 
+namespace {
+
 // ------------------------------------------------------------------------------------------ tuned products
 // The fastest way to make a product, by timing (tt_compile_options.tune). All ways with all algorithms that
 // cuBLASLt offers are timed in rounds, one behind the other, so that a change of the clock rates meets all of
@@ -415,3 +417,5 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
     d->tuned_count = count_before;
     return status;
 }
+
+} // namespace

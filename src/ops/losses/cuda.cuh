@@ -6,6 +6,8 @@
 #include "../../cuda/groups.cuh"
 #include "../elementwise/cuda.cuh"
 
+namespace {
+
 // ================================================================================================== losses
 // counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
 
@@ -757,3 +759,5 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
                        a->ignore_index, counts, loss);
     return e;
 }
+
+} // namespace

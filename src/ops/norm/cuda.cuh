@@ -6,6 +6,8 @@
 #include "../../cuda/groups.cuh"
 #include "../elementwise/cuda.cuh"
 
+namespace {
+
 // ---- layernorm
 
 // Each of a row's threads, a number of warps, has 8 of its columns: neighbours, or otherwise columns that are
@@ -625,3 +627,5 @@ cudaError_t run_with_dropout(const tt__launch *l)
     const cudaError_t e = forward ? run_dropout(dropout) : run_layernorm_backward(norm);
     return e != cudaSuccess ? e : forward ? run_layernorm(norm) : run_dropout(dropout);
 }
+
+} // namespace

@@ -6,6 +6,8 @@
 #include "../../cuda/numbers.cuh"
 #include "../../cuda/groups.cuh"
 
+namespace {
+
 // ================================================================================================ optimizers
 // Parameters, gradients and state are contiguous, so they are vectors here.
 
@@ -488,3 +490,5 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
     }
     return cudaSuccess;
 }
+
+} // namespace

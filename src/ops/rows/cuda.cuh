@@ -5,6 +5,8 @@
 #include "../../cuda/numbers.cuh"
 #include "../../cuda/groups.cuh"
 
+namespace {
+
 // y[r] = x[index[r] - first]; 0 where x has no such row. Bytes: the rows of y twice.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
@@ -324,3 +326,5 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const op_set_rows op = {bits, dy->data == l->out[0].data && !l->add[0], l->add[0]};
     return run_groups(d, *dy, no_operand, l->out[0], false, true, op);
 }
+
+} // namespace
