@@ -149,5 +149,5 @@ include tests/cuda_emu/emu.mk tests/tests.mk tests/fuzz/fuzz.mk bench/bench.mk
 
 FORCE:
 .DELETE_ON_ERROR:
-.SECONDARY:
+.PRECIOUS: $(B)/cuda/%.c.o $(B)/cuda_emu/%.o
 .PHONY: help demo gpt examples install clean cuda FORCE

@@ -576,7 +576,16 @@ tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value
 
 /* --------------------------------------------------------------------------------------------- optimizers */
 
-typedef enum tt_optimizer_kind { TT_SGD, TT_ADAM, TT_ADAMW } tt_optimizer_kind;
+/* X(kind, name, op, decoupled, state, word, second state, its word). `op` computes the update. `decoupled`:
+   weight decay bypasses the gradient. A state is what the op keeps of each parameter (NULL: nothing); in
+   saved states its word, which is PyTorch's, stands before the parameter's name. */
+#define TT__OPTIMIZERS(X) \
+    X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
+    X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
+    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq")
+#define TT__KIND(kind, name, op, decoupled, state, word, second, its_word) kind,
+typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
+#undef TT__KIND
 
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* default TT_ADAMW (Loshchilov, Hutter 2019) */
@@ -657,10 +666,6 @@ typedef struct tt_parallel {
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
 tt_parallel tt_parallel_default(void);
-/* Sets the fields of *p that are 0 to what they stand for on a device, as tt_compile_options.device names it.
-   Where the device has not as many ranks as p wants, or p contradicts itself, it fails and leaves *p as it
-   is. */
-tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p);
 
 /* What a rank and its links do a second, and what it takes to start work. They change what is planned, never
    bits. All are finite, the seconds at least 0, the others above 0. */
@@ -787,6 +792,10 @@ typedef struct tt_compile_options {
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
+/* Checks options as tt_compile does before it reads the tape: one message tells all names that are unknown
+   and all options that do not go together. Sets the fields of o->parallel that are 0 to what they stand for
+   on o->device. After an error *o is as it was. */
+tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
 
 /* Differentiates, rewrites and places; allocates no tensor. root: the loss (1, 1) to train on, or any value
    when train is false. The tape is copied and stays as it is, so it can be compiled again with other options;
@@ -1203,8 +1212,8 @@ typedef struct tt_loader_options {
     int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting */
     bool drop_last;   /* leave out a last incomplete step. Default false */
     int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1 */
-    tt_parallel parallel; /* of the trainer, after tt_parallel_on; its `groups` and `data` are read. Default:
-                             one group on one rank */
+    tt_parallel parallel; /* of the trainer, after tt_check_options; its `groups` and `data` are read.
+                             Default: one group on one rank */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -6856,8 +6865,46 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
+/* Each op that updates has tt__rules_OP and tt__use_OP, which appends what is wrong with the options that the
+   op reads (wrong NULL: they are right), sets its attributes to them, and returns how many states it keeps of
+   each parameter. */
+
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+
+static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+{
+    if (!(o->momentum >= 0 && o->momentum < 1))
+        tt__print(wrong, "; momentum %g is not in [0, 1)", o->momentum);
+    if (o->nesterov && !(o->momentum > 0)) tt__print(wrong, "; nesterov needs a momentum above 0");
+    a->beta1 = o->momentum;
+    a->nesterov = o->nesterov;
+    return o->momentum != 0;
+}
+
 static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+{
+    if (!(o->beta1 >= 0 && o->beta1 < 1)) tt__print(wrong, "; beta1 %g is not in [0, 1)", o->beta1);
+    if (!(o->beta2 >= 0 && o->beta2 < 1)) tt__print(wrong, "; beta2 %g is not in [0, 1)", o->beta2);
+    if (!(o->eps >= 0)) tt__print(wrong, "; eps %g is negative", o->eps);
+    a->beta1 = o->beta1;
+    a->beta2 = o->beta2;
+    a->eps = o->eps;
+    return 2;
+}
+
+enum { TT__STATES = 2 }; /* the most that an op keeps of a parameter */
+typedef struct tt__optimizer {
+    const char *name;
+    int op;
+    bool decoupled;
+    struct { const char *name, *word; } state[TT__STATES];
+    int (*use)(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong);
+} tt__optimizer;
+#define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
+    {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
+static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* by tt_optimizer_kind */
+#undef TT__OPTIMIZER
 
 /* ----------------------------------------------------------------------------------- memories and streams */
 
@@ -8271,15 +8318,7 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
 }
 
 typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
-
-static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul *out)
-{
-    static const char *const names[] = {"fp32", "tf32", "fp8"};
-    int k;
-    tt_status status = tt__parse(ctx, "matmul", name ? name : "fp32", names, 3, "fp32, tf32 or fp8", &k);
-    *out = (tt__matmul)k;
-    return status;
-}
+static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 
 /* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to
    16 bits for the matmuls that read it (norms, activations, attention), or is part of something wider. */
@@ -8461,15 +8500,6 @@ typedef enum tt__recompute {
     TT__RECOMPUTE_BUDGET    /* of options, not of choices */
 } tt__recompute;
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
-
-static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__recompute *out)
-{
-    int k;
-    tt_status status = tt__parse(ctx, "recompute", name ? name : "cheap", tt__recompute_names, 5,
-                                 "none, cheap, attention, blocks or budget", &k);
-    *out = (tt__recompute)k;
-    return status;
-}
 
 typedef struct tt__recomputer {
     tt_tape *t;
@@ -9608,7 +9638,9 @@ static bool tt__prepare_updates(tt__updater *u)
     tt_tape *t = u->t;
     tt__builder b = {t, false, true, TT__EACH_STEP, false};
     const int32_t values = t->n_values;
-    const bool adam = u->o->kind != TT_SGD;
+    const tt__optimizer *how = &tt__optimizers[u->o->kind];
+    tt__attr unread;
+    const int states = how->use(u->o, &unread, NULL);
     for (int32_t v = 1; v < values && b.ok; v++) {
         tt__due *d = &u->due[v];
         if (!tt__is_listed(t, v)) continue;
@@ -9618,8 +9650,7 @@ static bool tt__prepare_updates(tt__updater *u)
         const bool piece = part.unit && !t->values[v].part.unit;
         d->target = piece ? tt__piece_view(t, v, &part) : v;
         if (!d->target) return false;
-        if (adam || u->o->momentum != 0) d->state[0] = tt__new_state(&b, d->target, adam ? "m" : "momentum");
-        if (adam) d->state[1] = tt__new_state(&b, d->target, "v");
+        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, how->state[k].name);
         d->clipped = t->clipped;
     }
     return b.ok;
@@ -9637,23 +9668,19 @@ static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
     const tt_optimizer_options *o = u->o;
-    const bool adam = o->kind != TT_SGD;
+    const tt__optimizer *how = &tt__optimizers[o->kind];
     bool ok = true;
     for (int m = 0; m < 2 * u->rows && ok; m++) {
         const int32_t v = u->list[u->row[m % u->rows]];
         const tt__due *d = &u->due[v];
         if (tt__updates_on_host(t, v) != (m >= u->rows)) continue;
-        tt__instr i = tt__instr_of(adam ? TT__OP_ADAM : TT__OP_SGD, t->values[v].grad, d->target);
+        tt__instr i = tt__instr_of(how->op, t->values[v].grad, d->target);
         i.in[1] = d->clipped;
-        i.out[1] = d->state[0];
-        i.out[2] = d->state[1];
+        for (int k = 0; k < TT__STATES; k++) i.out[1 + k] = d->state[k];
         i.random = d->random;
         i.attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
-        i.attr.decoupled = o->kind == TT_ADAMW;
-        i.attr.beta1 = adam ? o->beta1 : o->momentum;
-        i.attr.beta2 = o->beta2;
-        i.attr.eps = o->eps;
-        i.attr.nesterov = o->nesterov;
+        i.attr.decoupled = how->decoupled;
+        how->use(o, &i.attr, NULL);
         ok = tt__append_step(t, &i, true);
     }
     return ok;
@@ -18332,67 +18359,6 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
 int tt_process(const tt_context *ctx) { return ctx->net ? ctx->net->me : 0; }
 int tt_processes(const tt_context *ctx) { return ctx->net ? ctx->net->processes : 1; }
 
-/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
-static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
-{
-    char text[512];
-    tt__text all = {text, sizeof text, 0};
-    if (p->tensor == 0) p->tensor = 1;
-    if (p->pipeline == 0) p->pipeline = 1;
-    if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
-        p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
-    if (p->groups == 0) p->groups = p->data;
-    const char *schedule = p->schedule ? p->schedule : "1f1b";
-    const bool gpipe = strcmp(schedule, "gpipe") == 0;
-    const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
-    char stages[32] = "";
-    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
-    const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
-    if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
-        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
-                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
-                  (long long)p->data * p->tensor * p->pipeline);
-    else if (p->groups < 0 || p->groups % p->data)
-        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
-    else if (p->groups > p->data && !power)
-        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
-                  p->groups, p->data);
-    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
-    if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
-        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
-    if (p->server && (p->zero > 1 || p->zero == TT_ZERO_BUDGET))
-        tt__print(&all, "; a parameter server keeps whole gradients and parameters: use zero 0 or 1");
-    if (p->sequence && p->tensor == 1) tt__print(&all, "; sequence needs tensor > 1");
-    if (!gpipe && strcmp(schedule, "1f1b") != 0)
-        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
-    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
-    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET;
-    if (p->pipeline > 1 && (divides || p->server || p->reduce_micros))
-        tt__print(&all, "; pipeline does not go with %s: use zero 0 or 1 alone",
-                  divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros");
-    if (p->pipeline > 1 && gpipe && p->micros == 0)
-        tt__print(&all, "; schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, "
-                  "for which it plans memory");
-    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
-    const int of_stage = ranks ? p->data * p->tensor : 1;
-    if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
-        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
-                  "them", of_stage, c->local);
-    if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
-        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
-                  p->tensor, c->local);
-    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
-}
-
-tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p)
-{
-    tt_parallel filled = *p;
-    const tt__crew *c = tt__find_devices(ctx, device);
-    tt_status status = c ? tt__parallel_for(ctx, c, &filled) : ctx->status;
-    if (status == TT_OK) *p = filled;
-    return status;
-}
-
 /* ------------------------------------------------------------------------------------------------ context */
 
 static const tt__isa_table *tt__choose_isa(const char *name)
@@ -19215,14 +19181,9 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
 {
     char text[512];
     tt__text all = {text, sizeof text, 0}; /* everything that is wrong, in one message */
-    const bool sgd = o->kind == TT_SGD;
-    if ((unsigned)o->kind > TT_ADAMW) tt__print(&all, "; kind %d is unknown", (int)o->kind);
-    if (sgd && !(o->momentum >= 0 && o->momentum < 1))
-        tt__print(&all, "; momentum %g is not in [0, 1)", o->momentum);
-    if (sgd && o->nesterov && !(o->momentum > 0)) tt__print(&all, "; nesterov needs a momentum above 0");
-    if (!sgd && !(o->beta1 >= 0 && o->beta1 < 1)) tt__print(&all, "; beta1 %g is not in [0, 1)", o->beta1);
-    if (!sgd && !(o->beta2 >= 0 && o->beta2 < 1)) tt__print(&all, "; beta2 %g is not in [0, 1)", o->beta2);
-    if (!sgd && !(o->eps >= 0)) tt__print(&all, "; eps %g is negative", o->eps);
+    tt__attr unread;
+    if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
+    else tt__print(&all, "; kind %d is unknown", (int)o->kind);
     if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
         tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
@@ -19524,67 +19485,111 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     return TT_OK;
 }
 
-static tt_status tt__check_matmul(tt_context *ctx, const tt__settings *s)
-{
-    if (s->matmul != TT__MATMUL_FP8) return TT_OK;
-    if (s->kind && s->kind->host)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
-                        s->kind->name);
-    if (s->precision.kind != TT__32_TRUE) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision "
-                    "'32-true' has none");
-}
-
-/* Where parameters are updated; update "backward" with what it cannot do is refused. */
-static tt_status tt__parse_update(tt_context *ctx, const tt_compile_options *o, bool scales, tt__update *out)
+/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
+static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
 {
     char text[512];
     tt__text all = {text, sizeof text, 0};
-    int k;
-    tt_status status = tt__parse(ctx, "update", o->update ? o->update : "end", tt__update_names,
-                                 TT__COUNT(tt__update_names), "end, backward or host", &k);
-    *out = (tt__update)k;
-    if (status != TT_OK || *out != TT__UPDATE_BACKWARD || !o->train) return status;
-    if (o->accumulate)
-        tt__print(&all, ", nor with accumulate, as gradients are final at the step's end only");
-    if (o->optimizer.clip_norm > 0)
-        tt__print(&all, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
-                  "only", o->optimizer.clip_norm);
-    if (scales) tt__print(&all, ", nor with precision '%s', as loss scaling skips whole steps", o->precision);
-    if (o->parallel.server) tt__print(&all, ", nor with parallel.server");
-    if (o->parallel.pipeline > 1) tt__print(&all, ", nor with parallel.pipeline");
-    if (!all.length) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'", text + 5);
+    if (p->tensor == 0) p->tensor = 1;
+    if (p->pipeline == 0) p->pipeline = 1;
+    if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
+        p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
+    if (p->groups == 0) p->groups = p->data;
+    const char *schedule = p->schedule ? p->schedule : "1f1b";
+    const bool gpipe = strcmp(schedule, "gpipe") == 0;
+    const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
+    char stages[32] = "";
+    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
+    const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
+    if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
+        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
+                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
+                  (long long)p->data * p->tensor * p->pipeline);
+    else if (p->groups < 0 || p->groups % p->data)
+        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
+    else if (p->groups > p->data && !power)
+        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
+                  p->groups, p->data);
+    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
+    if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
+        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
+    if (!gpipe && strcmp(schedule, "1f1b") != 0)
+        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
+    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
+    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
+    const int of_stage = ranks ? p->data * p->tensor : 1;
+    if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
+        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
+                  "them", of_stage, c->local);
+    if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
+        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
+                  p->tensor, c->local);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
-static tt_status tt__parse_memory(tt_context *ctx, const char *name, tt__memory_kind *out)
+/* Which options go together, each of which is right alone: appends "; " and a sentence for each rule that is
+   broken, and returns the status of the first. A row is TT__RULE(what breaks the rule, status, sentence). */
+static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
 {
-    int k;
-    tt_status status = tt__parse(ctx, "memory", name ? name : "device", tt__memory_names, TT__MEMORY_KINDS,
-                                 "device, managed or managed-oversubscribed", &k);
-    *out = (tt__memory_kind)k;
+    const tt_compile_options *o = &s->options;
+    const tt_parallel *p = &o->parallel;
+    const char *kind = s->kind ? s->kind->name : "", *memory = tt__memory_names[s->memory];
+    const int ranks = s->crew ? s->crew->ranks : 1;
+    const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
+    const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* gradients, too */
+    const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
+    const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
+    tt_status status = TT_OK;
+    char text[400];
+    tt__text late = {text, sizeof text, 0}; /* what needs all gradients at once */
+    if (o->accumulate)
+        tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
+    if (o->optimizer.clip_norm > 0)
+        tt__print(&late, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
+                  "only", o->optimizer.clip_norm);
+    if (s->scales)
+        tt__print(&late, ", nor with precision '%s', as loss scaling skips whole steps",
+                  tt__precision_names[s->precision.kind]);
+    if (p->server) tt__print(&late, ", nor with parallel.server");
+    if (staged) tt__print(&late, ", nor with parallel.pipeline");
+
+#define TT__RULE(broken, code, ...) \
+    if (broken) { tt__print(all, "; " __VA_ARGS__); if (status == TT_OK) status = code; }
+    TT__RULE(!o->memory_budget && (recompute_fits || s->offload_fits || s->zero_fits), TT_ERR_ARGUMENT,
+             "%s 'budget' chooses what fits memory_budget, which is not set",
+             recompute_fits ? "recompute" : s->offload_fits ? "offload" : "zero")
+    TT__RULE(early && late.length, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'",
+             text + 5)
+    TT__RULE(p->server && divides, TT_ERR_ARGUMENT,
+             "parallel: a parameter server keeps whole gradients and parameters: use zero 0 or 1")
+    TT__RULE(p->sequence && p->tensor == 1, TT_ERR_ARGUMENT, "parallel: sequence needs tensor > 1")
+    TT__RULE(staged && (divides || p->server || p->reduce_micros), TT_ERR_ARGUMENT,
+             "parallel: pipeline does not go with %s: use zero 0 or 1 alone",
+             divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros")
+    TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
+             "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
+             "which it plans memory")
+    TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
+             kind)
+    TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
+             "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none")
+    TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
+             "memory '%s' is for device 'cuda', and the device is '%s'", memory, kind)
+    TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
+             "memory '%s' is for one rank, and '%s' has %d: leave `memory` out", memory, s->crew->name, ranks)
+#undef TT__RULE
     return status;
 }
 
-static tt_status tt__check_memory(tt_context *ctx, const tt__settings *s)
+/* Do the options still go together with this parallel.zero and this update? */
+static bool tt__goes_together(const tt__settings *s, int zero, tt__update update)
 {
-    const char *name = tt__memory_names[s->memory];
-    if (!s->crew || s->memory == TT__OWN_MEMORY) return TT_OK;
-    if (s->kind->host)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "memory '%s' is for device 'cuda', and the device is '%s'",
-                        name, s->kind->name);
-    if (s->crew->ranks == 1) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "memory '%s' is for one rank, and '%s' has %d: leave `memory` "
-                    "out", name, s->crew->name, s->crew->ranks);
-}
-
-/* Options that say "budget" need one. */
-static tt_status tt__check_budget(tt_context *ctx, const tt__settings *s)
-{
-    const bool recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
-    if (s->options.memory_budget || !(recompute || s->offload_fits || s->zero_fits)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "%s 'budget' chooses what fits memory_budget, which is not set",
-                    recompute ? "recompute" : s->offload_fits ? "offload" : "zero");
+    tt__settings other = *s;
+    tt__text unread = {NULL, 0, 0};
+    other.options.parallel.zero = zero;
+    other.update = update;
+    return tt__contradictions(&other, &unread) == TT_OK;
 }
 
 /* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
@@ -19592,6 +19597,29 @@ static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
+}
+
+/* Finds what words stand for, each of one list. NULL: the default. */
+static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text *all,
+                            tt_status *status)
+{
+    const struct {
+        const char *option, *word, *usual; const char *const *names; int n; const char *use;
+    } rows[] = {
+        {"matmul", o->matmul, "fp32", tt__matmul_names, 3, "fp32, tf32 or fp8"},
+        {"recompute", o->recompute, "cheap", tt__recompute_names, 5,
+         "none, cheap, attention, blocks or budget"},
+        {"memory", o->memory, "device", tt__memory_names, 3, "device, managed or managed-oversubscribed"},
+        {"update", o->update, "end", tt__update_names, 3, "end, backward or host"}};
+    int found[TT__COUNT(rows)];
+    for (int k = 0; k < TT__COUNT(rows); k++)
+        tt__note_error(ctx, all, status,
+                       tt__parse(ctx, rows[k].option, rows[k].word ? rows[k].word : rows[k].usual,
+                                 rows[k].names, rows[k].n, rows[k].use, &found[k]));
+    s->matmul = (tt__matmul)found[0];
+    s->recompute = (tt__recompute)found[1];
+    s->memory = (tt__memory_kind)found[2];
+    s->update = (tt__update)found[3];
 }
 
 /* Checks options and finds what their names stand for. One message names all that is wrong. */
@@ -19605,27 +19633,30 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt__note_error(ctx, &all, &status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
     s->scales = o->train && s->precision.half == TT_F16;
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
-    tt__note_error(ctx, &all, &status, tt__parse_matmul(ctx, o->matmul, &s->matmul));
-    tt__note_error(ctx, &all, &status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
+    tt__parse_words(ctx, o, s, &all, &status);
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
-    tt__note_error(ctx, &all, &status, tt__check_budget(ctx, s));
-    tt__note_error(ctx, &all, &status, tt__parse_memory(ctx, o->memory, &s->memory));
     if (o->tune && !*o->tune)
         tt__note_error(ctx, &all, &status,
                        tt__fail(ctx, TT_ERR_ARGUMENT, "tune '' is neither off nor on, nor a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
-    tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o, s->scales, &s->update));
     s->crew = tt__find_devices(ctx, o->device);
     s->kind = s->crew ? s->crew->kind : NULL;
     s->threads = s->crew ? tt__rank_threads(ctx, s->crew->local) : ctx->cpu.pool->threads;
     tt__note_error(ctx, &all, &status,
                    s->crew ? tt__parallel_for(ctx, s->crew, &s->options.parallel) : ctx->status);
-    tt__note_error(ctx, &all, &status, tt__check_matmul(ctx, s));
-    tt__note_error(ctx, &all, &status, tt__check_memory(ctx, s));
+    const tt_status together = tt__contradictions(s, &all);
+    if (status == TT_OK) status = together;
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
+}
+tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
+{
+    tt__settings s;
+    tt_status status = tt__parse_settings(ctx, o, &s);
+    if (status == TT_OK) o->parallel = s.options.parallel;
+    return status;
 }
 
 /* Places transient storages and workspaces, and what lies in the host's memory. */
@@ -20882,15 +20913,13 @@ static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
     if (!o->train || (update == TT__UPDATE_HOST && tt__one_memory(p))) return update == p->settings.update;
-    return update != TT__UPDATE_BACKWARD || !(o->accumulate || o->optimizer.clip_norm > 0 ||
-                                              p->settings.scales || o->parallel.server ||
-                                              o->parallel.pipeline > 1);
+    return tt__goes_together(&p->settings, o->parallel.zero, update);
 }
 
 static bool tt__may_zero(const tt_program *p, int zero)
 {
     const tt_parallel *r = &p->settings.options.parallel;
-    return zero == r->zero || (r->data > 1 && (zero < 2 || (!r->server && r->pipeline <= 1)));
+    return zero == r->zero || (r->data > 1 && tt__goes_together(&p->settings, zero, p->settings.update));
 }
 
 enum { TT__VALUES = 4 + 4 + 4 + 3 };
@@ -21136,8 +21165,8 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
                                    TT__OUT_PARAMETERS};
     const tt_compile_options *o = &p->settings.options;
     const tt__choice was = *x;
-    const bool staged = o->parallel.pipeline > 1, moves = !tt__one_memory(p);
-    if (k == 0 && o->parallel.data > 1 && !o->parallel.server && !staged) x->zero = 3;
+    const bool moves = !tt__one_memory(p);
+    if (k == 0 && tt__may_zero(p, 3)) x->zero = 3;
     if (k == 0) snprintf(name, capacity, "zero 3");
     if (k >= 1 && k <= 3) {
         const tt__recompute policy = (tt__recompute)(TT__RECOMPUTE_CHEAP + k - 1);
@@ -21151,8 +21180,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
         snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 6 ? 3 : k == 7 ? 2 : k - 4]);
     }
     if (k == 8) {
-        const bool once = !o->accumulate && !(o->optimizer.clip_norm > 0) && !p->settings.scales;
-        const bool may = o->train && once && !o->parallel.server && !staged;
+        const bool may = o->train && tt__may_update(p, TT__UPDATE_BACKWARD);
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
         snprintf(name, capacity, "update \"backward\"");
     }
@@ -21347,7 +21375,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
     c.offload = s->offload_fits && !tt__one_memory(j->p);
-    c.zero = s->zero_fits && ranks->data > 1 && ranks->pipeline <= 1; /* stages have zero 0 or 1 */
+    c.zero = s->zero_fits && ranks->data > 1;
     const bool moves = s->offload || (ranks->data > 1 && c.base.zero == 3);
     c.by_seconds = c.offload || c.zero || (c.recompute && moves);
     c.best = INFINITY;
@@ -21759,7 +21787,6 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
 /* What the programs of all processes must have in common, a line of each; the bits depend on it. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
-    static const char *const kinds[] = {"sgd", "adam", "adamw"}; /* tt_optimizer_kind */
     tt__text text = {to, capacity, 0};
     char n[6][32];
     const tt_compile_options *o = &p->settings.options;
@@ -21779,7 +21806,7 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
               tt__update_names[p->chosen.update], p->tunes);
     if (o->train)
         tt__print(&text, "optimizer %s with weight_decay %s, clip_norm %s, beta1 %s, beta2 %s, eps %s, "
-                  "momentum %s\n", kinds[u->kind], tt__shortest(u->weight_decay, n[0]),
+                  "momentum %s\n", tt__optimizers[u->kind].name, tt__shortest(u->weight_decay, n[0]),
                   tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
                   tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
                   tt__shortest(u->momentum, n[5]));
@@ -31611,7 +31638,7 @@ static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_pa
                   accumulate);
     else if (groups < 1 || data < 0 || (data && groups % data))
         tt__print(all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
-                  "after tt_parallel_on", p->groups, data);
+                  "after tt_check_options", p->groups, data);
     else if (groups > batch / accumulate)
         tt__print(all, "; a step of batch = %d has fewer sequences than micro-batches, accumulate = %d for "
                   "each of %d groups: set batch to %lld at least", batch, accumulate, groups,
@@ -37157,16 +37184,18 @@ typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]
 /* Fails if a state cannot hold a parameter of this name. */
 static tt_status tt__check_kept(const tt_param *param)
 {
-    static const char *const taken[] = {"__metadata__", "tinytrain.*", "exp_avg.*", "exp_avg_sq.*",
-                                        "momentum_buffer.*"};
-    const char *name = param->name;
-    bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
-    for (int i = 0; i < TT__COUNT(taken); i++) usable = usable && !tt__match(taken[i], name);
-    if (usable) return TT_OK;
+    const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
+    for (int k = 0; k < TT__COUNT(tt__optimizers) * TT__STATES; k++) {
+        const char *word = tt__optimizers[k / TT__STATES].state[k % TT__STATES].word;
+        const size_t n = word ? strlen(word) : 0;
+        if (n && strncmp(name, word, n) == 0 && name[n] == '.') taken = word;
+    }
+    if (!taken && strcmp(name, "__metadata__") != 0 && strlen(name) <= TT__STATE_NAME &&
+        tt__utf8_invalid(name, strlen(name)) == strlen(name)) return TT_OK;
     return tt__fail(param->ctx, TT_ERR_ARGUMENT, "the state of a run cannot be saved with the parameter "
                     "'%.200s' of %zu bytes: a name must be UTF-8 of at most %d bytes, not '__metadata__', "
-                    "and not begin with 'tinytrain.', 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'", name,
-                    strlen(name), TT__STATE_NAME);
+                    "and not begin with '%s.'", name, strlen(name), TT__STATE_NAME,
+                    taken ? taken : "tinytrain");
 }
 
 /* Is v a persistent storage of its kind? */
@@ -37207,18 +37236,18 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
    PyTorch's words in front, and behind these `count` the `frozen` parameters. NULL after an error. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
-    const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
-    const size_t most = (size_t)(3 * p->ctx->n_params + 1);
+    const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
+    const size_t most = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
     tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * most);
     int n = 0;
     tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
-        for (int state = 1; state <= 2; state++) {
+        for (int state = 1; state <= TT__STATES; state++) {
             tt__kept x = kept[k];
-            const char *what = sgd ? "momentum_buffer." : state > 1 ? "exp_avg_sq." : "exp_avg.";
             x.state = state;
             if (!(x.value = tt__kept_in(p, x.stage, &x))) break;
-            snprintf(x.name, sizeof x.name, "%s%.170s", what, p->ctx->params[x.param]->name);
+            snprintf(x.name, sizeof x.name, "%s.%.170s", how->state[state - 1].word,
+                     p->ctx->params[x.param]->name);
             kept[n++] = x;
         }
     *count = n;

@@ -687,22 +687,36 @@ static inline void check_training(cli_training *run)
     if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
         die("--dropout is 0 or more and below 1, or -1");
     if (run->label_smoothing == 1) die("--label-smoothing is 0 or more and below 1");
-    const bool fits = strcmp(run->recompute, "budget") == 0 || strcmp(run->zero, "budget") == 0 ||
-                      (run->offload && strcmp(run->offload, "budget") == 0);
-    if (run->parallel.pipeline > 1 && strcmp(run->zero, "0") != 0 && strcmp(run->zero, "1") != 0)
-        die("--pipeline %d does not go with --zero %s: use --zero 0 or 1", run->parallel.pipeline, run->zero);
-    if (fits && !run->budget)
-        die("what says budget (--recompute, --offload, --zero) is chosen to fit --budget: say how many "
-            "bytes");
 }
 
-/* A context for training, with what run->parallel leaves open set by its device; the end of the program where
-   the ranks of that cannot share the work like this. */
+static inline tt_compile_options compile_options(const cli_training *run)
+{
+    tt_compile_options o = tt_compile_options_default();
+    o.optimizer.kind = (tt_optimizer_kind)cli_index(run->optimizer, OPTIMIZERS);
+    o.optimizer.weight_decay = (float)run->decay;
+    o.optimizer.clip_norm = (float)run->clip;
+    o.precision = run->precision;
+    o.matmul = run->matmul;
+    o.recompute = run->recompute;
+    o.offload = run->offload;
+    o.update = run->update;
+    o.device = run->device;
+    o.parallel = run->parallel;
+    o.memory_budget = run->budget;
+    o.memory = run->memory;
+    o.tune = run->tune;
+    return o;
+}
+
+/* Returns a context for training, and sets the fields of run->parallel that are 0 by its device. Ends the
+   program if options do not go together. */
 static inline tt_context *open_training(cli_training *run)
 {
     tt_context *ctx = open_context(run->seed, run->threads, run->timeout);
     run->parallel.zero = strcmp(run->zero, "budget") == 0 ? TT_ZERO_BUDGET : atoi(run->zero);
-    must(ctx, tt_parallel_on(ctx, run->device, &run->parallel));
+    tt_compile_options o = compile_options(run);
+    must(ctx, tt_check_options(ctx, &o));
+    run->parallel = o.parallel;
     if (run->measure && tt_processes(ctx) > 1)
         die("--measure is for one process: of several, each would measure and choose otherwise");
     if (run->measure) must(ctx, tt_measure_costs(ctx, run->device, &run->costs));
@@ -715,22 +729,12 @@ enum { BESIDE_LATER = 2 << 20 }; /* bytes that a training needs beside its plan 
 static inline tt_train_options training_options(const cli_training *run, int64_t total_steps)
 {
     tt_train_options o = tt_train_options_default();
+    o.compile = compile_options(run);
     o.compile.train = total_steps > 0;
     o.schedule.kind = (tt_schedule_kind)cli_index(run->schedule, SCHEDULES);
     o.schedule.lr = (float)run->lr;
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);
-    o.compile.optimizer.kind = (tt_optimizer_kind)cli_index(run->optimizer, OPTIMIZERS);
-    o.compile.optimizer.weight_decay = (float)run->decay;
-    o.compile.optimizer.clip_norm = (float)run->clip;
-    o.compile.precision = run->precision;
-    o.compile.matmul = run->matmul;
-    o.compile.recompute = run->recompute;
-    o.compile.offload = run->offload;
-    o.compile.update = run->update;
-    o.compile.device = run->device;
-    o.compile.parallel = run->parallel;
-    o.compile.memory_budget = run->budget;
     if (run->budget && !run->gpu) {
         const int ranks = run->parallel.data * run->parallel.tensor * run->parallel.pipeline;
         if (!beside_the_plan) /* plans that are made later have the same */
@@ -740,8 +744,6 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
                 1e-6 * (double)beside_the_plan);
         o.compile.memory_budget = run->budget - beside_the_plan;
     }
-    o.compile.memory = run->memory;
-    o.compile.tune = run->tune;
     o.label_smoothing = (float)run->label_smoothing;
     if (o.compile.train) o.class_weights = run->weights;
     if (run->measure) o.compile.costs = &run->costs;

@@ -130,7 +130,7 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
         wrong("--device=cpu*2", "--sequence", saying="sequence needs tensor > 1")
         wrong("--device=cpu*8", "--batch=4", saying="set batch to 8 at least")
         wrong("--device=cpu*2", "--pipeline=3", saying="data 1 x tensor 1 x pipeline 3 want 3")
-        wrong("--device=cpu*2", "--pipeline=2", "--zero=3", saying="--pipeline 2 does not go with --zero 3")
+        wrong("--device=cpu*2", "--pipeline=2", "--zero=3", saying="pipeline does not go with zero 2, 3")
         for name in "--stages=gpipe", "--schedule=gpipe":
             wrong("--device=cpu*2", "--pipeline=2", name, saying="schedule 'gpipe' needs micros")
         wrong("--stages=linear", saying="--stages is 1f1b or gpipe, not 'linear'")
@@ -223,7 +223,7 @@ def options_make_a_budget_fit(folder):
     than with zero 1"""
     options = ["--out=" + os.path.join(folder, "plan")]
     for option in "--recompute=budget", "--offload=budget", "--zero=budget":
-        refused(IMAGES, "--plan", *options, option, saying="is chosen to fit --budget: say how many bytes")
+        refused(IMAGES, "--plan", *options, option, saying="chooses what fits memory_budget, which is not set")
     refused(IMAGES, "--plan", *options, "--offload=optimizer,budget", saying="use none or budget alone")
     for device, named in ("cpu", "recompute"), ("cuda", "offload"):
         on = [*options, "--device=" + device]

@@ -41,24 +41,25 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 #define TEST_PLAIN __attribute__((no_sanitize("address", "undefined", "thread")))
 #endif
 
-/* Under sanitizers, and on an emulated CPU, a test takes about ten times as long. A sweep whose results other
-   builds check takes there one of several combinations that run the same code on the same sizes;
-   TEST_BY_TURNS, of .ci/run, asks for that elsewhere. */
+/* TEST_SWEEP=N, on the compiler's command line: a test that sweeps over many combinations takes every N-th of
+   them (1, the default: all). .ci/run asks for that where a test takes about ten times as long (sanitizers,
+   counted lines, an emulated CPU), since another build has checked the results of all. */
+#ifndef TEST_SWEEP
+#define TEST_SWEEP 1
+#endif
+
+/* A sweep over few combinations takes every N-th, but at least one in `most`. */
+static inline int test_every(int most) { return TEST_SWEEP < most ? TEST_SWEEP : most; }
+
 #ifdef __has_feature /* clang's word for what gcc defines */
-#if __has_feature(address_sanitizer) && !defined(__SANITIZE_ADDRESS__)
-#define __SANITIZE_ADDRESS__ 1
-#endif
-#if __has_feature(thread_sanitizer) && !defined(__SANITIZE_THREAD__)
-#define __SANITIZE_THREAD__ 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(TEST_BY_TURNS)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define TEST_SANITIZED true
-#else
-#define TEST_SANITIZED false
 #endif
-#ifndef TEST_TURNS /* 2: of the longest of these sweeps half as many (.ci/run) */
-#define TEST_TURNS 1
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_SANITIZED true
+#endif
+#ifndef TEST_SANITIZED
+#define TEST_SANITIZED false
 #endif
 
 /* --------------------------------------------------------------------------------------------- allocation */
@@ -236,13 +237,13 @@ static inline char *test_read(const char *path, size_t *n) /* NULL if it cannot 
     return bytes;
 }
 
-/* tests/golden/NAME, found beside the test's source. */
-#define TEST_GOLDEN(name) test__golden(__FILE__, name)
-static inline char *test__golden(const char *source, const char *name)
+/* tests/golden/NAME, found beside this file. */
+#define TEST_GOLDEN(name) test__golden(name)
+static inline char *test__golden(const char *name)
 {
     char *path = test__buffer();
-    const char *slash = strrchr(source, '/');
-    snprintf(path, 1024, "%.*sgolden/%s", slash ? (int)(slash - source) + 1 : 0, source, name);
+    const char *slash = strrchr(__FILE__, '/');
+    snprintf(path, 1024, "%.*sgolden/%s", slash ? (int)(slash - __FILE__) + 1 : 0, __FILE__, name);
     return path;
 }
 

@@ -282,7 +282,7 @@ static void close_kind(training *r)
 
 TEST(killed_at_each_file_operation)
 {
-    const long every = TEST_SANITIZED ? 3 : 1; /* what is killed cannot say what a sanitizer found */
+    const long every = test_every(3); /* what is killed cannot say what a sanitizer found */
     for (int kind = 0; kind < 2; kind++) {
         training r;
         char whole[1024], what[128];

@@ -871,7 +871,7 @@ TEST(tokenizer_bpe_damaged)
         char *file = test_read(path, &n);
         REQUIRE(file && mkdir(folder, 0700) == 0);
         snprintf(path, sizeof path, "%s/tokenizer.json", folder);
-        for (int k = 0; k < (TEST_SANITIZED ? 150 : 400); k++) {
+        for (int k = 0; k < 400 / test_every(3); k++) {
             char *bytes = (char *)malloc(n);
             memcpy(bytes, file, n);
             const size_t size = k % 4 ? n : test_random(&random) % n;

@@ -1406,7 +1406,7 @@ TEST(samples_while_ranks_train)
         {"cpu*4", 2, 2, 1, false}};
     tt_lm_config c = tt_lm_config_default("gpt2");
     c.layers = 3;
-    const int size = TEST_SANITIZED ? 1 : 4;
+    const int size = TEST_SWEEP > 1 ? 1 : 4;
     c.vocab_size = 3000 * size;
     c.hidden_size = 64 * size; /* a layer has weights enough for tensor ranks to split */
     c.heads = c.key_heads = 4;
@@ -1418,7 +1418,7 @@ TEST(samples_while_ranks_train)
     if (!sample_while_training(expected, &c, "cpu", &parallel, NULL)) return;
     CHECK(memcmp(expected[0], expected[1], sizeof expected[0]) != 0);
     for (int k = 0; k < TEST_COUNT(kinds); k++) {
-        if (TEST_SANITIZED && k % 3 && k != 4) continue;
+        if (k % test_every(3) && k != 4) continue;
         parallel.tensor = kinds[k].tensor;
         parallel.pipeline = kinds[k].pipeline;
         parallel.zero = kinds[k].zero;

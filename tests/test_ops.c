@@ -3,8 +3,8 @@
    Everything hangs on one table, CASES: a line is a small program. The functions it calls (linear(), gelu(),
    ...) record an op on a tape and, beside it, a plain float64 loop that computes the same. Two tests then run
    every case at every size in every precision and instruction set: `reference` compares results with the
-   loops, `gradient` compares gradients with central differences of the loops. A new op is its loop below and
-   a line in the table.
+   loops, `gradient` compares gradients with central differences of the loops. A new op is its loop in
+   ops/, beside those of its family, and a line in the table, ops/cases.h.
 
    Tolerances. f32: 2e-6 per op of the longest path, relative to the largest sum of the absolute terms of a
    result. bf16 keeps 8 bits of mantissa, so a rounding errs by at most 2^-9: 2^-8 per op of the path
@@ -1480,12 +1480,13 @@ static bool left_out(const char *isa, const size_set *size, int combination)
 #endif
 }
 
-/* Instrumented, the instruction sets whose loops are one text take the combinations by turns, one in `of`:
-   portable, avx2, avx512, neon. What multiplies bf16 has only combinations with bf16. */
-static bool leaves_to_others(const char *isa, int combination, int of)
+/* In a thinned sweep (TEST_SWEEP) the instruction sets whose loops are one text take the combinations by
+   turns: portable, avx2, avx512, neon; `times` as few where these take longer. What multiplies bf16 has only
+   combinations with bf16. */
+static bool leaves_to_others(const char *isa, int combination, int times)
 {
-    const int every = is_bf16(isa) ? TEST_TURNS : of * TEST_TURNS;
-    return TEST_SANITIZED && !is_cuda(isa) && (combination + (int)strlen(isa) / 2) % every != 0;
+    const int every = is_bf16(isa) ? (TEST_SWEEP + 2) / 3 : times * TEST_SWEEP;
+    return TEST_SWEEP > 1 && !is_cuda(isa) && (combination + (int)strlen(isa) / 2) % every != 0;
 }
 
 /* In the slow builds of the emulator a gradient's case has one kind of run by turns, of which the fast one
@@ -1556,11 +1557,11 @@ static void reference(const char *isa)
             for (int k = 0; k < PRECISIONS; k++) {
                 const precision_case *p = &precisions[k];
                 if (left_out(isa, &sizes[s], c + s + k) || (is_bf16(isa) && p->half != TT_BF16) ||
-                    (p->halved && (sizes[s].only || (c + s) % 2)) || leaves_to_others(isa, c + s + k, 3))
+                    (p->halved && (sizes[s].only || (c + s) % 2)) || leaves_to_others(isa, c + s + k, 1))
                     continue;
-                /* Three kinds of a size, of which sanitizers and the emulator of CUDA have one, by turns. */
+                /* Three kinds of a size; thinned sweeps and the emulator of CUDA have one, by turns. */
                 const bool without_axes = (p->mixed && !p->halved) || k == 0;
-                const bool all = !TEST_SANITIZED && !is_cuda(isa);
+                const bool all = TEST_SWEEP == 1 && !is_cuda(isa);
                 int turn = (c + s + k + (int)strlen(isa)) % 3;
                 if (turn == 1 && !without_axes) turn = 2;
                 if (sizes[s].only) {
@@ -1819,9 +1820,9 @@ static void gradient(const char *isa)
             for (int k = 0; k < PRECISIONS; k++)
                 for (int mode = AS_PARAM; mode <= AS_GATHERED; mode++) {
                     const precision_case *p = &precisions[k];
-                    if (leaves_to_others(isa, c + s + k, 6)) continue;
+                    if (leaves_to_others(isa, c + s + k, 2)) continue;
                     if (sizes[s].only && k > 0 && !(sizes[s].half && p->mixed && !p->halved)) continue;
-                    const bool both = k == 0 && !TEST_SANITIZED && !is_cuda(isa);
+                    const bool both = k == 0 && TEST_SWEEP == 1 && !is_cuda(isa);
                     const int turn = is_cuda(isa) ? c : c + s; /* of builds of the emulator, see left_out */
                     bool wanted = sizes[s].only ? mode == AS_GATHERED : both || turn % 2 == mode - AS_PARAM;
                     if (p->halved) wanted = (c + s) % 4 == mode;

@@ -434,15 +434,15 @@ static void same_bits(setup s, const layout *on, int count)
     free_outcome(&one[1]);
 }
 
-/* TINYTRAIN_ALL_LAYOUTS in the environment: not some of each kind, but all. Sanitizers make all of this
-   ten times slower, and see as much in fewer; every kind of layout is among them. */
+/* TINYTRAIN_ALL_LAYOUTS in the environment: not some of each kind, but all. */
 static bool everything(void) { return getenv("TINYTRAIN_ALL_LAYOUTS") != NULL; }
-#ifdef __SANITIZE_THREAD__
-enum { SPARSE = 5, PRECISIONS = 1, EVERY = 1 };
-#elif defined(__SANITIZE_ADDRESS__) || defined(TEST_BY_TURNS)
-enum { SPARSE = 2 * TEST_TURNS, PRECISIONS = 5, EVERY = 2 };
+/* What a sweep takes of layouts and precisions; every kind of layout is among these. */
+#if TEST_SWEEP > 10
+enum { SPARSE = 5, PRECISIONS = 1, EVERY = 1, TURNS = 1 };
+#elif TEST_SWEEP > 1
+enum { SPARSE = (2 * TEST_SWEEP + 1) / 3, PRECISIONS = 5, EVERY = 2, TURNS = (TEST_SWEEP + 2) / 3 };
 #else
-enum { SPARSE = 1, PRECISIONS = 5, EVERY = 1 };
+enum { SPARSE = 1, PRECISIONS = 5, EVERY = 1, TURNS = 1 };
 #endif
 
 static const int micros_per_leaf[] = {1, 3, 8};
@@ -463,7 +463,7 @@ static void bits_of(int number, int precision, int every)
 TEST(ranks_have_the_bits_of_one)
 {
     for (int a = 0; a < TEST_COUNT(micros_per_leaf); a++)
-        for (int p = 0; p < PRECISIONS; p++) bits_of(a, p, (4 + 4 * a) * EVERY * EVERY * TEST_TURNS);
+        for (int p = 0; p < PRECISIONS; p++) bits_of(a, p, (4 + 4 * a) * EVERY * EVERY * TURNS);
 }
 
 TEST(all_ranks_have_the_bits_of_one)
@@ -983,26 +983,28 @@ TEST(ranks_that_contradict_are_refused)
         {"cpu*4", {0, 1, 1, false, true, 0, false, 1, NULL, 0}, "sequence needs tensor > 1"},
         {"cpu*2", {3, 1, 7, true, true, 100, false, 1, NULL, 0},
          "parallel: device 'cpu*2' has 2 ranks, and data 3 x tensor 1 want 3; groups 100 is more than 64; "
-         "zero 7 is not 0, 1, 2, 3 or TT_ZERO_BUDGET; a parameter server keeps whole gradients and "
-         "parameters: use zero 0 or 1; sequence needs tensor > 1"}};
+         "zero 7 is not 0, 1, 2, 3 or TT_ZERO_BUDGET; parallel: a parameter server keeps whole gradients and "
+         "parameters: use zero 0 or 1; parallel: sequence needs tensor > 1"}};
     setup s = setup_of((layout){"cpu*2", 1, 0}, "32-true", 2, 1);
     net n;
     if (!open_net(&n, &s, false)) return;
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         tt_compile_options o = options_of(&s);
-        tt_parallel p = rows[k].p;
         o.device = rows[k].device;
-        o.parallel = p;
+        o.parallel = rows[k].p;
         CHECK(!tt_compile(n.t, n.loss, &o));
         CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, rows[k].say);
-        CHECK(tt_parallel_on(n.ctx, rows[k].device, &p) == TT_ERR_ARGUMENT);
+        CHECK(tt_check_options(n.ctx, &o) == TT_ERR_ARGUMENT);
         CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, rows[k].say);
     }
-    tt_parallel p = tt_parallel_default();
-    CHECK(tt_parallel_on(n.ctx, "cpu*6", &p) == TT_OK && p.data == 6 && p.tensor == 1 && p.groups == 6);
-    p = tt_parallel_default();
-    p.tensor = 2;
-    CHECK(tt_parallel_on(n.ctx, "cpu*6", &p) == TT_OK && p.data == 3 && p.tensor == 2 && p.groups == 3);
+    for (int tensor = 1; tensor < 3; tensor++) {
+        tt_compile_options o = tt_compile_options_default();
+        o.device = "cpu*6";
+        o.parallel.tensor = tensor;
+        CHECK(tt_check_options(n.ctx, &o) == TT_OK);
+        CHECK(o.parallel.tensor == tensor);
+        CHECK(o.parallel.data == 6 / tensor && o.parallel.groups == 6 / tensor);
+    }
     close_net(&n);
 }
 

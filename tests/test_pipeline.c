@@ -811,7 +811,7 @@ TEST(stages_that_do_not_fit_are_refused_together)
     static const char *const recompute[] = {"none", "blocks", "budget"};
     int later = 0;
     for (int k = 0; k < 12; k++) {
-        if (TEST_SANITIZED && k / 6 == k % 2) continue;
+        if ((k + k / 6 + 1) % test_every(2)) continue;
         setup s = setup_of("cpu*3", 3, k % 2 ? "gpipe" : "1f1b", 4);
         test_allocator a;
         net n;

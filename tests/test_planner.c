@@ -616,8 +616,7 @@ TEST(random_networks_replay_bit_for_bit)
         for (int precision = 0; precision < PRECISIONS; precision++) {
             if (precision >= 5 && (int)seed % 2 == precision % 2) continue; /* half of the networks each */
             for (int accumulate = 0; accumulate < 2; accumulate++) {
-                if (TEST_SANITIZED && ((int)seed + precision + 3 * accumulate) % (8 * TEST_TURNS))
-                    continue;
+                if (((int)seed + precision + 3 * accumulate) % (3 * TEST_SWEEP - 2)) continue;
                 const precision_case *in = &precisions[precision];
                 outcome plain = run_net(seed, in, accumulate, PLAIN);
                 snprintf(what, sizeof what, "network %d, %s, accumulate %d: %s", (int)seed, in->name,
@@ -2125,7 +2124,7 @@ TEST(largest_batch_against_brute_force)
         tt_tape_free(t);
         o.recompute = recomputes[k / 2];
         for (int size = 0; size < 5; size++) { /* odd ones, and one less than the smallest plan */
-            if (TEST_SANITIZED && (k + size) % (5 * TEST_TURNS)) continue;
+            if ((k + size) % (2 * TEST_SWEEP - 1)) continue;
             o.memory_budget = size ? one + (size_t)size * (size_t)size * 3777 : one - 1;
             int64_t largest = 0;
             for (int64_t n = 1; n <= MOST; n++) if (fits_batch(&b, ctx, &o, n)) largest = n;
@@ -2178,10 +2177,11 @@ TEST(largest_batch_against_brute_force)
     }
     b.fails_at = 0;
     tt_tape *t = tt_tape_new(ctx);
-    o.share = tt_compile(t, record_batch(&b, t, 4), &o);
+    tt_program *shared = tt_compile(t, record_batch(&b, t, 4), &o);
+    o.share = shared;
     CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 0);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` names a program");
-    tt_program_free(o.share);
+    tt_program_free(shared);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);
 }
@@ -3127,7 +3127,7 @@ static void check_choice(const menu *m, tt_context *ctx, tt_program *p, const tt
 TEST(budgets_against_brute_force)
 {
     static const net_options with_all = {true, true};
-    const int most_programs = TEST_SANITIZED ? 20 / TEST_TURNS : 60;
+    const int most_programs = 60 / TEST_SWEEP;
     int programs = 0, dropped = 0;
     for (uint64_t seed = 1; programs < most_programs; seed++) {
         test_allocator a;
@@ -3175,7 +3175,7 @@ TEST(budgets_against_brute_force)
 /* What is recomputed, offloaded and split may all change: seconds are within 1% of the best. */
 TEST(seconds_within_a_budget_against_brute_force)
 {
-    const int most_programs = TEST_SANITIZED ? 10 / TEST_TURNS : 60;
+    const int most_programs = 60 / (2 * TEST_SWEEP - 1);
     int programs = 0, moved = 0, split = 0, recomputed = 0, refused = 0;
     for (uint64_t seed = 1; programs < most_programs; seed++) {
         test_allocator a;
@@ -3226,7 +3226,7 @@ TEST(seconds_within_a_budget_against_brute_force)
         TEST_CLOSE(ctx, &a);
     }
     const bool all = moved > 50 && split > 3 && recomputed > 20 && refused > 40;
-    CHECK(all || TEST_SANITIZED);
+    CHECK(all || TEST_SWEEP > 1);
 }
 
 static int by_size(const void *a, const void *b)
@@ -3238,7 +3238,7 @@ static int by_size(const void *a, const void *b)
 /* Wherever a choice fits, a choice is found, with candidates for all of them or only for some. */
 TEST(budgets_near_the_smallest)
 {
-    const int most_programs = TEST_SANITIZED ? 8 / TEST_TURNS : 24;
+    const int most_programs = 24 / TEST_SWEEP;
     int programs = 0, budgets = 0;
     for (uint64_t seed = 1; programs < most_programs; seed++) {
         test_allocator a;
@@ -3331,7 +3331,7 @@ TEST(the_smallest_possible_is_the_smallest)
     static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
     static const char *const updates[] = {"end", "backward", "host"};
     static const char *const devices[] = {"cuda", "cpu", "cuda*2"};
-    const int most_programs = TEST_SANITIZED ? 4 - TEST_TURNS : 8;
+    const int most_programs = (7 + TEST_SWEEP) / TEST_SWEEP;
     int named = 0;
     for (int seed = 1; seed <= most_programs; seed++) {
         test_allocator a;
@@ -3412,7 +3412,7 @@ TEST(what_is_refused_names_what_fits)
     static const shape deep = {"deep", 4, 32, 2, 96, 4, 30, 10, true};
     static const char *const devices[] = {"cuda", "cpu", "cuda*2"}, *const offloads[] = {
         "budget", NULL, "optimizer,gradients,parameters,activations"};
-    const int most_programs = TEST_SANITIZED ? 2 : 6;
+    const int most_programs = 6 / test_every(3);
     int refused = 0, advised = 0, sets = 0;
     test_estimates = 60000; /* for some all candidates, for others a search */
     for (int seed = 0; seed < most_programs; seed++) {
@@ -3484,7 +3484,7 @@ TEST(what_is_refused_names_what_fits)
     }
     test_estimates = 400000;
     const bool all = refused >= most_programs && advised >= most_programs / 4 && sets >= most_programs / 4;
-    CHECK(all || TEST_SANITIZED);
+    CHECK(all || TEST_SWEEP > 1);
 }
 
 /* Groups of what is offloaded are as large as a budget lets them be, down to one parameter at a time; without
@@ -3645,7 +3645,7 @@ TEST(no_fixed_options_beat_a_budget)
     co.verify = false;
     test_estimates = 1200000; /* the library's own */
     for (int k = 0; k < 2 * TEST_COUNT(offloads); k++) {
-        if (TEST_SANITIZED && k != 1) continue; /* which needs a second there */
+        if (TEST_SWEEP > 1 && k != 1) continue; /* which needs a second there */
         tt_context *ctx = open_apart(&co);
         tt_vit m;
         tt_vit_config c = tt_vit_config_default("L/16");
@@ -3689,7 +3689,7 @@ TEST(no_fixed_options_beat_a_budget)
 /* As what_is_refused_names_what_fits, of ViT-L/16: what is named is what larger budgets reach by luck. */
 TEST(what_a_large_model_reaches_is_named)
 {
-    if (TEST_SANITIZED) SKIP("it takes a minute there, and smaller programs run the same code");
+    if (TEST_SWEEP > 1) SKIP("it takes a minute there, and smaller programs run the same code");
     test_allocator a;
     tt_context_options co = test_options(&a);
     co.verify = false;

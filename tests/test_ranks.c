@@ -673,7 +673,7 @@ static void collectives(const char *isa)
         t.ctx = ctx;
         t.isa = isa;
         t.members = members[k];
-        t.cases = TEST_SANITIZED && cases[k] > 140 ? 140 : cases[k];
+        t.cases = TEST_SWEEP > 1 && cases[k] > 140 ? 140 : cases[k];
         t.most = members[k] > 8 ? 100 : 12301;
         t.world = tt__world_new(ctx, t.members, 600);
         REQUIRE(t.world);
@@ -1208,7 +1208,7 @@ static const struct {
 
 TEST(ranks_load_and_allocate_what_is_planned)
 {
-    for (int k = 0; k < TT__COUNT(layouts); k += TEST_SANITIZED ? 3 : 1) {
+    for (int k = 0; k < TT__COUNT(layouts); k += test_every(3)) {
         counted_program c;
         double most = 0, least;
         if (!open_counted(&c, layouts[k].device, layouts[k].precision, layouts[k].how)) return;

@@ -719,12 +719,12 @@ TEST(precisions_and_recomputation)
     static trained kept;
     for (int kind = 0; kind < NETS; kind++)
         for (int k = 0; k < 5; k++) {
-            if (TEST_SANITIZED && (kind + k) % TEST_TURNS) continue;
+            if ((kind + k) % test_every(2)) continue;
             tt_compile_options o = options_of_precision(k, "cpu", 1, false);
             if (!train((net_kind)kind, &o, &one, false)) return;
             for (int sequence = 0; sequence < 2; sequence++)
                 for (int policy = 0; policy < 4; policy++) {
-                    if (TEST_SANITIZED && policy && policy - 1 != (kind + k + sequence) % 3) continue;
+                    if (policy && (policy + kind + k + sequence) % test_every(3)) continue;
                     o = options_of_precision(k, "cpu*2", 2, sequence);
                     o.recompute = policies[policy];
                     if (!train((net_kind)kind, &o, &many, false)) return;
@@ -748,7 +748,7 @@ TEST(data_and_tensor_ranks)
         for (int sequence = 0; sequence < 2; sequence++)
             for (int k = 0; k < 12; k++) {
                 const int zero = k % 6, micros = zero == 2 || zero == 3 || zero == 5; /* 4: a server */
-                if (TEST_SANITIZED && (kind % 2 != sequence || kind / 2 % 2 != k / 6)) continue;
+                if (((kind + sequence) % 2 + 2 * ((kind / 2 + k / 6) % 2)) % test_every(4)) continue;
                 tt_compile_options o = options_of("cpu*4", 2, sequence);
                 o.optimizer.kind = TT_ADAM;
                 o.precision = k / 6 ? "bf16-mixed" : "32-true";

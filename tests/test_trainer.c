@@ -130,8 +130,11 @@ static bool open_world(world *w, const setup *s)
     lo.max_length = 24;
     lo.max_tokens = s->max_tokens;
     lo.window = 3;
-    lo.parallel = s->parallel;
-    if (!CHECK(tt_parallel_on(w->ctx, s->device, &lo.parallel) == TT_OK)) return false;
+    tt_compile_options co = tt_compile_options_default();
+    co.device = s->device;
+    co.parallel = s->parallel;
+    if (!CHECK(tt_check_options(w->ctx, &co) == TT_OK)) return false;
+    lo.parallel = co.parallel;
     w->l = tt_loader_new(w->ctx, w->d, w->k, &lo);
     lo.shuffle = false;
     lo.threads = 0;
@@ -3497,13 +3500,13 @@ static const struct {
 TEST(runs_on_any_number_of_ranks_are_the_same)
 {
     static const char *const devices[] = {"cpu", "cpu*2", "cpu*4", "cpu*8"};
-    for (int k = TEST_SANITIZED; k < TEST_COUNT(rank_rows); k += 1 + 2 * TEST_SANITIZED) {
+    for (int k = TEST_SWEEP > 1; k < TEST_COUNT(rank_rows); k += test_every(3)) {
         char folder[TEST_COUNT(devices)][1024];
         tt_stats stats[TEST_COUNT(devices)];
         int most = 0;
         while (1 << (most + 1) <= rank_rows[k].groups) most++;
         for (int n = 0; n <= most; n++) {
-            if (TEST_SANITIZED && n && n != 1 + (k + 2) % most) continue; /* by turns */
+            if (TEST_SWEEP > 1 && n && n != 1 + (k + 2) % most) continue; /* by turns */
             setup s = on_ranks(devices[n], 0);
             world w;
             fitting f;

@@ -107,8 +107,8 @@ typedef struct tt_loader_options {
     int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting */
     bool drop_last;   /* leave out a last incomplete step. Default false */
     int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1 */
-    tt_parallel parallel; /* of the trainer, after tt_parallel_on; its `groups` and `data` are read. Default:
-                             one group on one rank */
+    tt_parallel parallel; /* of the trainer, after tt_check_options; its `groups` and `data` are read.
+                             Default: one group on one rank */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 

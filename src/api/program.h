@@ -6,7 +6,16 @@
 
 /* --------------------------------------------------------------------------------------------- optimizers */
 
-typedef enum tt_optimizer_kind { TT_SGD, TT_ADAM, TT_ADAMW } tt_optimizer_kind;
+/* X(kind, name, op, decoupled, state, word, second state, its word). `op` computes the update. `decoupled`:
+   weight decay bypasses the gradient. A state is what the op keeps of each parameter (NULL: nothing); in
+   saved states its word, which is PyTorch's, stands before the parameter's name. */
+#define TT__OPTIMIZERS(X) \
+    X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
+    X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
+    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq")
+#define TT__KIND(kind, name, op, decoupled, state, word, second, its_word) kind,
+typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
+#undef TT__KIND
 
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* default TT_ADAMW (Loshchilov, Hutter 2019) */
@@ -87,10 +96,6 @@ typedef struct tt_parallel {
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
 tt_parallel tt_parallel_default(void);
-/* Sets the fields of *p that are 0 to what they stand for on a device, as tt_compile_options.device names it.
-   Where the device has not as many ranks as p wants, or p contradicts itself, it fails and leaves *p as it
-   is. */
-tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p);
 
 /* What a rank and its links do a second, and what it takes to start work. They change what is planned, never
    bits. All are finite, the seconds at least 0, the others above 0. */
@@ -217,6 +222,10 @@ typedef struct tt_compile_options {
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
+/* Checks options as tt_compile does before it reads the tape: one message tells all names that are unknown
+   and all options that do not go together. Sets the fields of o->parallel that are 0 to what they stand for
+   on o->device. After an error *o is as it was. */
+tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
 
 /* Differentiates, rewrites and places; allocates no tensor. root: the loss (1, 1) to train on, or any value
    when train is false. The tape is copied and stays as it is, so it can be compiled again with other options;

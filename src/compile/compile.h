@@ -2,6 +2,7 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../tape/record.h"
+#include "../ops/optimizers/rules.h"
 #include "../passes/tensor.h"
 #include "../passes/precision.h"
 #include "../plan/place.h"
@@ -282,7 +283,6 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
 /* What the programs of all processes must have in common, a line of each; the bits depend on it. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
-    static const char *const kinds[] = {"sgd", "adam", "adamw"}; /* tt_optimizer_kind */
     tt__text text = {to, capacity, 0};
     char n[6][32];
     const tt_compile_options *o = &p->settings.options;
@@ -302,7 +302,7 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
               tt__update_names[p->chosen.update], p->tunes);
     if (o->train)
         tt__print(&text, "optimizer %s with weight_decay %s, clip_norm %s, beta1 %s, beta2 %s, eps %s, "
-                  "momentum %s\n", kinds[u->kind], tt__shortest(u->weight_decay, n[0]),
+                  "momentum %s\n", tt__optimizers[u->kind].name, tt__shortest(u->weight_decay, n[0]),
                   tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
                   tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
                   tt__shortest(u->momentum, n[5]));

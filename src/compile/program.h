@@ -1,6 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../tape/tape.h"
+#include "../ops/optimizers/rules.h"
 #include "../passes/precision.h"
 #include "../passes/recompute.h"
 #include "../passes/overlap.h"
@@ -247,14 +248,9 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
 {
     char text[512];
     tt__text all = {text, sizeof text, 0}; /* everything that is wrong, in one message */
-    const bool sgd = o->kind == TT_SGD;
-    if ((unsigned)o->kind > TT_ADAMW) tt__print(&all, "; kind %d is unknown", (int)o->kind);
-    if (sgd && !(o->momentum >= 0 && o->momentum < 1))
-        tt__print(&all, "; momentum %g is not in [0, 1)", o->momentum);
-    if (sgd && o->nesterov && !(o->momentum > 0)) tt__print(&all, "; nesterov needs a momentum above 0");
-    if (!sgd && !(o->beta1 >= 0 && o->beta1 < 1)) tt__print(&all, "; beta1 %g is not in [0, 1)", o->beta1);
-    if (!sgd && !(o->beta2 >= 0 && o->beta2 < 1)) tt__print(&all, "; beta2 %g is not in [0, 1)", o->beta2);
-    if (!sgd && !(o->eps >= 0)) tt__print(&all, "; eps %g is negative", o->eps);
+    tt__attr unread;
+    if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
+    else tt__print(&all, "; kind %d is unknown", (int)o->kind);
     if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
         tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);

@@ -7,6 +7,7 @@
 #include "../passes/overlap.h"
 #include "../context/memory.h"
 #include "program.h"
+#include "settings.h"
 #include "build.h"
 #include "choice.h"
 
@@ -213,15 +214,13 @@ static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
     if (!o->train || (update == TT__UPDATE_HOST && tt__one_memory(p))) return update == p->settings.update;
-    return update != TT__UPDATE_BACKWARD || !(o->accumulate || o->optimizer.clip_norm > 0 ||
-                                              p->settings.scales || o->parallel.server ||
-                                              o->parallel.pipeline > 1);
+    return tt__goes_together(&p->settings, o->parallel.zero, update);
 }
 
 static bool tt__may_zero(const tt_program *p, int zero)
 {
     const tt_parallel *r = &p->settings.options.parallel;
-    return zero == r->zero || (r->data > 1 && (zero < 2 || (!r->server && r->pipeline <= 1)));
+    return zero == r->zero || (r->data > 1 && tt__goes_together(&p->settings, zero, p->settings.update));
 }
 
 enum { TT__VALUES = 4 + 4 + 4 + 3 };
@@ -467,8 +466,8 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
                                    TT__OUT_PARAMETERS};
     const tt_compile_options *o = &p->settings.options;
     const tt__choice was = *x;
-    const bool staged = o->parallel.pipeline > 1, moves = !tt__one_memory(p);
-    if (k == 0 && o->parallel.data > 1 && !o->parallel.server && !staged) x->zero = 3;
+    const bool moves = !tt__one_memory(p);
+    if (k == 0 && tt__may_zero(p, 3)) x->zero = 3;
     if (k == 0) snprintf(name, capacity, "zero 3");
     if (k >= 1 && k <= 3) {
         const tt__recompute policy = (tt__recompute)(TT__RECOMPUTE_CHEAP + k - 1);
@@ -482,8 +481,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
         snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 6 ? 3 : k == 7 ? 2 : k - 4]);
     }
     if (k == 8) {
-        const bool once = !o->accumulate && !(o->optimizer.clip_norm > 0) && !p->settings.scales;
-        const bool may = o->train && once && !o->parallel.server && !staged;
+        const bool may = o->train && tt__may_update(p, TT__UPDATE_BACKWARD);
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
         snprintf(name, capacity, "update \"backward\"");
     }
@@ -678,7 +676,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
     c.offload = s->offload_fits && !tt__one_memory(j->p);
-    c.zero = s->zero_fits && ranks->data > 1 && ranks->pipeline <= 1; /* stages have zero 0 or 1 */
+    c.zero = s->zero_fits && ranks->data > 1;
     const bool moves = s->offload || (ranks->data > 1 && c.base.zero == 3);
     c.by_seconds = c.offload || c.zero || (c.recompute && moves);
     c.best = INFINITY;

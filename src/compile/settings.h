@@ -37,67 +37,111 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     return TT_OK;
 }
 
-static tt_status tt__check_matmul(tt_context *ctx, const tt__settings *s)
-{
-    if (s->matmul != TT__MATMUL_FP8) return TT_OK;
-    if (s->kind && s->kind->host)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
-                        s->kind->name);
-    if (s->precision.kind != TT__32_TRUE) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision "
-                    "'32-true' has none");
-}
-
-/* Where parameters are updated; update "backward" with what it cannot do is refused. */
-static tt_status tt__parse_update(tt_context *ctx, const tt_compile_options *o, bool scales, tt__update *out)
+/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
+static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
 {
     char text[512];
     tt__text all = {text, sizeof text, 0};
-    int k;
-    tt_status status = tt__parse(ctx, "update", o->update ? o->update : "end", tt__update_names,
-                                 TT__COUNT(tt__update_names), "end, backward or host", &k);
-    *out = (tt__update)k;
-    if (status != TT_OK || *out != TT__UPDATE_BACKWARD || !o->train) return status;
-    if (o->accumulate)
-        tt__print(&all, ", nor with accumulate, as gradients are final at the step's end only");
-    if (o->optimizer.clip_norm > 0)
-        tt__print(&all, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
-                  "only", o->optimizer.clip_norm);
-    if (scales) tt__print(&all, ", nor with precision '%s', as loss scaling skips whole steps", o->precision);
-    if (o->parallel.server) tt__print(&all, ", nor with parallel.server");
-    if (o->parallel.pipeline > 1) tt__print(&all, ", nor with parallel.pipeline");
-    if (!all.length) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'", text + 5);
+    if (p->tensor == 0) p->tensor = 1;
+    if (p->pipeline == 0) p->pipeline = 1;
+    if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
+        p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
+    if (p->groups == 0) p->groups = p->data;
+    const char *schedule = p->schedule ? p->schedule : "1f1b";
+    const bool gpipe = strcmp(schedule, "gpipe") == 0;
+    const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
+    char stages[32] = "";
+    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
+    const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
+    if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
+        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
+                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
+                  (long long)p->data * p->tensor * p->pipeline);
+    else if (p->groups < 0 || p->groups % p->data)
+        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
+    else if (p->groups > p->data && !power)
+        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
+                  p->groups, p->data);
+    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
+    if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
+        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
+    if (!gpipe && strcmp(schedule, "1f1b") != 0)
+        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
+    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
+    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
+    const int of_stage = ranks ? p->data * p->tensor : 1;
+    if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
+        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
+                  "them", of_stage, c->local);
+    if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
+        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
+                  p->tensor, c->local);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
-static tt_status tt__parse_memory(tt_context *ctx, const char *name, tt__memory_kind *out)
+/* Which options go together, each of which is right alone: appends "; " and a sentence for each rule that is
+   broken, and returns the status of the first. A row is TT__RULE(what breaks the rule, status, sentence). */
+static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
 {
-    int k;
-    tt_status status = tt__parse(ctx, "memory", name ? name : "device", tt__memory_names, TT__MEMORY_KINDS,
-                                 "device, managed or managed-oversubscribed", &k);
-    *out = (tt__memory_kind)k;
+    const tt_compile_options *o = &s->options;
+    const tt_parallel *p = &o->parallel;
+    const char *kind = s->kind ? s->kind->name : "", *memory = tt__memory_names[s->memory];
+    const int ranks = s->crew ? s->crew->ranks : 1;
+    const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
+    const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* gradients, too */
+    const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
+    const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
+    tt_status status = TT_OK;
+    char text[400];
+    tt__text late = {text, sizeof text, 0}; /* what needs all gradients at once */
+    if (o->accumulate)
+        tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
+    if (o->optimizer.clip_norm > 0)
+        tt__print(&late, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
+                  "only", o->optimizer.clip_norm);
+    if (s->scales)
+        tt__print(&late, ", nor with precision '%s', as loss scaling skips whole steps",
+                  tt__precision_names[s->precision.kind]);
+    if (p->server) tt__print(&late, ", nor with parallel.server");
+    if (staged) tt__print(&late, ", nor with parallel.pipeline");
+
+#define TT__RULE(broken, code, ...) \
+    if (broken) { tt__print(all, "; " __VA_ARGS__); if (status == TT_OK) status = code; }
+    TT__RULE(!o->memory_budget && (recompute_fits || s->offload_fits || s->zero_fits), TT_ERR_ARGUMENT,
+             "%s 'budget' chooses what fits memory_budget, which is not set",
+             recompute_fits ? "recompute" : s->offload_fits ? "offload" : "zero")
+    TT__RULE(early && late.length, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'",
+             text + 5)
+    TT__RULE(p->server && divides, TT_ERR_ARGUMENT,
+             "parallel: a parameter server keeps whole gradients and parameters: use zero 0 or 1")
+    TT__RULE(p->sequence && p->tensor == 1, TT_ERR_ARGUMENT, "parallel: sequence needs tensor > 1")
+    TT__RULE(staged && (divides || p->server || p->reduce_micros), TT_ERR_ARGUMENT,
+             "parallel: pipeline does not go with %s: use zero 0 or 1 alone",
+             divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros")
+    TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
+             "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
+             "which it plans memory")
+    TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
+             kind)
+    TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
+             "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none")
+    TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
+             "memory '%s' is for device 'cuda', and the device is '%s'", memory, kind)
+    TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
+             "memory '%s' is for one rank, and '%s' has %d: leave `memory` out", memory, s->crew->name, ranks)
+#undef TT__RULE
     return status;
 }
 
-static tt_status tt__check_memory(tt_context *ctx, const tt__settings *s)
+/* Do the options still go together with this parallel.zero and this update? */
+static bool tt__goes_together(const tt__settings *s, int zero, tt__update update)
 {
-    const char *name = tt__memory_names[s->memory];
-    if (!s->crew || s->memory == TT__OWN_MEMORY) return TT_OK;
-    if (s->kind->host)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "memory '%s' is for device 'cuda', and the device is '%s'",
-                        name, s->kind->name);
-    if (s->crew->ranks == 1) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "memory '%s' is for one rank, and '%s' has %d: leave `memory` "
-                    "out", name, s->crew->name, s->crew->ranks);
-}
-
-/* Options that say "budget" need one. */
-static tt_status tt__check_budget(tt_context *ctx, const tt__settings *s)
-{
-    const bool recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
-    if (s->options.memory_budget || !(recompute || s->offload_fits || s->zero_fits)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "%s 'budget' chooses what fits memory_budget, which is not set",
-                    recompute ? "recompute" : s->offload_fits ? "offload" : "zero");
+    tt__settings other = *s;
+    tt__text unread = {NULL, 0, 0};
+    other.options.parallel.zero = zero;
+    other.update = update;
+    return tt__contradictions(&other, &unread) == TT_OK;
 }
 
 /* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
@@ -105,6 +149,29 @@ static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
+}
+
+/* Finds what words stand for, each of one list. NULL: the default. */
+static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text *all,
+                            tt_status *status)
+{
+    const struct {
+        const char *option, *word, *usual; const char *const *names; int n; const char *use;
+    } rows[] = {
+        {"matmul", o->matmul, "fp32", tt__matmul_names, 3, "fp32, tf32 or fp8"},
+        {"recompute", o->recompute, "cheap", tt__recompute_names, 5,
+         "none, cheap, attention, blocks or budget"},
+        {"memory", o->memory, "device", tt__memory_names, 3, "device, managed or managed-oversubscribed"},
+        {"update", o->update, "end", tt__update_names, 3, "end, backward or host"}};
+    int found[TT__COUNT(rows)];
+    for (int k = 0; k < TT__COUNT(rows); k++)
+        tt__note_error(ctx, all, status,
+                       tt__parse(ctx, rows[k].option, rows[k].word ? rows[k].word : rows[k].usual,
+                                 rows[k].names, rows[k].n, rows[k].use, &found[k]));
+    s->matmul = (tt__matmul)found[0];
+    s->recompute = (tt__recompute)found[1];
+    s->memory = (tt__memory_kind)found[2];
+    s->update = (tt__update)found[3];
 }
 
 /* Checks options and finds what their names stand for. One message names all that is wrong. */
@@ -118,25 +185,28 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt__note_error(ctx, &all, &status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
     s->scales = o->train && s->precision.half == TT_F16;
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
-    tt__note_error(ctx, &all, &status, tt__parse_matmul(ctx, o->matmul, &s->matmul));
-    tt__note_error(ctx, &all, &status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
+    tt__parse_words(ctx, o, s, &all, &status);
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
-    tt__note_error(ctx, &all, &status, tt__check_budget(ctx, s));
-    tt__note_error(ctx, &all, &status, tt__parse_memory(ctx, o->memory, &s->memory));
     if (o->tune && !*o->tune)
         tt__note_error(ctx, &all, &status,
                        tt__fail(ctx, TT_ERR_ARGUMENT, "tune '' is neither off nor on, nor a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
-    tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o, s->scales, &s->update));
     s->crew = tt__find_devices(ctx, o->device);
     s->kind = s->crew ? s->crew->kind : NULL;
     s->threads = s->crew ? tt__rank_threads(ctx, s->crew->local) : ctx->cpu.pool->threads;
     tt__note_error(ctx, &all, &status,
                    s->crew ? tt__parallel_for(ctx, s->crew, &s->options.parallel) : ctx->status);
-    tt__note_error(ctx, &all, &status, tt__check_matmul(ctx, s));
-    tt__note_error(ctx, &all, &status, tt__check_memory(ctx, s));
+    const tt_status together = tt__contradictions(s, &all);
+    if (status == TT_OK) status = together;
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
+}
+tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
+{
+    tt__settings s;
+    tt_status status = tt__parse_settings(ctx, o, &s);
+    if (status == TT_OK) o->parallel = s.options.parallel;
+    return status;
 }

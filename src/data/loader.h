@@ -43,7 +43,7 @@ static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_pa
                   accumulate);
     else if (groups < 1 || data < 0 || (data && groups % data))
         tt__print(all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
-                  "after tt_parallel_on", p->groups, data);
+                  "after tt_check_options", p->groups, data);
     else if (groups > batch / accumulate)
         tt__print(all, "; a step of batch = %d has fewer sequences than micro-batches, accumulate = %d for "
                   "each of %d groups: set batch to %lld at least", batch, accumulate, groups,

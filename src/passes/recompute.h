@@ -5,7 +5,6 @@
 #include "../tape/edit.h"
 #include "../ops/record.h"
 #include "verify.h"
-#include "precision.h"
 
 /* ---------------------------------------------------------------------------------------------- recompute */
 
@@ -14,15 +13,6 @@ typedef enum tt__recompute {
     TT__RECOMPUTE_BUDGET    /* of options, not of choices */
 } tt__recompute;
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
-
-static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__recompute *out)
-{
-    int k;
-    tt_status status = tt__parse(ctx, "recompute", name ? name : "cheap", tt__recompute_names, 5,
-                                 "none, cheap, attention, blocks or budget", &k);
-    *out = (tt__recompute)k;
-    return status;
-}
 
 typedef struct tt__recomputer {
     tt_tape *t;

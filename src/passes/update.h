@@ -5,6 +5,7 @@
 #include "../tape/edit.h"
 #include "../ops/record.h"
 #include "../ops/shapes.h"
+#include "../ops/optimizers/rules.h"
 #include "precision.h"
 #include "step.h"
 #include "data.h"
@@ -240,7 +241,9 @@ static bool tt__prepare_updates(tt__updater *u)
     tt_tape *t = u->t;
     tt__builder b = {t, false, true, TT__EACH_STEP, false};
     const int32_t values = t->n_values;
-    const bool adam = u->o->kind != TT_SGD;
+    const tt__optimizer *how = &tt__optimizers[u->o->kind];
+    tt__attr unread;
+    const int states = how->use(u->o, &unread, NULL);
     for (int32_t v = 1; v < values && b.ok; v++) {
         tt__due *d = &u->due[v];
         if (!tt__is_listed(t, v)) continue;
@@ -250,8 +253,7 @@ static bool tt__prepare_updates(tt__updater *u)
         const bool piece = part.unit && !t->values[v].part.unit;
         d->target = piece ? tt__piece_view(t, v, &part) : v;
         if (!d->target) return false;
-        if (adam || u->o->momentum != 0) d->state[0] = tt__new_state(&b, d->target, adam ? "m" : "momentum");
-        if (adam) d->state[1] = tt__new_state(&b, d->target, "v");
+        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, how->state[k].name);
         d->clipped = t->clipped;
     }
     return b.ok;
@@ -269,23 +271,19 @@ static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
     const tt_optimizer_options *o = u->o;
-    const bool adam = o->kind != TT_SGD;
+    const tt__optimizer *how = &tt__optimizers[o->kind];
     bool ok = true;
     for (int m = 0; m < 2 * u->rows && ok; m++) {
         const int32_t v = u->list[u->row[m % u->rows]];
         const tt__due *d = &u->due[v];
         if (tt__updates_on_host(t, v) != (m >= u->rows)) continue;
-        tt__instr i = tt__instr_of(adam ? TT__OP_ADAM : TT__OP_SGD, t->values[v].grad, d->target);
+        tt__instr i = tt__instr_of(how->op, t->values[v].grad, d->target);
         i.in[1] = d->clipped;
-        i.out[1] = d->state[0];
-        i.out[2] = d->state[1];
+        for (int k = 0; k < TT__STATES; k++) i.out[1 + k] = d->state[k];
         i.random = d->random;
         i.attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
-        i.attr.decoupled = o->kind == TT_ADAMW;
-        i.attr.beta1 = adam ? o->beta1 : o->momentum;
-        i.attr.beta2 = o->beta2;
-        i.attr.eps = o->eps;
-        i.attr.nesterov = o->nesterov;
+        i.attr.decoupled = how->decoupled;
+        how->use(o, &i.attr, NULL);
         ok = tt__append_step(t, &i, true);
     }
     return ok;

@@ -1,6 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../tape/tape.h"
+#include "../ops/optimizers/rules.h"
 #include "../ranks/processes.h"
 #include "../context/memory.h"
 #include "../context/params.h"
@@ -169,16 +170,18 @@ typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]
 /* Fails if a state cannot hold a parameter of this name. */
 static tt_status tt__check_kept(const tt_param *param)
 {
-    static const char *const taken[] = {"__metadata__", "tinytrain.*", "exp_avg.*", "exp_avg_sq.*",
-                                        "momentum_buffer.*"};
-    const char *name = param->name;
-    bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
-    for (int i = 0; i < TT__COUNT(taken); i++) usable = usable && !tt__match(taken[i], name);
-    if (usable) return TT_OK;
+    const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
+    for (int k = 0; k < TT__COUNT(tt__optimizers) * TT__STATES; k++) {
+        const char *word = tt__optimizers[k / TT__STATES].state[k % TT__STATES].word;
+        const size_t n = word ? strlen(word) : 0;
+        if (n && strncmp(name, word, n) == 0 && name[n] == '.') taken = word;
+    }
+    if (!taken && strcmp(name, "__metadata__") != 0 && strlen(name) <= TT__STATE_NAME &&
+        tt__utf8_invalid(name, strlen(name)) == strlen(name)) return TT_OK;
     return tt__fail(param->ctx, TT_ERR_ARGUMENT, "the state of a run cannot be saved with the parameter "
                     "'%.200s' of %zu bytes: a name must be UTF-8 of at most %d bytes, not '__metadata__', "
-                    "and not begin with 'tinytrain.', 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'", name,
-                    strlen(name), TT__STATE_NAME);
+                    "and not begin with '%s.'", name, strlen(name), TT__STATE_NAME,
+                    taken ? taken : "tinytrain");
 }
 
 /* Is v a persistent storage of its kind? */
@@ -219,18 +222,18 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
    PyTorch's words in front, and behind these `count` the `frozen` parameters. NULL after an error. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
-    const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
-    const size_t most = (size_t)(3 * p->ctx->n_params + 1);
+    const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
+    const size_t most = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
     tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * most);
     int n = 0;
     tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
-        for (int state = 1; state <= 2; state++) {
+        for (int state = 1; state <= TT__STATES; state++) {
             tt__kept x = kept[k];
-            const char *what = sgd ? "momentum_buffer." : state > 1 ? "exp_avg_sq." : "exp_avg.";
             x.state = state;
             if (!(x.value = tt__kept_in(p, x.stage, &x))) break;
-            snprintf(x.name, sizeof x.name, "%s%.170s", what, p->ctx->params[x.param]->name);
+            snprintf(x.name, sizeof x.name, "%s.%.170s", how->state[state - 1].word,
+                     p->ctx->params[x.param]->name);
             kept[n++] = x;
         }
     *count = n;

@@ -13,6 +13,7 @@ there is such a hole, or if the original itself fails. What lies in the portabil
 and behind #include "emu_test.h" is left alone.
 """
 import argparse
+import glob
 import os
 import re
 import shutil
@@ -259,8 +260,11 @@ def runs_of(options, name):
         return [(os.path.basename(p), [], {}) for p in options.programs or [name]]
     all_runs = []
     for p, arguments, pattern, variable in LINKED[name]:
-        with open(os.path.join(ROOT, p)) as f:
-            parts = list(dict.fromkeys(re.findall(pattern, f.read(), re.M)))
+        texts = []
+        for path in [os.path.join(ROOT, p)] + glob.glob(os.path.join(ROOT, p[:-2].replace("test_", "")) + "/*.h"):
+            with open(path) as f:
+                texts += re.findall(pattern, f.read(), re.M)
+        parts = list(dict.fromkeys(texts))
         for part in parts:
             extra = {"TINYTRAIN_DEVICE": "cuda", "TT_TEST_SHARE": "1"}
             all_runs.append((p, arguments if variable else [part],

@@ -94,5 +94,43 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
+/* Each op that updates has tt__rules_OP and tt__use_OP, which appends what is wrong with the options that the
+   op reads (wrong NULL: they are right), sets its attributes to them, and returns how many states it keeps of
+   each parameter. */
+
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+
+static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+{
+    if (!(o->momentum >= 0 && o->momentum < 1))
+        tt__print(wrong, "; momentum %g is not in [0, 1)", o->momentum);
+    if (o->nesterov && !(o->momentum > 0)) tt__print(wrong, "; nesterov needs a momentum above 0");
+    a->beta1 = o->momentum;
+    a->nesterov = o->nesterov;
+    return o->momentum != 0;
+}
+
 static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+{
+    if (!(o->beta1 >= 0 && o->beta1 < 1)) tt__print(wrong, "; beta1 %g is not in [0, 1)", o->beta1);
+    if (!(o->beta2 >= 0 && o->beta2 < 1)) tt__print(wrong, "; beta2 %g is not in [0, 1)", o->beta2);
+    if (!(o->eps >= 0)) tt__print(wrong, "; eps %g is negative", o->eps);
+    a->beta1 = o->beta1;
+    a->beta2 = o->beta2;
+    a->eps = o->eps;
+    return 2;
+}
+
+enum { TT__STATES = 2 }; /* the most that an op keeps of a parameter */
+typedef struct tt__optimizer {
+    const char *name;
+    int op;
+    bool decoupled;
+    struct { const char *name, *word; } state[TT__STATES];
+    int (*use)(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong);
+} tt__optimizer;
+#define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
+    {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
+static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* by tt_optimizer_kind */
+#undef TT__OPTIMIZER
