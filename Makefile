@@ -70,7 +70,7 @@ gpt: $(B)/gpt
 examples: $(EXAMPLES)
 
 # Rebuilds all when compiler or flags change.
-FLAGS = $(CC) $(CXX) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(KERNELS_CFLAGS) $(LDFLAGS) $(WHOLE)
+FLAGS = $(JOINED_IN) $(CC) $(CXX) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(KERNELS_CFLAGS) $(LDFLAGS) $(WHOLE)
 $(B)/flags: FORCE
 	@mkdir -p $(B)/cuda_emu $(B)/cuda
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@

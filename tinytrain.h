@@ -37,7 +37,7 @@
                                 does, with an MPI 3 library. Without it tt_open refuses such processes, unless
                                 TINYTRAIN_ALONE=1 in the environment says that each is to train alone
      NDEBUG                     the verifier, which checks the program after each pass, is off by default
-     A file that is a backend, as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (>>backend).
+     A file that is a backend, as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (src/backend/).
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation
      (-O2). No -march flag is needed: the instruction set is chosen at run time, and so is how bf16 matrices
      are multiplied. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force one (tt_context_options).
@@ -68,9 +68,9 @@
                decoders.
      tape      your own model: tt_param_new, a function that records ops; tt_compile, tt_set, tt_step, tt_get;
                tt_program_save, tt_program_load. As a tt_model with a tt_source of data, tt_fit trains it.
-     ops       a row in TT__OPS (>>backend), its block in >>ops (recorder, shape rule, backward), a CPU kernel
-               (>>cpu), CUDA's (tinytrain_cuda.cu), and one line in each of the two generic tests
-               (tests/test_ops.c).
+     ops       a row in TT__OPS (src/backend/ops.h), a block in src/ops/FAMILY/rules.h (recorder, shape rule,
+               backward), kernels beside it (cpu.h, cuda.cuh), and a line in the table of test cases
+               (tests/ops/cases.h).
 
    ROWS
      Activations are (rows, width); rows are the tokens of all sequences one after another, without padding.
@@ -193,10 +193,10 @@
      signal stack too small to save them, and afterwards takes no such stack. Cross-entropy of logits that
      something else reads too, or on a CPU with 16-bit gradients, holds the logits whole.
 
-   SECTIONS (search for the tag)
-     >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>ranks  >>context  >>compile  >>run
-     >>reports  >>unicode  >>formats  >>models  >>trainer
-     Each stands only on those before it. */
+   FILES
+     This file is joined from src/ of tinytrain's repository; a line "==== src/FOLDER/FILE" is where a file
+     begins. Folders: api, backend, base, tape, cpu, ops, passes, plan, ranks, context, compile, run,
+     reports, files, text, data, models, train. Each uses only those before it. */
 
 /* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they
    are asked to before the first of them is read. That one defines _FEATURES_H, in glibc and in musl; what it
@@ -217,6 +217,7 @@
 #ifndef TINYTRAIN_H
 #define TINYTRAIN_H
 
+/* ==== src/api/standard.h */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -225,10 +226,11 @@
 extern "C" {
 #endif
 
+/* ==== src/api/context.h */
 #define TT_VERSION "0.1.0"
 
 /* ===========================================================================================================
-   PUBLIC API                                                                                            >>api
+   PUBLIC API                                                                                         src/api/
    Shapes are written (rows, D): row-major, last dimension contiguous. Sizes are in elements unless a name
    ends in _bytes. Functions that can fail return a tt_status (or NULL) and leave a sentence in tt_error().
    ======================================================================================================== */
@@ -346,6 +348,7 @@ double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all thread
    the device: TT_OK if programs can run there, else tt_error says why not. examples/tt_doctor.c prints it. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);
 
+/* ==== src/api/params.h */
 /* ---------------------------------------------------------------------------------- dtypes and parameters */
 
 typedef enum tt_dtype { TT_F32, TT_BF16, TT_F16, TT_I32, TT_U8, TT_DTYPE_COUNT } tt_dtype;
@@ -383,6 +386,7 @@ tt_param *tt_param_at(const tt_context *ctx, int k);
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
 bool tt_param_frozen(const tt_param *p);
 
+/* ==== src/api/tape.h */
 /* --------------------------------------------------------------------------------------------------- tape */
 
 /* A tensor on a tape; id 0 is "none". `tape` tells the tape, so that a value of another one is refused. */
@@ -574,6 +578,7 @@ tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt
 /* Mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) if given. -> (1, 1) */
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
+/* ==== src/api/program.h */
 /* --------------------------------------------------------------------------------------------- optimizers */
 
 /* X(kind, name, op, decoupled, state, word, second state, its word). `op` computes the update. `decoupled`:
@@ -978,6 +983,7 @@ int64_t tt_program_steps(const tt_program *p);    /* of the optimizer; not those
 tt_status tt_program_save(tt_program *p, const char *path);
 tt_status tt_program_load(tt_program *p, const char *path);
 
+/* ==== src/api/files.h */
 /* -------------------------------------------------------------------------------------------------- files */
 
 /* A safetensors file (github.com/huggingface/safetensors, format of the README), fully checked when opened:
@@ -1019,6 +1025,7 @@ tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size
 /* Frees w in any case; fails if bytes are missing or were too many. */
 tt_status tt_safetensors_end(tt_safetensors_writer *w);
 
+/* ==== src/api/tokenizer.h */
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
 /* Texts to ids and back, equal to `tokenizers` 0.23.3 (and to transformers 5.24.0, but see
@@ -1109,6 +1116,7 @@ const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_
 const char *tt_decode_stream_end(tt_decode_stream *s, size_t *bytes);
 void tt_decode_stream_free(tt_decode_stream *s);
 
+/* ==== src/api/data.h */
 /* ----------------------------------------------------------------------------------------------- datasets */
 
 /* Where the text of a file begins: in front, or behind a byte order mark of UTF-8. TT_ERR_FORMAT: it is not
@@ -1389,6 +1397,7 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
 void tt_token_loader_free(tt_token_loader *l);
 const tt_source *tt_token_loader_source(tt_token_loader *l); /* as long as the loader lives */
 
+/* ==== src/api/models.h */
 /* ------------------------------------------------------------------------------------------------- models */
 
 typedef struct tt_train_options tt_train_options;
@@ -1737,6 +1746,7 @@ tt_sampling tt_sampling_default(void);
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
 
+/* ==== src/api/trainer.h */
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
@@ -1911,7 +1921,7 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 #endif /* TINYTRAIN_H */
 
 /* ===========================================================================================================
-   BACKEND API                                                                                    >>backend
+   BACKEND API                                                                                    src/backend/
    What a backend (the CPU's below, tinytrain_cuda.cu) gets to run one instruction, and the functions that it
    has. Uses the public API only. A file that brings a backend defines TINYTRAIN_BACKEND before it.
    ======================================================================================================== */
@@ -1919,6 +1929,7 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 #if (defined(TINYTRAIN_IMPLEMENTATION) || defined(TINYTRAIN_BACKEND)) && !defined(TT__LANES) && \
     !defined(TT__BACKEND_API)
 #define TT__BACKEND_API
+/* ==== src/backend/launch.h */
 #include <math.h>
 
 /* Dtypes that no tensor of a user has: that of sums that a step keeps, and fp8 for what products read, E5M2
@@ -2005,7 +2016,7 @@ typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(
 
 /* What a segment, a contiguous range of a tape's instructions, is run for. They follow in this order. Of the
    stages of a pipeline the backwards of micro-batches are a segment of their own. A lap is as many micro-
-   batches as the tree of sums has leaves (see >>ranks). */
+   batches as the tree of sums has leaves (see src/ranks/threads.h). */
 typedef enum tt__segment {
     TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
@@ -2074,8 +2085,9 @@ typedef struct tt__instr {
     size_t workspace_place;
 } tt__instr;
 
+/* ==== src/backend/ops.h */
 /* ---------------------------------------------------------------------------------------------- the op table
-   X(OP, name, inputs, outputs, flags). OP names everything else: tt__rules_OP (>>ops),
+   X(OP, name, inputs, outputs, flags). OP names everything else: tt__rules_OP (src/ops/),
    TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
 #define TT__NAMED_BY_ACT 0x1 /* errors and programs call it by its activation                               */
 #define TT__INPLACE0 0x2     /* out[0] may take the place of in[0] when that dies here                      */
@@ -2412,6 +2424,7 @@ static inline double tt__alibi_exponent(int head, int heads)
     return head < n ? -8.0 * (head + 1) / n : -4.0 * (2 * (head - n) + 1) / n;
 }
 
+/* ==== src/backend/functions.h */
 /* ------------------------------------------------------------------------------------- a backend's functions
    Pointers called memory are the device's: only the backend looks into them. Launches, and stage, are on the
    stream of their instruction, all else is on that of computation. What is on one stream is done in the order
@@ -2537,8 +2550,9 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #define TINYTRAIN_FILENAME "tinytrain.h"
 #endif
 
+/* ==== src/base/system.h */
 /* ===========================================================================================================
-   BASE                                                                                                 >>base
+   BASE                                                                                              src/base/
    Errors, logging, allocation, text, 16-bit floats, counter-based random numbers, threads, files. Uses the C
    library and POSIX only. Everything below may use this section.
    ======================================================================================================== */
@@ -2578,6 +2592,8 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #endif
 
 #define TT__ALIGN 64 /* of every tensor: one cache line, one AVX-512 register */
+#define TT__STR(x) #x
+#define TT__XSTR(x) TT__STR(x)
 #define TT__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 static int64_t tt__min(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -2588,10 +2604,11 @@ static size_t tt__align_up(size_t n) { return tt__align_to(n, TT__ALIGN); }
 /* a * b; false when the product does not fit. */
 static bool tt__mul_size(size_t a, size_t b, size_t *to) { return !__builtin_mul_overflow(a, b, to); }
 
+/* ==== src/base/context.h */
 /* ------------------------------------------------------------------------------------------------ context */
 
 typedef struct tt__pool tt__pool;
-typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see >>cpu */
+typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
 /* How bf16 matrices are multiplied: tt_context_options.bf16. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
@@ -2683,6 +2700,7 @@ const char *tt_error(const tt_context *ctx)
 
 tt_status tt_error_code(const tt_context *ctx) { return ctx ? ctx->status : TT_ERR_ARGUMENT; }
 
+/* ==== src/base/memory.h */
 /* --------------------------------------------------------------------------------------------- allocation */
 
 /* Every block starts with its size, so that it can be released without the caller knowing it. */
@@ -2765,6 +2783,7 @@ static char *tt__strdup(tt_context *ctx, const char *text)
     return copy ? (char *)memcpy(copy, text, n) : NULL;
 }
 
+/* ==== src/base/text.h */
 /* --------------------------------------------------------------------------------------------------- text */
 
 /* Appends to a caller's buffer as snprintf does, counting what did not fit. */
@@ -2819,6 +2838,7 @@ static bool tt__match(const char *pattern, const char *name)
     return !*pattern;
 }
 
+/* ==== src/base/numbers.h */
 /* ------------------------------------------------------------------------------------------------- dtypes */
 
 static const struct tt__dtype {
@@ -2924,6 +2944,7 @@ static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype f
     }
 }
 
+/* ==== src/base/random.h */
 /* ----------------------------------------------------------------------------------------- random numbers */
 
 /* Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the
@@ -2986,6 +3007,7 @@ static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
     }
 }
 
+/* ==== src/base/threads.h */
 /* ------------------------------------------------------------------------------------------------ threads */
 
 /* The floating-point mode (rounding, subnormals, traps) of a thread. The library computes in the default, so
@@ -3181,6 +3203,7 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
     return pool;
 }
 
+/* ==== src/base/machine.h */
 #if defined(__linux__)
 /* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */
 static double tt__quota_in(const char *folder)
@@ -3349,6 +3372,7 @@ static int tt__usable_cpus(void)
     return (int)tt__max(1, tt__min(n, 256));
 }
 
+/* ==== src/base/hooks.h */
 /* ------------------------------------------------------------------------------------------ default hooks */
 
 #pragma GCC diagnostic push
@@ -3503,6 +3527,7 @@ tt_context_options tt_context_options_default(void)
     return o;
 }
 
+/* ==== src/base/files.h */
 /* -------------------------------------------------------------------------------------------- whole files */
 
 /* Opens a file to read it, and tells its size. */
@@ -3678,8 +3703,9 @@ static void tt__sort_indices(uint32_t *items, size_t n, tt__less less, const voi
     }
 }
 
+/* ==== src/tape/tape.h */
 /* ===========================================================================================================
-   TAPE                                                                                              >>tape
+   TAPE                                                                                              src/tape/
    Values, instructions, and how instructions are recorded. Uses base.
 
    A value is a matrix (rows, cols). rows is fixed, or an axis: a capacity now, a number at run time. A view
@@ -3783,7 +3809,7 @@ typedef struct tt__value {
        and writer. */
     int32_t producer, uses, writes, views, reader, writer;
     int32_t behind;     /* of a persistent storage, a later one that is to lie right behind it; 0: none */
-    int32_t arrival;    /* of an input, where the host writes that of the next run (>>passes); 0: itself */
+    int32_t arrival;    /* of an input, where the host writes that of the next run (src/passes/); 0: itself */
     bool named;         /* by tt_name, or by a pass */
     size_t place;       /* planner: byte offset in its region of the arena */
     char name[72];
@@ -3804,11 +3830,11 @@ struct tt_tape {
     size_t alignment;                               /* of storages, as the kind of device wants it */
     bool host;                                      /* the memory of that kind is the host's */
     bool accumulate;                                /* a step has several micro-batches */
-    int data, slots;                                /* data ranks, and leaves of sums on each (>>ranks) */
+    int data, slots;                                /* data ranks, and leaves of sums on each (src/ranks/) */
     int zero;                                       /* tt_parallel's */
     bool early;                                     /* parameters are updated in the backward */
     bool on_host;                                   /* ... if they are large, in the host's memory */
-    bool server, sums_micros;                       /* sums are of micro-batches (see >>ranks) */
+    bool server, sums_micros;                       /* sums are of micro-batches (see src/ranks/threads.h) */
     int stages, stage;                              /* of the pipeline, and which of them it is (0, 0: one) */
     int tensor;                                     /* ranks over which it is split; 0, 1: one */
     /* the step's settings and results, and views of these: tt__totals, tt__scale, tt__clipped; 0: none */
@@ -3829,7 +3855,7 @@ struct tt_tape {
     char error[512];
 };
 
-/* The rows of TT__OPS (>>backend). An op's rules are in >>ops. */
+/* The rows of TT__OPS (src/backend/). An op's rules are in src/ops/. */
 typedef struct tt__op {
     const char *name;
     int inputs, outputs;
@@ -3858,6 +3884,7 @@ static const char *tt__instr_name(const tt__instr *i)
     return tt__is(i, TT__NAMED_BY_ACT) ? tt__act_name(i->attr.act) : tt__ops[i->op].name;
 }
 
+/* ==== src/tape/record.h */
 /* ---------------------------------------------------------------------------------------------- recording */
 
 /* Marks the tape with its first error. Returns false, which as the number of a value is none. */
@@ -4255,6 +4282,7 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     return tt__handle(t, 0);
 }
 
+/* ==== src/tape/edit.h */
 /* --------------------------------------------------------------------------------------------------- editing
    How passes rewrite code in one sweep: instructions keep their numbers until tt__settle. tt__index counts
    who writes and reads what; drop, put and insert keep the counts. A dropped instruction has op -1 and no
@@ -4422,13 +4450,14 @@ static tt_status tt__settle(tt_tape *t, int n)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
+/* ==== src/ops/record.h */
 /* ===========================================================================================================
-   OPS                                                                                               >>ops
+   OPS                                                                                                src/ops/
    Each op in one place. Its block has its options' defaults, its shape rule, the function that records it,
    its backward, the rules of the ops that only its backward or a pass emits, and what else is known about it;
-   it ends with the tt__rules. The row in TT__OPS (>>backend) makes its number, its name and its place in
-   every table. Kernels are in >>cpu and tinytrain_cuda.cu. Nothing else asks which op an instruction is:
-   passes, planner and runs read rows and rules. Uses tape.
+   it ends with the tt__rules. The row in TT__OPS (src/backend/ops.h) makes its number, its name and its place
+   in every table. Kernels are beside the rules: cpu.h, and cuda.cuh for tinytrain_cuda.cu. Nothing else asks
+   which op an instruction is: passes, planner and runs read rows and rules. Uses tape.
    ======================================================================================================== */
 
 /* Emits instructions onto the end of a tape. */
@@ -4543,6 +4572,7 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
     return tt__handle(t, t->code[at].out[0]);
 }
 
+/* ==== src/ops/shapes.h */
 /* -------------------------------------------------------------------------------------------- shape rules */
 
 static const tt__shape *tt__in(const tt_tape *t, const tt__instr *i, int k)
@@ -4659,6 +4689,7 @@ static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out) /* 
     return tt__shape_elementwise(t, i, out) && tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols);
 }
 
+/* ==== src/ops/layouts.h */
 /* ------------------------------------------------------------------------------------------- layout rules */
 
 /* Operand k has this layout, or is absent. */
@@ -4755,8 +4786,9 @@ static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
     return low;
 }
 
+/* ==== src/ops/gradients.h */
 /* ------------------------------------------------------------------------------------------------- gradients
-   The gradient rule, see >>tape: the first contribution writes, later ones add. */
+   The gradient rule, see src/tape/: the first contribution writes, later ones add. */
 
 /* Emits an instruction that reads in[0] to in[n - 1], with f's attributes and random numbers (NULL: none). */
 static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)
@@ -4876,6 +4908,7 @@ static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int
 
 static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].needs_grad; }
 
+/* ==== src/ops/scratch.h */
 /* ---------------------------------------------------------------------------------------- scratch of kernels
    What the sizes of a plan and the CPU kernels that lay the scratch out must agree on. */
 
@@ -5118,6 +5151,7 @@ static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
     return 4 * tt__align_to((size_t)tt__in(t, i, 1)->rows * 4, TT__CUDA_ALIGN);
 }
 
+/* ==== src/ops/linear/rules.h */
 /* ------------------------------------------------------------------------------------------------- linear */
 
 static bool tt__reads_fp8(const tt_tape *t, const tt__instr *i) { return tt__is_fp8(tt__in(t, i, 0)->dtype); }
@@ -5443,6 +5477,7 @@ static int tt__join_launches(tt__launch *l, int n)
     return last + 1;
 }
 
+/* ==== src/ops/fp8/rules.h */
 /* ---------------------------------------------------------------------------------------------------- fp8
    QUANTIZE rounds x to fp8 once, for all products that read it (Micikevicius et al.: "FP8 formats for deep
    learning", 2022): to TT__E4M3 or TT__E5M2, as the results' dtype says. A product's operands lie along its
@@ -5491,6 +5526,7 @@ static bool tt__shape_FP8_HISTORY(tt_tape *t, const tt__instr *i, tt__shape *out
 
 static const tt__rules tt__rules_FP8_HISTORY = {tt__shape_FP8_HISTORY, NULL, {NULL}, tt__no_bytes};
 
+/* ==== src/ops/embedding/rules.h */
 /* ---------------------------------------------------------------------------------------------- embedding */
 
 static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -5558,6 +5594,7 @@ static size_t tt__cpu_EMBEDDING_BACKWARD(int threads, const tt_tape *t, const tt
 static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKWARD,
     tt__layout_EMBEDDING_BACKWARD, {NULL}, tt__cpu_EMBEDDING_BACKWARD, tt__sort_bytes};
 
+/* ==== src/ops/norm/rules.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
 /* x, w, [b] -> y, as many statistics of each row as the op has parameters. */
@@ -5634,6 +5671,7 @@ static const tt__rules tt__rules_RMSNORM = {tt__shape_of_norm, tt__layout_of_nor
 static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_of_norm_backward, tt__layout_of_norm_backward,
     {NULL}, tt__cpu_LAYERNORM_BACKWARD};
 
+/* ==== src/ops/elementwise/rules.h */
 /* --------------------------------------------------------------------------------------------- activation */
 
 static tt_value tt__activation(tt_tape *t, tt_value x, int act)
@@ -5957,6 +5995,7 @@ static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
     return norm_backward && next->op == TT__OP_DROPOUT;
 }
 
+/* ==== src/ops/attention/rules.h */
 /* ---------------------------------------------------------------------------------------------- attention */
 
 tt_attention_options tt_attention_options_default(int heads)
@@ -6224,6 +6263,7 @@ static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
 static const tt__rules tt__rules_ATTENTION_BACKWARD = {tt__shape_ATTENTION_BACKWARD, tt__layout_by_columns,
     {NULL}, tt__cpu_attention, tt__cuda_attention, NULL, NULL, NULL, tt__flops_of_attention};
 
+/* ==== src/ops/rows/rules.h */
 /* -------------------------------------------------------------------------------------------- gather_rows */
 
 static bool tt__shape_GATHER_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -6426,6 +6466,7 @@ static size_t tt__cpu_PATCHES(int threads, const tt_tape *t, const tt__instr *i)
 static const tt__rules tt__rules_PATCHES = {tt__shape_PATCHES, NULL, {NULL}, tt__cpu_PATCHES, NULL,
     tt__check_PATCHES};
 
+/* ==== src/ops/losses/rules.h */
 /* ------------------------------------------------------------------------------------------ cross_entropy */
 
 tt_cross_entropy_options tt_cross_entropy_options_default(void)
@@ -6708,6 +6749,7 @@ static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ER
     {tt__backward_MEAN_SQUARED_ERROR}, tt__row_pairs_bytes};
 static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_error, NULL};
 
+/* ==== src/ops/casts/rules.h */
 /* ------------------------------------------------------------------------------------------ cast and fill */
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
@@ -6777,6 +6819,7 @@ static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_FILL = {tt__shape_FILL, tt__layout_FILL, {NULL}, tt__no_bytes, NULL, NULL,
     NULL, tt__fuse_FILL};
 
+/* ==== src/ops/optimizers/rules.h */
 /* ------------------------------------------------------------------------------------------------ updates */
 
 static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -6906,6 +6949,7 @@ typedef struct tt__optimizer {
 static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* by tt_optimizer_kind */
 #undef TT__OPTIMIZER
 
+/* ==== src/ops/collectives/rules.h */
 /* ----------------------------------------------------------------------------------- memories and streams */
 
 static const tt__rules tt__rules_COPY = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
@@ -6915,8 +6959,8 @@ static const tt__rules tt__rules_WAIT = {tt__shape_alike, tt__layout_alike, {NUL
 /* -------------------------------------------------------------------------------------------- collectives
    What ranks do together, see tt__move: each reads what lies at the same place in the memory of the others.
    Operands and results are contiguous, all of one dtype. A result may be the storage of the operand, or a
-   part of it; a piece may be a view of what it is a piece of. Sums are those of >>ranks' tree of what the
-   first `present` members have: x[0], x[1], ... in pairs, pairs of pairs and so on, each sum of fp32 (f64:
+   part of it; a piece may be a view of what it is a piece of. Sums follow the tree (ranks/threads.h) of what
+   the first `present` members have: x[0], x[1], ... in pairs, pairs of pairs and so on, each sum of fp32 (f64:
    f64) rounded to the dtype; `add` adds that to the result at last. Where none is present nothing is
    written. */
 
@@ -7114,6 +7158,7 @@ TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
 TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
 TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */
 
+/* ==== src/ops/rules.h */
 /* -------------------------------------------------------------------------------------------- all of them */
 
 static const tt__rules *tt__rules_of(const tt__instr *i)
@@ -7164,10 +7209,11 @@ static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr 
     return r->cuda_scratch ? r->cuda_scratch(t, i) : 0;
 }
 
+/* ==== src/passes/verify.h */
 /* ===========================================================================================================
-   PASSES                                                                                          >>passes
+   PASSES                                                                                          src/passes/
    Functions that rewrite a tape, and the verifier that runs after each. tt__first_passes and tt__last_passes
-   (>>compile) have their order. Uses tape and ops.
+   (src/compile/) have their order. Uses tape and ops.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------------------- verifier */
@@ -7408,6 +7454,7 @@ static void tt__map_operands(tt__instr *i, const int32_t *map)
     for (int j = 0; j < TT__MAX_IN; j++) if (map[i->in[j]]) i->in[j] = map[i->in[j]];
 }
 
+/* ==== src/passes/differentiate.h */
 /* ------------------------------------------------------------------------------------------ differentiate */
 
 /* Appends the backward instructions of the loss `root` to the tape. */
@@ -7470,6 +7517,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
     return tt__settle(t, n);
 }
 
+/* ==== src/passes/rows.h */
 /* --------------------------------------------------------------------------------------------------- rows */
 
 /* Instructions that gather rows. */
@@ -7575,6 +7623,7 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
     return status == TT_OK ? tt__settle(t, g.n) : status;
 }
 
+/* ==== src/passes/tensor.h */
 /* ------------------------------------------------------------------------------------------------- tensor
    Layers split over the tensor ranks, all of which run the same instructions, each on its part (Shoeybi et
    al., "Megatron-LM", 2019). What is split is found, not asked for: a region begins at linear layers that
@@ -8254,6 +8303,7 @@ static tt_status tt__pass_tensor_losses(tt_tape *t)
     return tt__settle(t, n);
 }
 
+/* ==== src/passes/fuse.h */
 /* --------------------------------------------------------------------------------------------------- fuse */
 
 /* Makes one instruction of several where ops know how; `later`: after differentiation. */
@@ -8268,6 +8318,7 @@ static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
     return tt__settle(t, n);
 }
 
+/* ==== src/passes/precision.h */
 /* ---------------------------------------------------------------------------------------------- precision */
 
 /* A saved state holds these numbers. */
@@ -8493,6 +8544,7 @@ static tt_status tt__pass_alike_operands(tt_tape *t)
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
+/* ==== src/passes/recompute.h */
 /* ---------------------------------------------------------------------------------------------- recompute */
 
 typedef enum tt__recompute {
@@ -8646,6 +8698,7 @@ static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
+/* ==== src/passes/step.h */
 /* --------------------------------------------------------------------------------------------------- step */
 
 /* Numbers that instructions and the host share: a storage of its own, or a part of `of` from `offset` on. */
@@ -8716,11 +8769,12 @@ static bool tt__is_trained(const tt_tape *t, int32_t v)
     return t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;
 }
 
+/* ==== src/passes/stages.h */
 /* ------------------------------------------------------------------------------------------------- stages
    A pipeline's stages: each runs a contiguous part of the forward and the backward of that, on ranks of its
    own. Every stage has a program of its own, made of the same tape by the same passes up to this one, which
    leaves a stage its instructions. So values have the same numbers in all of them, and instructions the same
-   random numbers. Forwards and backwards of micro-batches are two segments, which >>run runs by a schedule.
+   random numbers. Forwards and backwards of micro-batches are two segments, which run by a schedule.
    Between two stages one value goes on in the forward, and its gradient goes back: by a SEND on one stage and
    a RECV on the other. What the backward of a micro-batch reads of its forward is there once for each micro-
    batch that the stage holds (tt__value.copies). A stage has the parameters that it reads. */
@@ -9111,8 +9165,9 @@ static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
     }
 }
 
+/* ==== src/passes/data.h */
 /* --------------------------------------------------------------------------------------------------- data
-   Spreads a step over data ranks: pieces of what belongs to parameters, and collectives. See >>ranks. */
+   Spreads a step over data ranks: pieces of what belongs to parameters, and collectives. See src/ranks/. */
 
 enum { TT__SLICE = 16 }; /* elements that a collective never parts: a cache line of f32 */
 
@@ -9407,6 +9462,7 @@ static tt_status tt__pass_gather(tt_tape *t)
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
+/* ==== src/passes/update.h */
 /* ------------------------------------------------------------------------------------------------- update */
 
 static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
@@ -9796,6 +9852,7 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
     return status;
 }
 
+/* ==== src/passes/fp8.h */
 /* ---------------------------------------------------------------------------------------------------- fp8 */
 
 #ifndef TT__FP8_FROM /* tests make it 0: fp8 whatever it costs */
@@ -9975,6 +10032,7 @@ static tt_status tt__pass_fp8(tt_tape *t)
     return status;
 }
 
+/* ==== src/passes/offload.h */
 /* ------------------------------------------------------------------------------------------------ offload
    Storages in the host's memory. Instructions use copies of them on the device, each for a while: what reads
    them first has them copied in, and what they write is copied back. With update "host" it is the other way
@@ -10331,6 +10389,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
+/* ==== src/passes/prune.h */
 /* -------------------------------------------------------------------------------------------------- prune */
 
 /* Removes what no result needs: instructions none of whose outputs is read, kept or persistent, and, once the
@@ -10364,6 +10423,7 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
     return tt__settle(t, t->n_code);
 }
 
+/* ==== src/passes/overlap.h */
 /* ------------------------------------------------------------------------------------------------ overlap
    Copies between memories, and what data ranks gather and sum amid a micro-batch, run beside computation, on
    streams of their own: each is parted into its start and a WAIT. Starts of what is needed are hoisted, as
@@ -10873,6 +10933,7 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
     return status;
 }
 
+/* ==== src/passes/join.h */
 /* ---------------------------------------------------------------------------------------------------- join
    Products that are one if their operands lie side by side (see tt__is_one_product) run together. Those of
    their operands that only live in the step are joined to one value; parameters, and gradients that stay, lie
@@ -11045,8 +11106,9 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
+/* ==== src/plan/place.h */
 /* ===========================================================================================================
-   PLANNER                                                                                        >>planner
+   PLAN                                                                                              src/plan/
    Gives every value a place. Lifetimes are exact: from the instruction that first writes a storage to the
    last that reads it. Persistent values lie one after another; the rest is placed by greedy first and best
    fit over several orders (Pisarchyk, Lee: "Efficient memory management for deep neural net inference",
@@ -11511,12 +11573,24 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
     return status;
 }
 
+/* ==== src/cpu/isa.h */
 /* ===========================================================================================================
-   CPU                                                                                                >>cpu
-   The CPU backend. The kernels between "one pass per instruction set" and its end are compiled once for each
-   instruction set (this file includes itself with TT__LANES set); the best one the CPU has is chosen when a
-   context opens. Uses base, tape and ops.
+   CPU                                                                                                src/cpu/
+   What the CPU's kernels are made of: instruction sets and vectors. tinytrain.h includes itself with
+   TT__LANES set, once for each instruction set, and is then its kernels alone (from src/cpu/kernels.h to
+   src/cpu/undo.h); the best set that the CPU has is chosen when a context opens. Uses base.
    ======================================================================================================== */
+
+struct tt__isa_table {
+    const char *name;
+    /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL; they return the FLOPs done. */
+    double (*peak[3])(int64_t rounds, float *sink);
+    tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
+    bool optimized; /* the compiler was asked for optimisation */
+};
+
+/* ==== src/ops/linear/cpu_shared.h */
+/* ---- matrix product: what all instruction sets share ---- */
 
 /* C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds what C was. A(i, k) =
    a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one of B is 1.
@@ -11548,42 +11622,6 @@ typedef struct tt__product {
     const float *base; int64_t base_row;
     float scale;
 } tt__product;
-
-/* Attention within each sequence, per head. Shapes: k, v (rows, heads / group * head_size); q, out (queries,
-   heads * head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists,
-   in any order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h
-   (of all ranks) takes 16 random bits, number j % 8 of Philox counter {i, j / 8, h, 0}, low half first; kept
-   if >= round(65536 p). */
-typedef struct tt__attention_args {
-    const int32_t *seq_start; int64_t seqs;
-    const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
-    const int32_t *query_row;    /* of a query: its row of the batch; NULL: the query's number            */
-    const int32_t *query_at;     /* of a query: its row in q; NULL: the query's number                    */
-    int heads, first_head, group; /* group: heads of q that a key serves                                  */
-    int64_t head_size;
-    bool causal; float scale; float dropout; uint64_t dropout_key;
-    int64_t window;               /* 0: none                                                             */
-    float alibi; int alibi_heads; /* of all ranks; 0: none                                               */
-    bool alibi_rounded;           /* see tt_attention_options                                            */
-    const tt__attr *attr;         /* of block-sparse attention                                           */
-    const uint16_t *lists;        /* tt__launch's                                                        */
-    tt__mat q, k, v, out;
-    float *lse;
-    tt__mat dout, dq, dk, dv;    /* for backward only                                                     */
-    bool add_dq, add_dk, add_dv; /* for backward: += instead of =                                         */
-    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to it   */
-    void *workspace;             /* of attention_workspace bytes                                          */
-} tt__attention_args;
-
-struct tt__isa_table {
-    const char *name;
-    /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL; they return the FLOPs done. */
-    double (*peak[3])(int64_t rounds, float *sink);
-    tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
-    bool optimized; /* the compiler was asked for optimisation */
-};
-
-/* ---- matrix product: what all instruction sets share ---- */
 
 /* Size of equal blocks of n: at most `most`, but for the last a multiple of `multiple`, a divisor of that. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
@@ -11624,7 +11662,34 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
     else for (int64_t task = 0; task < count; task++) run(arg, task, 0);
 }
 
+/* ==== src/ops/attention/cpu_shared.h */
 /* ------------------------------------------------------------------------ attention, shared by all passes */
+
+/* Attention within each sequence, per head. Shapes: k, v (rows, heads / group * head_size); q, out (queries,
+   heads * head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists,
+   in any order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h
+   (of all ranks) takes 16 random bits, number j % 8 of Philox counter {i, j / 8, h, 0}, low half first; kept
+   if >= round(65536 p). */
+typedef struct tt__attention_args {
+    const int32_t *seq_start; int64_t seqs;
+    const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
+    const int32_t *query_row;    /* of a query: its row of the batch; NULL: the query's number            */
+    const int32_t *query_at;     /* of a query: its row in q; NULL: the query's number                    */
+    int heads, first_head, group; /* group: heads of q that a key serves                                  */
+    int64_t head_size;
+    bool causal; float scale; float dropout; uint64_t dropout_key;
+    int64_t window;               /* 0: none                                                             */
+    float alibi; int alibi_heads; /* of all ranks; 0: none                                               */
+    bool alibi_rounded;           /* see tt_attention_options                                            */
+    const tt__attr *attr;         /* of block-sparse attention                                           */
+    const uint16_t *lists;        /* tt__launch's                                                        */
+    tt__mat q, k, v, out;
+    float *lse;
+    tt__mat dout, dq, dk, dv;    /* for backward only                                                     */
+    bool add_dq, add_dk, add_dv; /* for backward: += instead of =                                         */
+    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to it   */
+    void *workspace;             /* of attention_workspace bytes                                          */
+} tt__attention_args;
 
 /* Numbers the queries, whose rows index (n) has, by sequences, in tt__attention_queries_bytes of memory. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
@@ -11779,9 +11844,7 @@ static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t
     }
 }
 
-#define TT__STR(x) #x
-#define TT__XSTR(x) TT__STR(x)
-
+/* ==== src/ops/cpu_launch.h */
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job {
     const tt__launch *l;
@@ -11833,7 +11896,8 @@ static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-/* ---- collectives, but for sums of vectors: see TT__OP_ALL_REDUCE and those below it in >>ops ---- */
+/* ==== src/ops/collectives/cpu_shared.h */
+/* ---- collectives, but for sums of vectors: see TT__OP_ALL_REDUCE and those below it in src/ops/ ---- */
 
 /* Elements [*first, *first + count) of m are the piece of a member; count. */
 static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
@@ -11922,6 +11986,7 @@ static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, in
     }
 }
 
+/* ==== src/ops/cpu_draw.h */
 static uint64_t tt__dropout_key(const tt__launch *l)
 {
     const tt__run *run = TT__RUN_OF(l);
@@ -11939,6 +12004,7 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
     }
 }
 
+/* ==== src/cpu/variants.h */
 /* ---- one pass per instruction set ----
 
    They are most of a compiler's work. A build of many programs, as the Makefile's of the tests, does it once:
@@ -12058,6 +12124,7 @@ float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 
 #ifdef TT__LANES
 
+/* ==== src/cpu/kernels.h */
 /* ------------------------------------------------------------------------------------------------- vectors
    A vector is TT__LANES floats, written with the vector extensions of gcc and clang, so that one text serves
    every instruction set; only what those extensions cannot say, or say slowly (fused multiply-add, max,
@@ -12084,6 +12151,7 @@ extern const tt__isa_table TT__K(isa_table);
 #endif
 #ifndef TT__KERNELS_ELSEWHERE
 
+/* ==== src/cpu/vectors.h */
 #ifndef TT__UNROLL
 #define TT__PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
@@ -12331,6 +12399,7 @@ TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float 
     }
 }
 
+/* ==== src/cpu/halves.h */
 /* ---- 16-bit floats by the vector ----
    The bits are those of tt__from_bf16 and so on, but of NaNs where f16 is converted by an instruction. */
 
@@ -12469,6 +12538,7 @@ TT__INLINE void TT__K(store_as)(void *p, tt_dtype dtype, int64_t i, tt__vf x, in
     else TT__K(store_rest)(p, dtype, i, x, n);
 }
 
+/* ==== src/cpu/rows.h */
 /* ---- rows as floats: through these, a kernel of floats reads and writes rows of any float dtype ---- */
 
 /* dtype bf16 or f16 */
@@ -12498,6 +12568,7 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
     }
 }
 
+/* ==== src/ops/linear/cpu_packing.h */
 /* ------------------------------------------------------------------------------------------- matrix product
    One driver for every transposition and dtype: blocks of A and B are packed into panels, [k][MR] and
    [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for AMX, A by tiles or
@@ -12816,6 +12887,7 @@ TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(ge
 #endif
 }
 
+/* ==== src/ops/linear/cpu_computing.h */
 /* ---- computing ---- */
 
 typedef tt__vf TT__K(micro_sums)[12][4]; /* at most; what a microkernel uses of it are registers */
@@ -13146,6 +13218,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
     }
 }
 
+/* ==== src/ops/linear/cpu_products.h */
 /* ---- the packed product ---- */
 
 /* The work at hand: rows [row, row + rows), columns [col, col + cols), sums over units [k0, k0 + k). */
@@ -13621,6 +13694,7 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 #undef TT__GEMM_MR
 #undef TT__GEMM_NV
 
+/* ==== src/ops/attention/cpu_blocks.h */
 /* ------------------------------------------------------------------------------------------------- attention
    Flash-style (Dao et al., "FlashAttention", 2022): scores exist only as tiles, of which only the log-sum-exp
    of each query survives the forward; the backward computes them again. Tiles are transposed, keys as rows
@@ -14018,6 +14092,7 @@ TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__atte
     TT__K(attention_transpose)(to, step, from, stride, n, d, true, scale);
 }
 
+/* ==== src/ops/attention/cpu_softmax.h */
 /* ---- softmax ---- */
 
 typedef struct TT__K(attention_call) {
@@ -14239,6 +14314,7 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
     }
 }
 
+/* ==== src/ops/attention/cpu_kernels.h */
 /* ---- the two kernels ---- */
 
 TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
@@ -14640,6 +14716,7 @@ TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *
 #undef TT__ATTENTION_MR
 #undef TT__ATTENTION_NV
 
+/* ==== src/ops/cpu_rows.h */
 /* ----------------------------------------------------------------------------------------------- row kernels
    Everything but matmul and attention works on rows of floats; other dtypes are widened on the way in and
    rounded on the way out, a row at a time, so no kernel knows them. */
@@ -14724,6 +14801,7 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
     TT__ROW_FN(row_##OP) { statement; } \
     TT__RUN_MAP(OP, first, count)
 
+/* ==== src/ops/elementwise/cpu.h */
 TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(ADD, 0, 2, TT__K(axpby)(y, 1, x[0], 1, x[1], n))
@@ -14876,6 +14954,7 @@ TT__ROWS_FN(dropout_rows)
 
 TT__RUN_ROWS(DROPOUT, TT__K(dropout_rows)(l, from, to, scratch))
 
+/* ==== src/ops/cpu_column_sums.h */
 /* ---- column sums: the workspace begins with sums of TT__SUM_ROWS rows each, then added in order ---- */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
@@ -14917,6 +14996,7 @@ TT__FN tt_status TT__K(run_SUM_ROWS)(const tt__launch *l)
     return TT_OK;
 }
 
+/* ==== src/ops/linear/cpu.h */
 /* -------------------------------------------------------------------------------------- linear, attention */
 
 /* C = out[0] (m, n) of products with A and B, whose rows (columns, where so said) run along the sum of k. */
@@ -14974,6 +15054,7 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
     return TT_OK;
 }
 
+/* ==== src/ops/attention/cpu.h */
 /* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that are queries, which the workspace has in
    order. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
@@ -15033,6 +15114,7 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
     return TT_OK;
 }
 
+/* ==== src/ops/norm/cpu.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
 /* Sum of (x - mean)^2 over the whole pairs of vectors in x (n); of what is behind them: *rest. */
@@ -15136,6 +15218,7 @@ TT__FN tt_status TT__K(run_LAYERNORM_BACKWARD)(const tt__launch *l)
 
 TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K(run_LAYERNORM_BACKWARD)(l); }
 
+/* ==== src/ops/embedding/cpu.h */
 /* ----------------------------------------------------------------------------- embedding, gather, pooling */
 
 /* Rows [from, to) of out[0] are rows of m: of the same numbers, or of those in `index` less `first`; 0 where
@@ -15205,6 +15288,7 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
                           TT__K(embedding_backward_rows));
 }
 
+/* ==== src/ops/rows/cpu.h */
 /* rows may repeat: added one after another */
 TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l)
 {
@@ -15339,6 +15423,7 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
     return tt__for_chunks(l, l->in[0].rows, l->in[0].cols, 1, 0, TT__K(mean_pool_backward_rows));
 }
 
+/* ==== src/ops/losses/cpu.h */
 /* ---------------------------------------------------------------------------------------------------- losses
    counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0. */
 
@@ -15598,6 +15683,7 @@ TT__ROW_FN(row_MEAN_SQUARED_ERROR_BACKWARD)
 
 TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
 
+/* ==== src/ops/optimizers/cpu.h */
 /* ------------------------------------------------------------------------------------------------ optimizers
    Parameters, gradients and state are contiguous, so they are vectors here, in chunks of TT__CHUNK. */
 
@@ -15864,8 +15950,9 @@ TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 TT__FN tt_status TT__K(run_ADAM)(const tt__launch *l) { return TT__K(update)(l, TT__K(adam_rows)); }
 TT__FN tt_status TT__K(run_SGD)(const tt__launch *l) { return TT__K(update)(l, TT__K(sgd_rows)); }
 
+/* ==== src/ops/collectives/cpu.h */
 /* ----------------------------------------------------------------------------------------------- collectives
-   Each reads the other members' memory; >>run makes all members wait for each other between the phases. */
+   Each reads the other members' memory; src/run/ makes all members wait for each other between the phases. */
 
 /* x as the dtype has it */
 TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
@@ -16008,6 +16095,7 @@ TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
     return tt__for_elements(l, tt__elements(&l->out[0]), tt__recv_rows);
 }
 
+/* ==== src/ops/kernels.h */
 /* --------------------------------------------------------------------------------------- the pass's table */
 
 #ifndef TT__OPTIMIZED /* tests that are built without optimisation define it as true */
@@ -16043,6 +16131,7 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 
 #endif /* TT__KERNELS_ELSEWHERE */
 
+/* ==== src/cpu/undo.h */
 /* What differs from pass to pass, but TT__LANES, of which the rest of the file sees that it is in a pass. */
 #undef TT__ISA
 #undef TT__TARGET
@@ -16058,8 +16147,9 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 
 #if defined(TT__IMPLEMENT) && !defined(TT__LANES) && !defined(TT__KERNELS_ONLY)
 
+/* ==== src/ranks/threads.h */
 /* ===========================================================================================================
-   RANKS                                                                                             >>ranks
+   RANKS                                                                                            src/ranks/
    The ranks of a process, a thread each, and how they wait for each other and fail together; processes and
    their messages; groups of devices; collectives. Uses all above.
 
@@ -16228,6 +16318,7 @@ static bool tt__meet(tt__world *w, int me, tt__members members)
     return come;
 }
 
+/* ==== src/ranks/processes.h */
 /* ------------------------------------------------------------------------------------- several processes
    Processes that a launcher started together, as `mpirun` does, run one program: each calls the same
    functions with the same arguments, and has as many ranks as the others, numbered on over the processes.
@@ -16600,6 +16691,7 @@ static bool tt__trains_alone(void)
     return alone && *alone && strcmp(alone, "0") != 0;
 }
 
+/* ==== src/ranks/mpi.h */
 #ifdef TINYTRAIN_MPI
 /* tt_files.remove of processes after the first. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
@@ -16896,6 +16988,7 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 #endif
 }
 
+/* ==== src/ranks/groups.h */
 /* ----------------------------------------------------------------------------------------- device groups */
 
 /* The ranks that programs run on together: devices of a kind, and a thread for each that is of this process:
@@ -16961,6 +17054,7 @@ static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank,
                     c->kind->backend->error(c->device[rank]));
 }
 
+/* ==== src/ranks/collectives.h */
 /* -------------------------------------------------------------------------------------------- collectives
    Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
    a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
@@ -17196,6 +17290,7 @@ static void tt__net_must_send(tt__net *n, double bytes)
     pthread_mutex_unlock(&n->mutex);
 }
 
+/* ==== src/ranks/net.h */
 /* ---- collectives of several processes */
 
 /* The process that is number k of those with members. */
@@ -17711,8 +17806,9 @@ static tt_status tt__run_collective(const tt__collective *c, bool met)
     return status;
 }
 
+/* ==== src/context/memory.h */
 /* ===========================================================================================================
-   CONTEXT                                                                                           >>context
+   CONTEXT                                                                                        src/context/
    Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
    ======================================================================================================== */
 
@@ -17873,6 +17969,7 @@ static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, cons
     return p->again && p->again->stage == stage ? p->again : NULL;
 }
 
+/* ==== src/context/cpu.h */
 /* ------------------------------------------------------------------------------------------------ devices */
 
 /* Elements that tensors stream through between files, host and device, and bytes of the buffer for them. */
@@ -18033,6 +18130,7 @@ static const tt__backend tt__cpu_backend = {
     tt__cpu_refuses, tt__cpu_describe, NULL, NULL, NULL,
 };
 
+/* ==== src/context/devices.h */
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
 #ifdef TINYTRAIN_CUDA
@@ -18359,6 +18457,7 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
 int tt_process(const tt_context *ctx) { return ctx->net ? ctx->net->me : 0; }
 int tt_processes(const tt_context *ctx) { return ctx->net ? ctx->net->processes : 1; }
 
+/* ==== src/context/context.h */
 /* ------------------------------------------------------------------------------------------------ context */
 
 static const tt__isa_table *tt__choose_isa(const char *name)
@@ -18540,6 +18639,7 @@ double tt_measured_peak(tt_context *ctx)
     return ctx->measured_peak;
 }
 
+/* ==== src/context/params.h */
 /* --------------------------------------------------------------------------------------------- parameters */
 
 #define TT__HASH_BEGIN 14695981039346656037u /* FNV-1a */
@@ -18944,8 +19044,9 @@ void tt_close(tt_context *ctx)
     allocator.release(allocator.user, ctx, sizeof *ctx);
 }
 
+/* ==== src/compile/program.h */
 /* ===========================================================================================================
-   COMPILE                                                                                           >>compile
+   COMPILE                                                                                        src/compile/
    Makes a program of a tape: checks the options, runs the passes and plans memory; nothing is allocated
    on the device. Uses all above.
    ======================================================================================================== */
@@ -19370,6 +19471,7 @@ void tt_program_free(tt_program *p)
     tt__free(ctx, p);
 }
 
+/* ==== src/compile/passes.h */
 /* Marks the values with a trainable parameter behind them, which may have been frozen after recording. */
 static void tt__mark_gradients(tt_tape *t)
 {
@@ -19461,6 +19563,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
 }
 #undef TT__PASS
 
+/* ==== src/compile/settings.h */
 /* Fails if the device has no kernel for an instruction. */
 static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
 {
@@ -19659,6 +19762,7 @@ tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
     return status;
 }
 
+/* ==== src/compile/build.h */
 /* Places transient storages and workspaces, and what lies in the host's memory. */
 static tt_status tt__place_transients(tt__built *b)
 {
@@ -19936,6 +20040,7 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
                     shared->persistent + shared->transient + shared->of_first, e->bytes);
 }
 
+/* ==== src/compile/choice.h */
 /* ---------------------------------------------------------------------------------------------- the choice
    What fits memory_budget at the least cost, of what says "budget". A candidate is a configuration (what the
    ranks split, what lies in the host's memory), a set of forward values that are computed again, and a pace:
@@ -20710,6 +20815,7 @@ static tt_status tt__list_candidates(tt__chooser *c)
     return status;
 }
 
+/* ==== src/compile/search.h */
 /* -------- builds */
 
 /* Notes a choice that needs so many bytes if it is the smallest. */
@@ -21519,6 +21625,7 @@ static tt_status tt__build_chosen(const tt__job *to)
     return status;
 }
 
+/* ==== src/compile/compile.h */
 /* ------------------------------------------------------------------------------------------------- commit */
 
 /* Gives persistent storage v a place in the program's arena, if it has none: right behind `before`, unless
@@ -21941,6 +22048,7 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     return p;
 }
 
+/* ==== src/compile/batch.h */
 /* -------------------------------------------------------------------------------------- the largest batch */
 
 #define TT__LEFT_FREE ((size_t)256 << 20)
@@ -22061,8 +22169,9 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
     return n;
 }
 
+/* ==== src/run/ranks.h */
 /* ===========================================================================================================
-   RUN                                                                                                   >>run
+   RUN                                                                                                src/run/
    Allocates a program's memory, takes inputs, runs micro-batches and updates, and gives results. Uses all
    above.
    ======================================================================================================== */
@@ -22124,7 +22233,7 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* Leaves of the tree of sums that a data rank has (see >>ranks), and in which the round at hand is. */
+/* Leaves of the tree of sums that a data rank has (ranks/threads.h), and in which the round at hand is. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
@@ -22250,6 +22359,7 @@ static tt_status tt__zero_states(tt_program *p)
     return status;
 }
 
+/* ==== src/run/memory.h */
 /* ------------------------------------------------------------------------------------------ managed memory
    An arena that is larger than what its device has free comes and goes in blocks. As a step uses most of it
    in turn, blocks that are used least recently are the next that it uses, so some are kept, and the rest
@@ -22678,6 +22788,7 @@ tt_status tt_allocate(tt_program *p)
     return status;
 }
 
+/* ==== src/run/inputs.h */
 /* Of a view that has a rank's own rows: elements in front of them in the storage. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
@@ -23163,6 +23274,7 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
     return NULL;
 }
 
+/* ==== src/run/collectives.h */
 /* ---- collectives ---- */
 
 /* How many members, from the first on, have something to add. */
@@ -23256,6 +23368,7 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
 /* What the ranks of this process will send in a step of one full micro-batch on each data rank, and *least:
    the least that they could. */
 
+/* ==== src/run/processes.h */
 static double tt__net_plan(const tt_program *head, double *least)
 {
     const tt__crew *crew = head->settings.crew;
@@ -23344,6 +23457,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     if (i->move.over) tt__set_members(p, rank, l, peers);
 }
 
+/* ==== src/run/stages.h */
 /* ---- from stage to stage */
 
 /* The same to and from a stage in another process: a SEND does not wait for its messages, a RECV does. Those
@@ -23486,6 +23600,7 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
     return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, n));
 }
 
+/* ==== src/run/launch.h */
 /* How far a rank has come in a segment. */
 typedef struct tt__progress {
     tt__launch like;        /* what all launches have in common */
@@ -23763,6 +23878,7 @@ static tt_status tt__agree_flops(tt_program *p, tt_status status)
     return status;
 }
 
+/* ==== src/run/tune.h */
 /* ---- products that are made in the fastest way (tt_compile_options.tune) */
 
 /* The choices of products of a rank's device, as text that the caller frees. NULL: out of memory. */
@@ -23977,6 +24093,7 @@ static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int
     return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
 }
 
+/* ==== src/run/results.h */
 /* Runs a segment on all ranks. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {
@@ -24234,6 +24351,7 @@ static void tt__begin_micro(tt_program *p)
     *in_slot = p->present > *in_slot ? p->present : *in_slot;
 }
 
+/* ==== src/run/pipeline.h */
 /* ---- a pipeline: micro-batches wait, and run together */
 
 /* Action k of a stage, of two for each of `micros` micro-batches: the number of the micro-batch, and whether
@@ -24382,6 +24500,7 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
     return status;
 }
 
+/* ==== src/run/step.h */
 /* What the last run of a program that does not train has found on one data rank. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
@@ -24694,6 +24813,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
     return status;
 }
 
+/* ==== src/run/state.h */
 /* ---- what those who train a program ask of it */
 
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
@@ -24813,8 +24933,10 @@ static tt__state_header tt__state_header_of(const tt_program *p)
                                 (int64_t)tt__program_hash(p)};
     return h;
 }
+
+/* ==== src/reports/costs.h */
 /* ===========================================================================================================
-   REPORTS                                                                                           >>reports
+   REPORTS                                                                                        src/reports/
    A program and its memory plan as numbers, as text and as a picture; what a device costs. Uses all above.
    ======================================================================================================== */
 
@@ -25106,6 +25228,7 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     return status;
 }
 
+/* ==== src/reports/plan.h */
 const char *tt_category_name(tt_category c)
 {
     static const char *const names[] = {"parameters", "gradients", "optimizer", "activations", "workspace",
@@ -25333,6 +25456,7 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     return n;
 }
 
+/* ==== src/reports/text.h */
 static bool tt__is_alphanumeric(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
@@ -25533,6 +25657,7 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
     return text.length;
 }
 
+/* ==== src/reports/picture.h */
 /* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
 static double tt__axis_step(double length, int marks)
 {
@@ -25754,6 +25879,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     return text.length;
 }
 
+/* ==== src/reports/program.h */
 /* The text of a program, or of a stage of one. */
 static void tt__print_program(const tt_program *p, tt__text *to)
 {
@@ -25794,10 +25920,11 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
     return text.length;
 }
 
+/* ==== src/text/code_points.h */
 /* ===========================================================================================================
-   UNICODE                                                                                           >>unicode
+   UNICODE                                                                              src/text/code_points.h
    What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
-   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base.
+   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses src/base/.
    ======================================================================================================== */
 
 /* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
@@ -26123,6 +26250,7 @@ typedef struct tt__unicode {
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;
 
+/* ==== src/text/unicode.h */
 /* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
 static uint32_t tt__unicode_number(const char **at)
 {
@@ -26338,9 +26466,10 @@ static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
     return 0;
 }
 
+/* ==== src/files/lists.h */
 /* ===========================================================================================================
-   FORMATS                                                                                           >>formats
-   JSON, safetensors, tokenizers, images, datasets and batches. Uses >>base and >>unicode.
+   FILES                                                                                            src/files/
+   Lists of strings, UTF-8, JSON and safetensors. Uses base.
    Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
    loop worse than n log n.
    ======================================================================================================== */
@@ -26442,6 +26571,7 @@ static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char 
                     "bytes", folder, name, TT__PATH - 1);
 }
 
+/* ==== src/files/utf8.h */
 /* ------------------------------------------------------------------------------------------------- UTF-8 */
 
 #define TT__INVALID 0xFFFFFFFFu
@@ -26498,6 +26628,7 @@ static size_t tt__utf8_invalid(const char *text, size_t bytes)
 
 static bool tt__is_utf8(const char *text) { return !text[tt__utf8_invalid(text, strlen(text))]; }
 
+/* ==== src/files/json.h */
 /* -------------------------------------------------------------------------------------------------- JSON */
 
 /* RFC 8259. Where the RFC leaves a choice, duplicate keys, unpaired surrogates, numbers beyond double and
@@ -27030,6 +27161,7 @@ static tt_status tt__make_folder(tt_context *ctx, const char *folder)
     return tt__fail(ctx, TT_ERR_FILE, "cannot make folder '%s': %s", folder, files->reason(files->user));
 }
 
+/* ==== src/files/safetensors.h */
 /* ------------------------------------------------------------------------------------------- safetensors */
 
 /* The file: a little-endian uint64, the length of the header; the header, a JSON object of name -> {dtype,
@@ -27535,6 +27667,13 @@ static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
     return tt_safetensors_end(w);
 }
 
+/* ==== src/text/parts.h */
+/* ===========================================================================================================
+   TEXT                                                                                              src/text/
+   Tokenizers: a text is normalized and split, a model makes tokens of each word, and the post-processor puts
+   ids around all. Uses base and files.
+   ======================================================================================================== */
+
 /* --------------------------------------------------------------------------------------- tokenizer: parts */
 
 /* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py and compare_bpe.py compare the
@@ -27707,6 +27846,7 @@ void tt_tokenizer_free(tt_tokenizer *k)
     tt__free_all(k->ctx, owned, TT__COUNT(owned));
 }
 
+/* ==== src/text/lookups.h */
 /* ---- bytes as characters (GPT-2): the printable ones of Latin-1 are themselves, others U+0100 to U+0143 */
 
 static bool tt__byte_prints(uint32_t b)
@@ -27804,6 +27944,7 @@ static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /
     return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);
 }
 
+/* ==== src/text/encoder.h */
 /* ---- a text's way to ids */
 
 typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
@@ -27886,6 +28027,7 @@ static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_
     return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
 }
 
+/* ==== src/text/normalize.h */
 /* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
 /* A new text that a normalizer makes of an old one, and how much of the new one's front stands for the front
@@ -28335,6 +28477,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
     return text;
 }
 
+/* ==== src/text/split.h */
 /* ----------------------------------------------------------------------------------- tokenizer: splitters */
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
@@ -28467,6 +28610,7 @@ static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t b
     }
 }
 
+/* ==== src/text/wordpiece.h */
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
 /* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
@@ -28502,6 +28646,7 @@ static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
     else tt__wordpiece_pieces(e, text, bytes);
 }
 
+/* ==== src/text/bpe.h */
 /* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
 
 /* Sennrich et al. 2016: the symbols of a word are merged, those of the earliest merge first. Most words are
@@ -28686,6 +28831,7 @@ static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
     if (!tt__encoder_done(e)) tt__bpe_part(e, text + from, bytes - from);
 }
 
+/* ==== src/text/unigram.h */
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
 /* The best way to spell a word up to a byte, and from it on. */
@@ -28754,6 +28900,7 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
     }
 }
 
+/* ==== src/text/ids.h */
 /* ----------------------------------------------------------------------------------------- tokenizer: ids */
 
 static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes, size_t at)
@@ -28881,6 +29028,7 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
     return count;
 }
 
+/* ==== src/text/texts.h */
 /* --------------------------------------------------------------------------------------- tokenizer: texts */
 
 /* Parts of a text, one behind the other. */
@@ -29228,6 +29376,7 @@ int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
     return (unsigned)token < TT_TOKEN_COUNT ? k->finish.roles[token] : -1;
 }
 
+/* ==== src/text/read.h */
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
 /* A string of JSON, which may hold a NUL; NULL for another kind. */
@@ -29596,6 +29745,7 @@ static tt_status tt__read_id(const tt__json *j, int node, const char *what, int 
                     TT__IDS_LIMIT - 1);
 }
 
+/* ==== src/text/template.h */
 /* ---- ids around a text */
 
 static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, int32_t *ids, int *n,
@@ -29694,6 +29844,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     return status;
 }
 
+/* ==== src/text/vocabulary.h */
 /* ---------------------------------------------------------------------------------- tokenizer: vocabulary */
 
 /* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
@@ -29926,6 +30077,7 @@ static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
     return status;
 }
 
+/* ==== src/text/read_models.h */
 /* ----------------------------------------------------------------------- tokenizer: reading of the models */
 
 /* A number as the JSON reader of `tokenizers` takes it: its digits as an integer, of as many as 64 bits hold,
@@ -30193,6 +30345,7 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
     return r->merges ? tt__read_merges_txt(k, r->path, r->merges) : tt__read_merges(k, r->j, model);
 }
 
+/* ==== src/text/added.h */
 /* -------------------------------------------------------------------------------- tokenizer: added tokens */
 
 /* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of
@@ -30313,6 +30466,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
     return status;
 }
 
+/* ==== src/text/build.h */
 /* ------------------------------------------------------------------------------------ tokenizer: building */
 
 /* "add_prefix_space", and of LlamaTokenizer "legacy", of tokenizer_config.json. */
@@ -30423,6 +30577,7 @@ static tt_tokenizer *tt__tokenizer_new(tt_context *ctx)
     return NULL;
 }
 
+/* ==== src/text/vocab_txt.h */
 /* ----------------------------------------------------------------------------------- tokenizer: vocab.txt */
 
 tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase)
@@ -30492,6 +30647,7 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
                     unsupported);
 }
 
+/* ==== src/text/folders.h */
 /* ------------------------------------------------------------------------------------- tokenizer: folders */
 
 /* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
@@ -30777,6 +30933,12 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
     return NULL;
 }
 
+/* ==== src/data/resize.h */
+/* ===========================================================================================================
+   DATA                                                                                              src/data/
+   Images, datasets, tables, and loaders that deal the micro-batches of a step. Uses base, files and text.
+   ======================================================================================================== */
+
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* the largest height and width: that of JPEG */
@@ -31008,6 +31170,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
                                  "%d x %d", image->height, image->width, height, width);
 }
 
+/* ==== src/data/dataset.h */
 /* ---------------------------------------------------------------------------------------------- datasets */
 
 /* A text, or an image: its number in the source. */
@@ -31169,6 +31332,7 @@ static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key
     return TT_OK;
 }
 
+/* ==== src/data/tables.h */
 /* ---- tables */
 
 typedef struct tt__table {
@@ -31532,6 +31696,7 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     return tt__dataset_end(d, status);
 }
 
+/* ==== src/data/given.h */
 /* ---- texts and images of the caller */
 
 /* A dataset of the named classes; NULL: an error. */
@@ -31600,6 +31765,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
     return tt__dataset_end(d, status);
 }
 
+/* ==== src/data/loader.h */
 /* ------------------------------------------------------------------------------------------------ loader */
 
 tt_loader_options tt_loader_options_default(void)
@@ -31898,6 +32064,7 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
     for (int i = 0; i < n; i++) l->dealt[l->ends[l->micro_of[i]]++] = texts[i];
 }
 
+/* ==== src/data/images.h */
 /* ---- images of a loader */
 
 /* The micro-batch of place `at` of the epoch, its first place, and how many images it has. */
@@ -32104,6 +32271,7 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->deal.used);
 }
 
+/* ==== src/data/loaders.h */
 void tt_loader_free(tt_loader *l)
 {
     if (!l) return;
@@ -32474,6 +32642,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
     return tt__loader_give(l, batch, seqs, l->in_step == in_step);
 }
 
+/* ==== src/data/divide.h */
 /* ---- parts of a dataset */
 
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
@@ -32512,6 +32681,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
     return tt__dataset_end(part, status);
 }
 
+/* ==== src/text/save.h */
 /* ---- a tokenizer as a Hugging Face folder holds it */
 
 static void tt__print_vocab(tt__text *to, const void *tokenizer)
@@ -32547,6 +32717,7 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
     return tt__save_printed(k->ctx, folder, "tokenizer_config.json", tt__print_tokenizer_config, k);
 }
 
+/* ==== src/data/stream.h */
 /* ------------------------------------------------------------------------------------------ token streams */
 
 /* The ids of a stream, and of those that were split off. */
@@ -33034,6 +33205,7 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     return status == TT_OK ? x.bytes : -1;
 }
 
+/* ==== src/data/windows.h */
 /* ---- windows of a stream */
 
 struct tt_token_loader {
@@ -33210,10 +33382,11 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
     return &l->source;
 }
 
+/* ==== src/models/layout.h */
 /* ===========================================================================================================
-   MODELS                                                                                             >>models
+   MODELS                                                                                          src/models/
    Structs of named parameters and functions that record ops: BERT, ViT, decoders. Uses the public API, and
-   >>formats for checkpoints.
+   files for checkpoints.
    ======================================================================================================== */
 
 /* ---------------------------------------------------------------------------------- what architectures share
@@ -33438,6 +33611,7 @@ static tt_status tt__layout_new(const tt__layout *l, float scale)
     return TT_OK;
 }
 
+/* ==== src/models/load.h */
 /* ---- from checkpoint files: an open file is shared by the parameters that will be read from it */
 
 enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read together */
@@ -33686,6 +33860,7 @@ static tt_status tt__layout_attach(const tt__layout *l)
     return TT_OK;
 }
 
+/* ==== src/models/save.h */
 /* ---- to checkpoint files */
 
 /* A parameter that is to be saved. */
@@ -33925,6 +34100,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
     return status;
 }
 
+/* ==== src/models/config.h */
 /* -------------------------------------------------------------------------------------------- config.json */
 
 /* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
@@ -34082,6 +34258,7 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s config: %s", a->name, text + 2) : TT_OK;
 }
 
+/* ==== src/models/model.h */
 /* ------------------------------------------------------------------------------- making, loading, saving */
 
 static void tt__model_free(const tt__architecture *a, void *self)
@@ -34251,6 +34428,7 @@ static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classe
     return status;
 }
 
+/* ==== src/models/classifier.h */
 /* ------------------------------------------------------------------------------- classifiers of sequences */
 
 static double tt__accuracy_of(const tt_stats *s) { return s->correct / s->targets; }
@@ -34309,6 +34487,7 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
     return loss;
 }
 
+/* ==== src/models/bert_layout.h */
 /* --------------------------------------------------------------------------------------------------- BERT */
 
 /* H hidden, I intermediate, V vocab, P positions, T types, C classes. Hidden: Q where there is a head, B in
@@ -34506,6 +34685,7 @@ tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
     return tt__name_classes(m->ctx, m->class_names, m->config.classes, !m->new_head, d);
 }
 
+/* ==== src/models/big_bird.h */
 /* ---- BigBird's random blocks, as transformers' BigBirdBlockSparseAttention chooses them by numpy */
 
 /* MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), as numpy.random.seed begins it. */
@@ -34606,6 +34786,7 @@ static int tt__bert_offset(const tt_bert_config *c)
     return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
 }
 
+/* ==== src/models/bert.h */
 /* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
@@ -34876,6 +35057,7 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
     return tt__model_save(m->ctx, a, m, &config, a->spelling, 0, folder);
 }
 
+/* ==== src/models/vit.h */
 /* ---------------------------------------------------------------------------------------------------- ViT */
 
 #define TT__MAX_PATCH 16384 /* pixels; so that sizes multiply without overflow */
@@ -35392,6 +35574,7 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
 }
 
+/* ==== src/models/lm_layout.h */
 /* ----------------------------------------------------------------------------------------------- decoders
    A table for each architecture says what its files call the tensors of tt_lm and the numbers of
    tt_lm_config. How the layers compute follows from what is there. */
@@ -35649,6 +35832,7 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
     return &k->a;
 }
 
+/* ==== src/models/lm_config.h */
 /* ------------------------------------------------------------------------ config.json of a language model */
 
 /* Writes the value of a member of an object, which begins at `from` in JSON that was parsed, on one line. */
@@ -35993,6 +36177,7 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
     else if (flags & TT__LM_LLAMA) tt__print(json, "  \"sliding_window\": null,\n");
 }
 
+/* ==== src/models/lm.h */
 /* --------------------------------------------------------------- making, loading, saving a language model */
 
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
@@ -36132,6 +36317,7 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
     return status == TT_OK ? tt__write_text(m->ctx, path, m->generation) : status;
 }
 
+/* ==== src/models/adapters.h */
 /* ------------------------------------------------------------------------------------- low-rank adapters
    What a module (a linear layer, as peft calls it) computes gets scale * x A^T B^T added, with A (rank, in)
    and B (out, rank), which alone are trained. Files have the rows of B where they have the weight's. */
@@ -36526,6 +36712,7 @@ tt_status tt_lm_lora_merge(tt_lm *m)
     return status;
 }
 
+/* ==== src/models/lm_tape.h */
 /* -------------------------------------------------------------------------------- a language model's tape */
 
 tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
@@ -36662,6 +36849,7 @@ tt_model tt_lm_model(const tt_lm *m)
     return model;
 }
 
+/* ==== src/models/generate.h */
 /* --------------------------------------------------------------------------------------------- generation
    A slot holds one sequence: its tokens here, their keys and values in the program's caches. A run takes one
    token of each slot, or more where prompts are still to be read, and gives the logits that follow the last
@@ -37028,8 +37216,9 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
     return status;
 }
 
+/* ==== src/train/trainer.h */
 /* ===========================================================================================================
-   TRAINER                                                                                           >>trainer
+   TRAIN                                                                                            src/train/
    Learning-rate schedules, steps of micro-batches, evaluation, prediction, the state of a run in one file,
    tt_fit. Uses all above.
    ======================================================================================================== */
@@ -37563,6 +37752,7 @@ tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
     return status == TT_OK ? tt_wait(r->train, stats) : status;
 }
 
+/* ==== src/train/evaluate.h */
 /* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
    one rank would. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
@@ -37820,6 +38010,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
     return status;
 }
 
+/* ==== src/train/state.h */
 /* -------------------------------------------------------------------------------------------------- state */
 
 /* The state of a program, to be written or read: first the header, last what a trainer adds. */
@@ -38299,6 +38490,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     return status;
 }
 
+/* ==== src/train/progress.h */
 /* ---------------------------------------------------------------------------------------------------- fit */
 
 /* A line of metrics.csv. A value that is not a finite float is NaN. */
@@ -38499,6 +38691,7 @@ static tt_status tt__fit_read_metrics(tt__fit *f)
     return status;
 }
 
+/* ==== src/train/picture.h */
 /* ---- loss.svg: panels of loss, metric and learning rate over the steps ---- */
 
 enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels of the margin for labels, and of a panel */
@@ -38726,6 +38919,7 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
               "y='%d'>epoch</text></g>\n</svg>\n", LEFT - 22, BOTTOM + 18, LEFT - 22, BOTTOM + 38);
 }
 
+/* ==== src/train/fit.h */
 /* Has the run made a step, be it a skipped one? */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 

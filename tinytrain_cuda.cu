@@ -12,6 +12,7 @@
 // same bits in every run. All that changes from step to step (seed, step, learning rate, loss scale) is read
 // from values on the device and never an argument, so that a captured step can be replayed. Nobody waits for
 // another block. Where the CPU backend draws random numbers, these are the same.
+/* ==== src/cuda/system.cuh */
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -30,6 +31,7 @@
 #include "tinytrain.h"
 #endif
 
+/* ==== src/cuda/portability.cuh */
 // =============================================================================================== portability
 // The only place with inline assembly, and the only one that knows of the emulator (tests/cuda_emu), whose
 // header defines TT_EMULATE and has functions of the same names. Fragments and their layouts: PTX ISA,
@@ -374,6 +376,7 @@ __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 
 #ifndef TT__PORTABILITY_ONLY
 
+/* ==== src/cuda/handle.cuh */
 // ================================================================================================== device
 // Memory, copies, and what a program keeps on the device.
 
@@ -393,13 +396,13 @@ struct tt__device {
     cudaStream_t beside[TT__STREAMS]; // the others, by their numbers, from the first use on
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
-    product_choice *choices; // TT__PRODUCT_CHOICES of them, see >>matmuls
+    product_choice *choices; // TT__PRODUCT_CHOICES of them, see cuda_products.cuh
     int choice_count;
     tuned_product *tuned;    // tuned_count of them: what was timed or learnt
     int tuned_count;
     product_trial *trial;    // of the product that is timed; NULL: none is
     collected_products *collected; // where matmul puts products that it is not to make; NULL: it makes them
-    group_arguments *arguments; // of tensors that share a launch, see >>optimizers
+    group_arguments *arguments; // of tensors that share a launch, see ops/optimizers/cuda.cuh
     bool waits;             // after each op, and records nothing: environment TINYTRAIN_CUDA_SYNC=1
     bool wgmma;             // attention by warpgroups; environment TINYTRAIN_WGMMA=0: never
     bool lost;              // an error has ended all work on the device, and `error` stays what it is
@@ -409,6 +412,7 @@ struct tt__device {
 
 namespace {
 
+/* ==== src/cuda/device.cuh */
 enum { TT__PRODUCT_CHOICES = 4096 };
 
 TT_PRINTF(3, 4)
@@ -894,6 +898,7 @@ void cuda_forget(tt__device *d, void *recording)
     cudaGraphExecDestroy((cudaGraphExec_t)recording);
 }
 
+/* ==== src/cuda/numbers.cuh */
 // ================================================================================================== numbers
 // Conversions, random numbers, sums over warps and blocks.
 
@@ -1217,6 +1222,7 @@ tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, 
                                n, init, key), "initial values");
 }
 
+/* ==== src/cuda/groups.cuh */
 // ================================================================================================== rows
 // Ops that work row by row or element by element.
 
@@ -1605,6 +1611,7 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
     return e == cudaSuccess ? run_finish_sums(d, partial, grid.y, y.cols, &sums, add_sums) : e;
 }
 
+/* ==== src/ops/elementwise/cuda.cuh */
 // y = s x. Bytes: x and y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;
@@ -2000,6 +2007,7 @@ cudaError_t run_dropout(const tt__launch *l)
                            l->add[1]);
 }
 
+/* ==== src/ops/rows/cuda.cuh */
 // y[r] = x[index[r] - first]; 0 where x has no such row. Bytes: the rows of y twice.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
@@ -2320,6 +2328,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     return run_groups(d, *dy, no_operand, l->out[0], false, true, op);
 }
 
+/* ==== src/ops/norm/cuda.cuh */
 // ---- layernorm
 
 // Each of a row's threads, a number of warps, has 8 of its columns: neighbours, or otherwise columns that are
@@ -2940,6 +2949,7 @@ cudaError_t run_with_dropout(const tt__launch *l)
     return e != cudaSuccess ? e : forward ? run_layernorm(norm) : run_dropout(dropout);
 }
 
+/* ==== src/ops/embedding/cuda.cuh */
 // ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums
 // of equal ids
 
@@ -3201,6 +3211,7 @@ cudaError_t run_table_backward(const tt__launch *l)
     return e;
 }
 
+/* ==== src/ops/losses/cuda.cuh */
 // ================================================================================================== losses
 // counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
 
@@ -3953,6 +3964,7 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
     return e;
 }
 
+/* ==== src/ops/optimizers/cuda.cuh */
 // ================================================================================================ optimizers
 // Parameters, gradients and state are contiguous, so they are vectors here.
 
@@ -4226,7 +4238,7 @@ struct param_updates {
 #define TT__PEERS (CUDART_VERSION >= 12010 ? 2048 : 256)
 #endif
 
-struct member_sum { // of members' elements, see >>collectives
+struct member_sum { // of members' elements, see ops/collectives/cuda.cuh
     void *y;
     int64_t n;
     unsigned first;
@@ -4436,6 +4448,7 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
     return cudaSuccess;
 }
 
+/* ==== src/ops/collectives/cuda.cuh */
 // =============================================================================================== collectives
 // What members of a group of ranks do together: kernels load the others' operands from where they lie, which
 // may be another device, or memory of the host that cuda_stage has copied them to. Those of a launch that add
@@ -4455,7 +4468,7 @@ __device__ __forceinline__ double reduce_two(int how, tt_dtype, double a, double
     return a + b;
 }
 
-// The tree of sums (tinytrain.h, >>ranks) of members that come one after another: level b holds a sum of 2^b
+// The tree of sums (src/ranks/threads.h) of members that come one after another: level b holds a sum of 2^b
 // of them, and is empty where bit b of how many have come is 0.
 template <class T, int N, int LEVELS> struct sum_tree {
     T level[LEVELS][N];
@@ -4745,6 +4758,7 @@ tt_status cuda_stage(const tt__launch *l, bool *more)
     return status;
 }
 
+/* ==== src/ops/collectives/cuda_peers.cuh */
 // ---- which devices reach each other's memory
 
 #ifndef TT__PROBE_BYTES // tests make it smaller
@@ -4909,6 +4923,7 @@ const char *cuda_peer(tt__device *d, tt__device *from, double *rate)
     return d->peer;
 }
 
+/* ==== src/ops/attention/cuda_shared.cuh */
 // ================================================================================================= attention
 // Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2",
 // 2023). A block of threads takes a tile of queries (or of keys) of one head and goes through the sequence's
@@ -5201,6 +5216,7 @@ __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
     if (lane == 0 && row < p.q.rows) p.delta[number] = sum;
 }
 
+/* ==== src/ops/attention/cuda_f32.cuh */
 // ---- in f32 arithmetic: any dtypes, strides and head sizes. Tiles of 64 queries and 64 keys, 256 threads.
 // Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x + 16 b, and of outputs rows y + 16 a
 // and columns 4 x ... 4 x + 3 of the 64 that a block makes; a larger head is made by several blocks, all of
@@ -5591,6 +5607,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     }
 }
 
+/* ==== src/ops/attention/cuda_cores.cuh */
 // ---- on tensor cores: q, k, v and dout in the same 16-bit dtype T, rows and heads at multiples of 16 bytes,
 // head sizes up to 128. D: the next of 32, 64, 80, 96, 128, its surplus columns zero. Blocks of 4 warps, each
 // with 16 MT rows of the tile that the block owns; the other tiles come two at a time, one in use and one
@@ -6031,6 +6048,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         }
 }
 
+/* ==== src/ops/attention/cuda_forward_wide.cuh */
 // ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a
 // block copies queries, keys and values, up to STAGES tiles ahead, and draws which weights dropout keeps; the
 // GROUPS others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as
@@ -6410,6 +6428,7 @@ void attention_forward_wide(attention_args p)
     }
 }
 
+/* ==== src/ops/attention/cuda_backward.cuh */
 // The sum of dout * out of a head of row `row` of these, by the four threads that have the row's scores.
 template <class T>
 __device__ __forceinline__ float attention_delta_of(const attention_args &p, int row, int head)
@@ -6746,6 +6765,7 @@ __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
         }
 }
 
+/* ==== src/ops/attention/cuda_backward_wide.cuh */
 // The sequence of a block of attention_backward: its rows of the batch, its queries, the head of its keys and
 // the end of the heads of q that these serve. thread: 0, which the compiler does not know.
 struct attention_whole { int begin, count, first, queries, key_head, heads_end, thread; };
@@ -7167,6 +7187,7 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
                              (int)threadIdx.x);
 }
 
+/* ==== src/ops/attention/cuda.cuh */
 // ---- the ops
 
 // Sets what the forward and the backward have in common. If only some rows of the batch are queries, their
@@ -7543,6 +7564,7 @@ cudaError_t run_attention_backward(const tt__launch *l)
     return e;
 }
 
+/* ==== src/ops/linear/cuda_products.cuh */
 // ================================================================================================== matmuls
 // By cuBLASLt, with its epilogues where they fit, and then a pass over the result for what they leave; where
 // cuBLASLt has nothing (operands of different dtypes) by a kernel of our own. Linear layers take x (rows,
@@ -8221,6 +8243,7 @@ cudaError_t matmul(const tt__launch *l, const product *g)
     return e;
 }
 
+/* ==== src/ops/linear/cuda_tuned.cuh */
 // ------------------------------------------------------------------------------------------ tuned products
 // The fastest way to make a product, by timing (tt_compile_options.tune). All ways with all algorithms that
 // cuBLASLt offers are timed in rounds, one behind the other, so that a change of the clock rates meets all of
@@ -8630,6 +8653,7 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
     return status;
 }
 
+/* ==== src/ops/linear/cuda.cuh */
 // Where the operands of l's product are fp8, both lie along the sum, with zeros up to a multiple of 16.
 void read_fp8(const tt__launch *l, product *g)
 {
@@ -8730,6 +8754,7 @@ cudaError_t run_linear_dw(const tt__launch *l)
     return linear_dw(l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
 }
 
+/* ==== src/ops/fp8/cuda.cuh */
 // ==================================================================================================== fp8
 
 // A tensor that is rounded to fp8. Its scale comes from `known`, a row of the history, or, where that is NULL
@@ -8959,6 +8984,7 @@ cudaError_t run_fp8_history(const tt__launch *l)
                       (float *)history->data, history->ld, (float *)l->out[1].data, history->rows);
 }
 
+/* ==== src/ops/kernels.cuh */
 // ================================================================================================== table
 
 typedef cudaError_t (*run_fn)(const tt__launch *l);

@@ -39,7 +39,7 @@
                                 does, with an MPI 3 library. Without it tt_open refuses such processes, unless
                                 TINYTRAIN_ALONE=1 in the environment says that each is to train alone
      NDEBUG                     the verifier, which checks the program after each pass, is off by default
-     A file that is a backend, as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (>>backend).
+     A file that is a backend, as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (src/backend/).
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation
      (-O2). No -march flag is needed: the instruction set is chosen at run time, and so is how bf16 matrices
      are multiplied. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force one (tt_context_options).
@@ -70,9 +70,9 @@
                decoders.
      tape      your own model: tt_param_new, a function that records ops; tt_compile, tt_set, tt_step, tt_get;
                tt_program_save, tt_program_load. As a tt_model with a tt_source of data, tt_fit trains it.
-     ops       a row in TT__OPS (>>backend), its block in >>ops (recorder, shape rule, backward), a CPU kernel
-               (>>cpu), CUDA's (tinytrain_cuda.cu), and one line in each of the two generic tests
-               (tests/test_ops.c).
+     ops       a row in TT__OPS (src/backend/ops.h), a block in src/ops/FAMILY/rules.h (recorder, shape rule,
+               backward), kernels beside it (cpu.h, cuda.cuh), and a line in the table of test cases
+               (tests/ops/cases.h).
 
    ROWS
      Activations are (rows, width); rows are the tokens of all sequences one after another, without padding.
@@ -195,7 +195,7 @@
      signal stack too small to save them, and afterwards takes no such stack. Cross-entropy of logits that
      something else reads too, or on a CPU with 16-bit gradients, holds the logits whole.
 
-   SECTIONS (search for the tag)
-     >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>ranks  >>context  >>compile  >>run
-     >>reports  >>unicode  >>formats  >>models  >>trainer
-     Each stands only on those before it. */
+   FILES
+     This file is joined from src/ of tinytrain's repository; a line "==== src/FOLDER/FILE" is where a file
+     begins. Folders: api, backend, base, tape, cpu, ops, passes, plan, ranks, context, compile, run,
+     reports, files, text, data, models, train. Each uses only those before it. */

@@ -42,7 +42,7 @@ extern "C" {
 #endif /* TINYTRAIN_H */
 
 /* ===========================================================================================================
-   BACKEND API                                                                                    >>backend
+   BACKEND API                                                                                    src/backend/
    What a backend (the CPU's below, tinytrain_cuda.cu) gets to run one instruction, and the functions that it
    has. Uses the public API only. A file that brings a backend defines TINYTRAIN_BACKEND before it.
    ======================================================================================================== */

@@ -6,7 +6,7 @@
     tools/join.py --lines --out DIR   writes them into DIR with #line: compilers name the files of src/
 
 src/tinytrain.h and src/tinytrain_cuda.cu are the roots: each `#include "folder/file"` of a root is replaced
-by that file without its head, and an empty line parts two files. The head of a file is all that stands before
+by that file without its head, after a line with its name; an empty line parts two files. The head of a file is all that stands before
 its first empty line: a guard, and the includes of what the file uses. A file may include only what its root
 has joined before it.
 """
@@ -66,7 +66,7 @@ def join(root, joined, with_lines):
         if with_lines:
             body = [f'#line {first} "src/{path}"'] + body + [f'#line {number + 1} "src/{root}"']
         joined.add(path)
-        out += [""] * after_file + body
+        out += [""] * after_file + [f"/* ==== src/{path} */"] * ("/" in path) + body
         after_file = True
     if with_lines:
         out.insert(0, f'#line 1 "src/{root}"')

@@ -4,7 +4,7 @@
 #define TT_VERSION "0.1.0"
 
 /* ===========================================================================================================
-   PUBLIC API                                                                                            >>api
+   PUBLIC API                                                                                         src/api/
    Shapes are written (rows, D): row-major, last dimension contiguous. Sizes are in elements unless a name
    ends in _bytes. Functions that can fail return a tt_status (or NULL) and leave a sentence in tt_error().
    ======================================================================================================== */

@@ -88,7 +88,7 @@ typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(
 
 /* What a segment, a contiguous range of a tape's instructions, is run for. They follow in this order. Of the
    stages of a pipeline the backwards of micro-batches are a segment of their own. A lap is as many micro-
-   batches as the tree of sums has leaves (see >>ranks). */
+   batches as the tree of sums has leaves (see src/ranks/threads.h). */
 typedef enum tt__segment {
     TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;

@@ -5,7 +5,7 @@
 #include "launch.h"
 
 /* ---------------------------------------------------------------------------------------------- the op table
-   X(OP, name, inputs, outputs, flags). OP names everything else: tt__rules_OP (>>ops),
+   X(OP, name, inputs, outputs, flags). OP names everything else: tt__rules_OP (src/ops/),
    TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
 #define TT__NAMED_BY_ACT 0x1 /* errors and programs call it by its activation                               */
 #define TT__INPLACE0 0x2     /* out[0] may take the place of in[0] when that dies here                      */

@@ -6,7 +6,7 @@
 /* ------------------------------------------------------------------------------------------------ context */
 
 typedef struct tt__pool tt__pool;
-typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see >>cpu */
+typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
 /* How bf16 matrices are multiplied: tt_context_options.bf16. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 

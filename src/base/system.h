@@ -3,7 +3,7 @@
 #include "../backend/ops.h"
 
 /* ===========================================================================================================
-   BASE                                                                                                 >>base
+   BASE                                                                                              src/base/
    Errors, logging, allocation, text, 16-bit floats, counter-based random numbers, threads, files. Uses the C
    library and POSIX only. Everything below may use this section.
    ======================================================================================================== */
@@ -43,6 +43,8 @@
 #endif
 
 #define TT__ALIGN 64 /* of every tensor: one cache line, one AVX-512 register */
+#define TT__STR(x) #x
+#define TT__XSTR(x) TT__STR(x)
 #define TT__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 static int64_t tt__min(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -12,7 +12,7 @@
 #include "../context/params.h"
 
 /* ===========================================================================================================
-   COMPILE                                                                                           >>compile
+   COMPILE                                                                                        src/compile/
    Makes a program of a tape: checks the options, runs the passes and plans memory; nothing is allocated
    on the device. Uses all above.
    ======================================================================================================== */

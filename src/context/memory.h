@@ -5,7 +5,7 @@
 #include "../ranks/groups.h"
 
 /* ===========================================================================================================
-   CONTEXT                                                                                           >>context
+   CONTEXT                                                                                        src/context/
    Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
    ======================================================================================================== */
 

@@ -1,4 +1,4 @@
-/* What a file of src/ that is compiled by itself has in the place of the kernels: the names of their tables. */
+/* For files of src/ that are compiled by themselves: the names of the kernels' tables, without kernels. */
 #define TT__KERNELS_ELSEWHERE
 #include "kernels.h"
 #undef TT__KERNELS_ELSEWHERE

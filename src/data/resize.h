@@ -2,6 +2,11 @@
 #include "../base/base.h"
 #include "../text/encoder.h"
 
+/* ===========================================================================================================
+   DATA                                                                                              src/data/
+   Images, datasets, tables, and loaders that deal the micro-batches of a step. Uses base, files and text.
+   ======================================================================================================== */
+
 /* ------------------------------------------------------------------------------------------------ images */
 
 #define TT__IMAGE_SIDE 65535 /* the largest height and width: that of JPEG */

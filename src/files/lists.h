@@ -2,8 +2,8 @@
 #include "../base/base.h"
 
 /* ===========================================================================================================
-   FORMATS                                                                                           >>formats
-   JSON, safetensors, tokenizers, images, datasets and batches. Uses >>base and >>unicode.
+   FILES                                                                                            src/files/
+   Lists of strings, UTF-8, JSON and safetensors. Uses base.
    Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
    loop worse than n log n.
    ======================================================================================================== */

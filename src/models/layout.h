@@ -6,9 +6,9 @@
 #include "../files/safetensors.h"
 
 /* ===========================================================================================================
-   MODELS                                                                                             >>models
+   MODELS                                                                                          src/models/
    Structs of named parameters and functions that record ops: BERT, ViT, decoders. Uses the public API, and
-   >>formats for checkpoints.
+   files for checkpoints.
    ======================================================================================================== */
 
 /* ---------------------------------------------------------------------------------- what architectures share

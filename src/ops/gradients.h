@@ -6,7 +6,7 @@
 #include "record.h"
 
 /* ------------------------------------------------------------------------------------------------- gradients
-   The gradient rule, see >>tape: the first contribution writes, later ones add. */
+   The gradient rule, see src/tape/: the first contribution writes, later ones add. */
 
 /* Emits an instruction that reads in[0] to in[n - 1], with f's attributes and random numbers (NULL: none). */
 static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)

@@ -4,12 +4,12 @@
 #include "../tape/record.h"
 
 /* ===========================================================================================================
-   OPS                                                                                               >>ops
+   OPS                                                                                                src/ops/
    Each op in one place. Its block has its options' defaults, its shape rule, the function that records it,
    its backward, the rules of the ops that only its backward or a pass emits, and what else is known about it;
-   it ends with the tt__rules. The row in TT__OPS (>>backend) makes its number, its name and its place in
-   every table. Kernels are in >>cpu and tinytrain_cuda.cu. Nothing else asks which op an instruction is:
-   passes, planner and runs read rows and rules. Uses tape.
+   it ends with the tt__rules. The row in TT__OPS (src/backend/ops.h) makes its number, its name and its place
+   in every table. Kernels are beside the rules: cpu.h, and cuda.cuh for tinytrain_cuda.cu. Nothing else asks
+   which op an instruction is: passes, planner and runs read rows and rules. Uses tape.
    ======================================================================================================== */
 
 /* Emits instructions onto the end of a tape. */

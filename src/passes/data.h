@@ -9,7 +9,7 @@
 #include "step.h"
 
 /* --------------------------------------------------------------------------------------------------- data
-   Spreads a step over data ranks: pieces of what belongs to parameters, and collectives. See >>ranks. */
+   Spreads a step over data ranks: pieces of what belongs to parameters, and collectives. See src/ranks/. */
 
 enum { TT__SLICE = 16 }; /* elements that a collective never parts: a cache line of f32 */
 

@@ -13,7 +13,7 @@
    A pipeline's stages: each runs a contiguous part of the forward and the backward of that, on ranks of its
    own. Every stage has a program of its own, made of the same tape by the same passes up to this one, which
    leaves a stage its instructions. So values have the same numbers in all of them, and instructions the same
-   random numbers. Forwards and backwards of micro-batches are two segments, which >>run runs by a schedule.
+   random numbers. Forwards and backwards of micro-batches are two segments, which run by a schedule.
    Between two stages one value goes on in the forward, and its gradient goes back: by a SEND on one stage and
    a RECV on the other. What the backward of a micro-batch reads of its forward is there once for each micro-
    batch that the stage holds (tt__value.copies). A stage has the parameters that it reads. */

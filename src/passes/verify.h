@@ -6,9 +6,9 @@
 #include "../ops/shapes.h"
 
 /* ===========================================================================================================
-   PASSES                                                                                          >>passes
+   PASSES                                                                                          src/passes/
    Functions that rewrite a tape, and the verifier that runs after each. tt__first_passes and tt__last_passes
-   (>>compile) have their order. Uses tape and ops.
+   (src/compile/) have their order. Uses tape and ops.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------------------- verifier */

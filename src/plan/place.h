@@ -4,7 +4,7 @@
 #include "../tape/record.h"
 
 /* ===========================================================================================================
-   PLANNER                                                                                        >>planner
+   PLAN                                                                                              src/plan/
    Gives every value a place. Lifetimes are exact: from the instruction that first writes a storage to the
    last that reads it. Persistent values lie one after another; the rest is placed by greedy first and best
    fit over several orders (Pisarchyk, Lee: "Efficient memory management for deep neural net inference",

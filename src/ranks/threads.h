@@ -2,7 +2,7 @@
 #include "../base/base.h"
 
 /* ===========================================================================================================
-   RANKS                                                                                             >>ranks
+   RANKS                                                                                            src/ranks/
    The ranks of a process, a thread each, and how they wait for each other and fail together; processes and
    their messages; groups of devices; collectives. Uses all above.
 

@@ -9,6 +9,11 @@
 #include "../context/context.h"
 #include "../compile/program.h"
 
+/* ===========================================================================================================
+   REPORTS                                                                                        src/reports/
+   A program and its memory plan as numbers, as text and as a picture; what a device costs. Uses all above.
+   ======================================================================================================== */
+
 /* -------------------------------------------------------------------------------------------------- costs
    tt_measure_costs has a block of a transformer train, in a context of its own, and times each launch: first
    with so few rows and columns that what it takes to start launches is most of it, and then with more, until

@@ -10,7 +10,7 @@
 #include "../compile/build.h"
 
 /* ===========================================================================================================
-   RUN                                                                                                   >>run
+   RUN                                                                                                src/run/
    Allocates a program's memory, takes inputs, runs micro-batches and updates, and gives results. Uses all
    above.
    ======================================================================================================== */
@@ -72,7 +72,7 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* Leaves of the tree of sums that a data rank has (see >>ranks), and in which the round at hand is. */
+/* Leaves of the tree of sums that a data rank has (ranks/threads.h), and in which the round at hand is. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;

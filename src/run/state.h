@@ -127,7 +127,3 @@ static tt__state_header tt__state_header_of(const tt_program *p)
                                 (int64_t)tt__program_hash(p)};
     return h;
 }
-/* ===========================================================================================================
-   REPORTS                                                                                           >>reports
-   A program and its memory plan as numbers, as text and as a picture; what a device costs. Uses all above.
-   ======================================================================================================== */

@@ -2,7 +2,7 @@
 #include "../base/base.h"
 
 /* ===========================================================================================================
-   TAPE                                                                                              >>tape
+   TAPE                                                                                              src/tape/
    Values, instructions, and how instructions are recorded. Uses base.
 
    A value is a matrix (rows, cols). rows is fixed, or an axis: a capacity now, a number at run time. A view
@@ -106,7 +106,7 @@ typedef struct tt__value {
        and writer. */
     int32_t producer, uses, writes, views, reader, writer;
     int32_t behind;     /* of a persistent storage, a later one that is to lie right behind it; 0: none */
-    int32_t arrival;    /* of an input, where the host writes that of the next run (>>passes); 0: itself */
+    int32_t arrival;    /* of an input, where the host writes that of the next run (src/passes/); 0: itself */
     bool named;         /* by tt_name, or by a pass */
     size_t place;       /* planner: byte offset in its region of the arena */
     char name[72];
@@ -127,11 +127,11 @@ struct tt_tape {
     size_t alignment;                               /* of storages, as the kind of device wants it */
     bool host;                                      /* the memory of that kind is the host's */
     bool accumulate;                                /* a step has several micro-batches */
-    int data, slots;                                /* data ranks, and leaves of sums on each (>>ranks) */
+    int data, slots;                                /* data ranks, and leaves of sums on each (src/ranks/) */
     int zero;                                       /* tt_parallel's */
     bool early;                                     /* parameters are updated in the backward */
     bool on_host;                                   /* ... if they are large, in the host's memory */
-    bool server, sums_micros;                       /* sums are of micro-batches (see >>ranks) */
+    bool server, sums_micros;                       /* sums are of micro-batches (see src/ranks/threads.h) */
     int stages, stage;                              /* of the pipeline, and which of them it is (0, 0: one) */
     int tensor;                                     /* ranks over which it is split; 0, 1: one */
     /* the step's settings and results, and views of these: tt__totals, tt__scale, tt__clipped; 0: none */
@@ -152,7 +152,7 @@ struct tt_tape {
     char error[512];
 };
 
-/* The rows of TT__OPS (>>backend). An op's rules are in >>ops. */
+/* The rows of TT__OPS (src/backend/). An op's rules are in src/ops/. */
 typedef struct tt__op {
     const char *name;
     int inputs, outputs;

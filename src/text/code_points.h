@@ -2,9 +2,9 @@
 #include "../base/base.h"
 
 /* ===========================================================================================================
-   UNICODE                                                                                           >>unicode
+   UNICODE                                                                              src/text/code_points.h
    What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
-   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base.
+   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses src/base/.
    ======================================================================================================== */
 
 /* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */

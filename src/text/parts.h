@@ -3,6 +3,12 @@
 #include "code_points.h"
 #include "../files/lists.h"
 
+/* ===========================================================================================================
+   TEXT                                                                                              src/text/
+   Tokenizers: a text is normalized and split, a model makes tokens of each word, and the post-processor puts
+   ids around all. Uses base and files.
+   ======================================================================================================== */
+
 /* --------------------------------------------------------------------------------------- tokenizer: parts */
 
 /* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py and compare_bpe.py compare the

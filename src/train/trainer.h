@@ -15,7 +15,7 @@
 #include "../files/utf8.h"
 
 /* ===========================================================================================================
-   TRAINER                                                                                           >>trainer
+   TRAIN                                                                                            src/train/
    Learning-rate schedules, steps of micro-batches, evaluation, prediction, the state of a run in one file,
    tt_fit. Uses all above.
    ======================================================================================================== */

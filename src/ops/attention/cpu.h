@@ -1,7 +1,6 @@
 #pragma once
 #include "../../base/base.h"
 #include "../scratch.h"
-#include "../../cpu/isa.h"
 #include "cpu_shared.h"
 #include "../cpu_launch.h"
 #include "../cpu_draw.h"

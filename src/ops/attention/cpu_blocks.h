@@ -1,7 +1,7 @@
 #pragma once
 #include "../../base/base.h"
 #include "../scratch.h"
-#include "../../cpu/isa.h"
+#include "../linear/cpu_shared.h"
 #include "cpu_shared.h"
 #include "../../cpu/variants.h"
 #include "../../cpu/kernels.h"

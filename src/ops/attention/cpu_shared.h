@@ -3,9 +3,34 @@
 #include "../layouts.h"
 #include "../scratch.h"
 #include "rules.h"
-#include "../../cpu/isa.h"
 
 /* ------------------------------------------------------------------------ attention, shared by all passes */
+
+/* Attention within each sequence, per head. Shapes: k, v (rows, heads / group * head_size); q, out (queries,
+   heads * head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists,
+   in any order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h
+   (of all ranks) takes 16 random bits, number j % 8 of Philox counter {i, j / 8, h, 0}, low half first; kept
+   if >= round(65536 p). */
+typedef struct tt__attention_args {
+    const int32_t *seq_start; int64_t seqs;
+    const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
+    const int32_t *query_row;    /* of a query: its row of the batch; NULL: the query's number            */
+    const int32_t *query_at;     /* of a query: its row in q; NULL: the query's number                    */
+    int heads, first_head, group; /* group: heads of q that a key serves                                  */
+    int64_t head_size;
+    bool causal; float scale; float dropout; uint64_t dropout_key;
+    int64_t window;               /* 0: none                                                             */
+    float alibi; int alibi_heads; /* of all ranks; 0: none                                               */
+    bool alibi_rounded;           /* see tt_attention_options                                            */
+    const tt__attr *attr;         /* of block-sparse attention                                           */
+    const uint16_t *lists;        /* tt__launch's                                                        */
+    tt__mat q, k, v, out;
+    float *lse;
+    tt__mat dout, dq, dk, dv;    /* for backward only                                                     */
+    bool add_dq, add_dk, add_dv; /* for backward: += instead of =                                         */
+    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to it   */
+    void *workspace;             /* of attention_workspace bytes                                          */
+} tt__attention_args;
 
 /* Numbers the queries, whose rows index (n) has, by sequences, in tt__attention_queries_bytes of memory. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
@@ -159,6 +184,3 @@ static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t
         else __builtin_prefetch(p);
     }
 }
-
-#define TT__STR(x) #x
-#define TT__XSTR(x) TT__STR(x)

@@ -9,7 +9,7 @@
 #include "../cpu_rows.h"
 
 /* ----------------------------------------------------------------------------------------------- collectives
-   Each reads the other members' memory; >>run makes all members wait for each other between the phases. */
+   Each reads the other members' memory; src/run/ makes all members wait for each other between the phases. */
 
 /* x as the dtype has it */
 TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)

@@ -2,7 +2,7 @@
 #include "../../base/base.h"
 #include "../cpu_launch.h"
 
-/* ---- collectives, but for sums of vectors: see TT__OP_ALL_REDUCE and those below it in >>ops ---- */
+/* ---- collectives, but for sums of vectors: see TT__OP_ALL_REDUCE and those below it in src/ops/ ---- */
 
 /* Elements [*first, *first + count) of m are the piece of a member; count. */
 static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)

@@ -25,7 +25,7 @@ __device__ __forceinline__ double reduce_two(int how, tt_dtype, double a, double
     return a + b;
 }
 
-// The tree of sums (tinytrain.h, >>ranks) of members that come one after another: level b holds a sum of 2^b
+// The tree of sums (src/ranks/threads.h) of members that come one after another: level b holds a sum of 2^b
 // of them, and is empty where bit b of how many have come is 0.
 template <class T, int N, int LEVELS> struct sum_tree {
     T level[LEVELS][N];

@@ -18,8 +18,8 @@ static const tt__rules tt__rules_WAIT = {tt__shape_alike, tt__layout_alike, {NUL
 /* -------------------------------------------------------------------------------------------- collectives
    What ranks do together, see tt__move: each reads what lies at the same place in the memory of the others.
    Operands and results are contiguous, all of one dtype. A result may be the storage of the operand, or a
-   part of it; a piece may be a view of what it is a piece of. Sums are those of >>ranks' tree of what the
-   first `present` members have: x[0], x[1], ... in pairs, pairs of pairs and so on, each sum of fp32 (f64:
+   part of it; a piece may be a view of what it is a piece of. Sums follow the tree (ranks/threads.h) of what
+   the first `present` members have: x[0], x[1], ... in pairs, pairs of pairs and so on, each sum of fp32 (f64:
    f64) rounded to the dtype; `add` adds that to the result at last. Where none is present nothing is
    written. */
 

@@ -1,6 +1,6 @@
 #pragma once
 #include "../../base/base.h"
-#include "../../cpu/isa.h"
+#include "cpu_shared.h"
 #include "../cpu_launch.h"
 #include "../../cpu/kernels.h"
 #include "cpu_products.h"

@@ -1,9 +1,39 @@
 #pragma once
 #include "../../base/base.h"
 #include "../scratch.h"
-#include "../../cpu/isa.h"
 
 /* ---- matrix product: what all instruction sets share ---- */
+
+/* C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds what C was. A(i, k) =
+   a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one of B is 1.
+   Sums are fp32, in an order that does not depend on threads. Matrices without data are absent. */
+typedef struct tt__gemm_args {
+    int64_t m, n, k;
+    tt__mat a, b, c;
+    int64_t a_row, a_col, b_row, b_col;
+    tt_dtype b_narrow;   /* B is float, and rounded to this when read; TT_F32: it is not             */
+    bool accumulate;
+    tt__bf16 bf16;       /* how products are computed where A and B are bf16                          */
+    int act;
+    tt__mat bias;        /* (n)                                                                       */
+    tt__mat pre;         /* (m, n): keeps A B + bias, before the act                                  */
+    tt__mat residual;    /* (m, n)                                                                    */
+    tt__mat saved;       /* (m, n): what act saved                                                    */
+    void *workspace;     /* of gemm_workspace bytes, 64-byte aligned                                  */
+} tt__gemm_args;
+
+/* What a microkernel computes: C = scale * A B + base, a block whose sums stay in registers. k counts floats
+   or, where bf16 is multiplied, units: pairs of it in the place of a float. A(i, k) =
+   a[i * a_row + k * a_col], for AMX a[i * a_row + k / 16 * a_col + k % 16]; B's and C's rows lie b_row and
+   c_row floats apart. `base` is NULL, C itself, or another block. */
+typedef struct tt__product {
+    int64_t k;
+    const float *a; int64_t a_row, a_col;
+    const float *b; int64_t b_row;
+    float *c; int64_t c_row;
+    const float *base; int64_t base_row;
+    float scale;
+} tt__product;
 
 /* Size of equal blocks of n: at most `most`, but for the last a multiple of `multiple`, a divisor of that. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)

@@ -279,7 +279,7 @@ struct param_updates {
 #define TT__PEERS (CUDART_VERSION >= 12010 ? 2048 : 256)
 #endif
 
-struct member_sum { // of members' elements, see >>collectives
+struct member_sum { // of members' elements, see ops/collectives/cuda.cuh
     void *y;
     int64_t n;
     unsigned first;
