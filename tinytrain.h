@@ -5484,7 +5484,7 @@ static int tt__join_launches(tt__launch *l, int n)
    sum, as cuBLASLt wants them: so out[0] is x row by row, out[1] column by column; both have the shape of x,
    and their `ld` is what lies between two rows or two columns, a multiple of 16 elements, with zeros behind
    those of x. With a history the scale is known before x is read (delayed scaling, as in NVIDIA's Transformer
-   Engine): in[1] has the largest magnitudes of x in the steps before, and that of this step, which out[3] has,
+   Engine): in[1] has the largest magnitudes of x in the steps before. That of this step, which out[3] has,
    goes into the history at the step's end. While none is known, and without a history, the largest magnitude
    of x is found first. */
 
@@ -9859,11 +9859,11 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
 #define TT__FP8_FROM 1.0
 #endif
 
-/* Is i a product of 16-bit operands that is faster in fp8? Those that a cross-entropy makes in chunks stay. The
-   three products of a linear layer, (m, k) times (k, n) whose sizes are the same three, have 6 m n k
-   operations at 1,150 instead of 740 TFLOP/s, as cuBLASLt 13.1 makes them on an H200 in the mean of ViT-L's,
-   DistilBERT's and GPT-2's layers. Rounding the three tensors that they read and their transposes moves, by
-   arithmetic, 4 bytes of each element at 4.3 TB/s, in three launches of a microsecond. */
+/* Is i, a product (m, k) times (k, n) of 16-bit operands, faster in fp8? The products that a cross-entropy
+   makes in chunks are never in fp8. The three products of a linear layer, whose sizes are the same three, have
+   6 m n k operations at 1,150 instead of 740 TFLOP/s, as cuBLASLt 13.1 makes them on an H200 in the mean of
+   ViT-L's, DistilBERT's and GPT-2's layers. Rounding the three tensors that they read and their transposes
+   moves, by arithmetic, 4 bytes of each element at 4.3 TB/s, in three launches of a microsecond. */
 static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
     if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;

@@ -11,7 +11,7 @@
    sum, as cuBLASLt wants them: so out[0] is x row by row, out[1] column by column; both have the shape of x,
    and their `ld` is what lies between two rows or two columns, a multiple of 16 elements, with zeros behind
    those of x. With a history the scale is known before x is read (delayed scaling, as in NVIDIA's Transformer
-   Engine): in[1] has the largest magnitudes of x in the steps before, and that of this step, which out[3] has,
+   Engine): in[1] has the largest magnitudes of x in the steps before. That of this step, which out[3] has,
    goes into the history at the step's end. While none is known, and without a history, the largest magnitude
    of x is found first. */
 
