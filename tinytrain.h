@@ -9860,10 +9860,10 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
 #endif
 
 /* Is i, a product (m, k) times (k, n) of 16-bit operands, faster in fp8? The products that a cross-entropy
-   makes in chunks are never in fp8. The three products of a linear layer, whose sizes are the same, have 6 m n
-   k operations at 1,150 instead of 740 TFLOP/s, as cuBLASLt 13.1 makes them on an H200 in the mean of ViT-L's,
-   DistilBERT's and GPT-2's layers. Rounding the three tensors that they read and their transposes moves, by
-   arithmetic, 4 bytes of each element at 4.3 TB/s, in three launches of a microsecond. */
+   makes in chunks are never in fp8. The three products of a linear layer, whose sizes are the same, have 6 m
+   n k operations at 1,150 instead of 740 TFLOP/s, as cuBLASLt 13.1 makes them on an H200 in the mean of
+   ViT-L's, DistilBERT's and GPT-2's layers. Rounding the three tensors that they read and their transposes
+   moves, by arithmetic, 4 bytes of each element at 4.3 TB/s, in three launches of a microsecond. */
 static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
     if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
