@@ -453,8 +453,8 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     const lt_product p = {g, to, addend, more, l->tf32 && g->a_type == TT_F32};
     lt_outcome outcome = LT_NOT_OFFERED;
     *done = false;
-    const bool result_fits = g->unscale_a || to->dtype == TT_F32 || to->dtype == g->a_type;
-    if (g->a_type != g->b_type || !result_fits || !g->k) return cudaSuccess;
+    const bool alike = g->a_type == g->b_type && (to->dtype == TT_F32 || to->dtype == g->a_type);
+    if (!(alike || g->unscale_a) || !g->k) return cudaSuccess;
     cublasStatus_t s = lt_run(l, p, false, &outcome);
     if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED && !l->device->trial)
         s = lt_run(l, p, true, &outcome);
