@@ -1965,8 +1965,12 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 /* ==== src/backend/launch.h */
 #include <math.h>
 
-/* The dtype of sums that a step keeps; no tensor of a user has it. */
+/* Dtypes that no tensor of a user has: that of sums that a step keeps, and fp8 for what products read, E5M2
+   for gradients and E4M3 for all else. */
 #define TT__F64 TT_DTYPE_COUNT
+#define TT__E4M3 ((tt_dtype)(TT_DTYPE_COUNT + 1))
+#define TT__E5M2 ((tt_dtype)(TT_DTYPE_COUNT + 2))
+static inline bool tt__is_fp8(tt_dtype dtype) { return dtype == TT__E4M3 || dtype == TT__E5M2; }
 
 /* Every dtype, in the order of the enum: X(dtype, name, bytes, is a float that kernels compute on, and then
    its names in safetensors and config.json). */
@@ -1976,7 +1980,9 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
     X(TT_F16, "f16", 2, true, "F16", "float16") \
     X(TT_I32, "i32", 4, false, NULL, NULL) \
     X(TT_U8, "u8", 1, false, NULL, NULL) \
-    X(TT__F64, "f64", 8, false, NULL, NULL)
+    X(TT__F64, "f64", 8, false, NULL, NULL) \
+    X(TT__E4M3, "e4m3", 1, false, NULL, NULL) \
+    X(TT__E5M2, "e5m2", 1, false, NULL, NULL)
 
 /* Kernels take a float that is neither f32 nor bf16 for f16. Each file with such kernels checks that this
    number is the one that it knows: a fourth float does not compile before they know it. */
@@ -1994,9 +2000,9 @@ typedef enum tt__act {
     TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU
 } tt__act;
 
-#define TT__MAX_IN 11
+#define TT__MAX_IN 9
 #define TT__RUN_IN 8 /* the operand that is the step's settings, of ops with TT__WITH_RUN                   */
-#define TT__UNSCALE_IN 9 /* and the next: of an fp8 product, what its operands are to be multiplied by      */
+#define TT__UNSCALE_IN 4 /* and the next: of an fp8 product, what its operands are to be multiplied by      */
 #define TT__MAX_OUT 6
 
 /* What distinguishes two instructions of the same op. X(type, name): 0 where an op does not use it. What a
@@ -2030,10 +2036,6 @@ typedef enum tt__act {
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
     X(int, offset)        /* EMBEDDING, EMBEDDING_BACKWARD: of the table's rows */ \
-    X(bool, fp8)          /* LINEAR, LINEAR_DX, LINEAR_DW: operands are results of QUANTIZE */ \
-    X(int, tensor) X(int, tensor_b) /* QUANTIZE, products: one more than the operand's row of the history of \
-                             largest magnitudes; 0: it has none */ \
-    X(bool, e5m2)         /* QUANTIZE: E5M2, for gradients; else E4M3 */ \
     X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to this when read */
 
 typedef struct tt__attr {
@@ -2097,6 +2099,7 @@ typedef struct tt__instr {
     uint32_t add, add_later;
     tt__attr attr;
     uint32_t random;    /* its stream of random numbers; a recomputed copy has the same                     */
+    int factor[2];      /* of a product: one more than an operand's row of fp8_history; 0: it has none      */
     tt__segment segment;
     int stage;          /* one more than that of a pipeline that it is of; 0: not known, or there is one    */
     bool backward;      /* autodiff emitted it, or recompute for one that autodiff emitted                  */
@@ -2129,7 +2132,7 @@ typedef struct tt__instr {
                                 how many targets the step has */
 #define TT__ANY_SPACE 0x80   /* its operands may lie in the host's memory                                   */
 #define TT__WAITS 0x100      /* its operands are what an instruction of another stream reads and writes     */
-#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (attr.fp8)                  */
+#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (TT__E4M3)                  */
 #define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], which is then there       */
 #define TT__LOSS 0x800       /* a mean over targets, in[TT__LOSS_TARGETS]; it counts: out[TT__LOSS_COUNTS]  */
 #define TT__GATHERS 0x1000   /* row r of out[0] is the row of in[0] whose number is row r of in[1]          */
@@ -2158,8 +2161,9 @@ typedef struct tt__instr {
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* operands, and an output */
 
 #define TT__OPS(X) \
-    X(LINEAR, "linear", 4, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
-      TT__WEIGHT(1) | TT__RESIDUAL(3)) /* x, w, [b], [residual] -> y, [pre-activation] */ \
+    X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
+      TT__WEIGHT(1) | TT__RESIDUAL(3)) \
+        /* x, w, [b], [residual], [1/scale of x], [of w] -> y, [pre-activation] */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
@@ -2197,10 +2201,11 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
         /* x, target, [weights] -> loss, -, counts */ \
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
-    X(LINEAR_DX, "linear_dx", 3, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
-        /* dy, w, [saved by act] -> dx act', [column sums of dx] */ \
-    X(LINEAR_DW, "linear_dw", 2, 2, TT__PRODUCT) /* dy, x -> dw, [db] */ \
-    X(QUANTIZE, "quantize", 2, 4, 0) /* x, [history] -> [fp8 of x], [its transpose], 1/scale, [largest] */ \
+    X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
+        /* dy, w, [saved by act], -, [1/scale of dy], [of w] -> dx act', [column sums of dx] */ \
+    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy], [of x] -> dw, [db] */ \
+    X(QUANTIZE, "quantize", 2, 4, 0) \
+        /* x, [its history] -> [fp8 of x], [its transpose], 1/scale, [its largest] */ \
     X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* largest of a step -> history, largest */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
@@ -2880,13 +2885,13 @@ static const struct tt__dtype {
     TT__DTYPES(TT__ROW)
 #undef TT__ROW
 };
-typedef char tt__every_dtype_has_a_row[TT__COUNT(tt__dtypes) == (int)TT__F64 + 1 ? 1 : -1];
+typedef char tt__every_dtype_has_a_row[TT__COUNT(tt__dtypes) == (int)TT__E5M2 + 1 ? 1 : -1];
 
-size_t tt_dtype_bytes(tt_dtype dtype) { return (unsigned)dtype <= TT__F64 ? tt__dtypes[dtype].bytes : 0; }
+size_t tt_dtype_bytes(tt_dtype dtype) { return (unsigned)dtype <= TT__E5M2 ? tt__dtypes[dtype].bytes : 0; }
 
 const char *tt_dtype_name(tt_dtype dtype)
 {
-    return (unsigned)dtype <= TT__F64 ? tt__dtypes[dtype].name : "unknown dtype";
+    return (unsigned)dtype <= TT__E5M2 ? tt__dtypes[dtype].name : "unknown dtype";
 }
 
 static bool tt__is_float(tt_dtype dtype) { return tt__dtypes[dtype].is_float; }
@@ -5201,12 +5206,14 @@ static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 /* ==== src/ops/linear/rules.h */
 /* ------------------------------------------------------------------------------------------------- linear */
 
+static bool tt__reads_fp8(const tt_tape *t, const tt__instr *i) { return tt__is_fp8(tt__in(t, i, 0)->dtype); }
+
 /* Operand k of a product is floats, or fp8 that QUANTIZE has made of floats of the same shape. */
 static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
 {
-    if (!i->attr.fp8) return tt__float_in(t, i, k);
+    if (!tt__reads_fp8(t, i)) return tt__float_in(t, i, k);
     if (!i->in[TT__UNSCALE_IN + k]) return tt__bad(t, i, k, "scaled");
-    if (tt__in(t, i, k)->dtype != TT_U8) return tt__bad(t, i, k, "fp8");
+    if (!tt__is_fp8(tt__in(t, i, k)->dtype)) return tt__bad(t, i, k, "fp8");
     return tt__fixed_in(t, i, TT__UNSCALE_IN + k, 1, 1);
 }
 
@@ -5225,7 +5232,7 @@ static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_
 /* The dtype that a product's result has if it is like operand 0. */
 static tt_dtype tt__product_dtype(const tt_tape *t, const tt__instr *i)
 {
-    return i->attr.fp8 ? TT_F32 : tt__in(t, i, 0)->dtype;
+    return tt__reads_fp8(t, i) ? TT_F32 : tt__in(t, i, 0)->dtype;
 }
 
 static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -5289,7 +5296,7 @@ static size_t tt__cuda_product(const tt_tape *t, const tt__instr *i, int32_t x, 
 {
     const tt__mat of_x = tt__at_capacity(t, x), of_w = tt__at_capacity(t, w), of_y = tt__at_capacity(t, y);
     const tt__mat *result = i->out[0] == x ? &of_x : i->out[0] == w ? &of_w : &of_y;
-    return i->attr.fp8 || !i->out[0] ? 0 : (size_t)tt__cuda_padded_bytes(&of_x, &of_w, &of_y, result);
+    return tt__reads_fp8(t, i) || !i->out[0] ? 0 : (size_t)tt__cuda_padded_bytes(&of_x, &of_w, &of_y, result);
 }
 static size_t tt__cuda_LINEAR(const tt_tape *t, const tt__instr *i)
 {
@@ -5332,7 +5339,7 @@ static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt__shape *dy = tt__in(t, i, 0), *x = tt__in(t, i, 1);
     tt__set_fixed(&out[0], TT_F32, dy->cols, x->cols);
     tt__set_fixed(&out[1], TT_F32, 1, dy->cols);
-    if (!i->attr.fp8) return tt__float_in(t, i, 0) && tt__shape_in(t, i, 1, dy, x->cols);
+    if (!tt__reads_fp8(t, i)) return tt__float_in(t, i, 0) && tt__shape_in(t, i, 1, dy, x->cols);
     if (!tt__factor_in(t, i, 0) || !tt__factor_in(t, i, 1)) return false;
     return tt__same_rows(x, dy) || tt__bad(t, i, 1, "as many rows as dy");
 }
@@ -5472,8 +5479,7 @@ static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__i
     const bool joins = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DW;
     const int x = tt__shared_role(i);
     if (!joins || i->op != j->op || i->in[x] != j->in[x] || i->in[3] || j->in[3]) return false;
-    if (i->attr.fp8 || j->attr.fp8 || i->attr.act || j->attr.act || i->attr.narrow != j->attr.narrow)
-        return false;
+    if (tt__reads_fp8(t, i) || i->attr.act || j->attr.act || i->attr.narrow != j->attr.narrow) return false;
     for (int role = 0; role < TT__ROLES; role++) {
         const int32_t a = tt__in_role(i, role), b = tt__in_role(j, role);
         if (!a != !b || t->values[a].shape.dtype != t->values[b].shape.dtype) return false;
@@ -5526,23 +5532,22 @@ static int tt__join_launches(tt__launch *l, int n)
 /* ==== src/ops/fp8/rules.h */
 /* ---------------------------------------------------------------------------------------------------- fp8
    QUANTIZE rounds x to fp8 once, for all products that read it (Micikevicius et al.: "FP8 formats for deep
-   learning", 2022). A product's operands lie along its sum, as cuBLASLt wants them: so out[0] is x row by
-   row, out[1] column by column; both have the shape of x, and their `ld` is what lies between two rows or two
-   columns, a multiple of 16 elements, with zeros behind those of x. With a history the scale is known before
-   x is read (delayed scaling, as in NVIDIA's Transformer Engine): it comes from the largest magnitudes of the
-   steps before, and that of this step, which out[3] has for each tensor, goes into the history at the step's
-   end. While none is known, and without a history, the largest magnitude of x is found first. */
+   learning", 2022): to TT__E4M3 or TT__E5M2, as the results' dtype says. A product's operands lie along its
+   sum, as cuBLASLt wants them: so out[0] is x row by row, out[1] column by column; both have the shape of x,
+   and their `ld` is what lies between two rows or two columns, a multiple of 16 elements, with zeros behind
+   those of x. With a history the scale is known before x is read (delayed scaling, as in NVIDIA's Transformer
+   Engine): in[1] has the largest magnitudes of x in the steps before. That of this step, which out[3] has,
+   goes into the history at the step's end. While none is known, and without a history, the largest magnitude
+   of x is found first. */
 
 static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0);
-    tt__set_shape(&out[0], TT_U8, x, x->cols);
+    tt__set_shape(&out[0], TT__E4M3, x, x->cols);
     out[1] = out[0];
     tt__set_fixed(&out[2], TT_F32, 1, 1);
-    if (!i->in[1]) return tt__float_in(t, i, 0);
-    const int64_t tensors = tt__in(t, i, 1)->rows;
-    tt__set_fixed(&out[3], TT_F32, 1, tensors);
-    return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, tensors, 1 + TT__FP8_STEPS);
+    out[3] = out[2];
+    return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 1 + TT__FP8_STEPS);
 }
 
 /* A tensor rank scales its part by itself. */
@@ -7301,8 +7306,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
                                       int group)
 {
     int32_t id = i->in[j];
-    bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN)) ||
-                    (j >= TT__UNSCALE_IN && i->attr.fp8);
+    bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
     const bool left = i->later && t->values[t->values[id].base].persistent; /* by an earlier micro-batch */
@@ -9907,13 +9911,17 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
 #define TT__FP8_FROM 1.0
 #endif
 
-/* Is a product (m, k) times (k, n) faster in fp8? The three products of a linear layer, whose sizes are the
-   same three, have 6 m n k operations at 1,150 instead of 740 TFLOP/s, as cuBLASLt 13.1 makes them on an H200
-   in the mean of ViT-L's, DistilBERT's and GPT-2's layers. Rounding the three tensors that they read and
-   their transposes moves, by arithmetic, 4 bytes of each element at 4.3 TB/s, in three launches of a
-   microsecond. */
-static bool tt__pays_in_fp8(tt__mnk p)
+/* Is i, a product (m, k) times (k, n) of 16-bit operands, faster in fp8? The products that a cross-entropy
+   makes in chunks are never in fp8. The three products of a linear layer, whose sizes are the same, have 6 m
+   n k operations at 1,150 instead of 740 TFLOP/s, as cuBLASLt 13.1 makes them on an H200 in the mean of
+   ViT-L's, DistilBERT's and GPT-2's layers. Rounding the three tensors that they read and their transposes
+   moves, by arithmetic, 4 bytes of each element at 4.3 TB/s, in three launches of a microsecond. */
+static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
+    if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
+    const tt_dtype dtype = tt__in(t, i, 0)->dtype;
+    const tt__mnk p = tt__mnk_at_capacity(t, i);
+    if (tt_dtype_bytes(dtype) != 2 || dtype != tt__in(t, i, 1)->dtype || p.n % 16) return false;
     const double m = (double)p.m, n = (double)p.n, k = (double)p.k;
     const double rounding = 4 * (m * n + m * k + n * k) / 4.3e12 + 3e-6;
     return 6 * m * n * k * (1 / 740e12 - 1 / 1150e12) > TT__FP8_FROM * rounding;
@@ -9931,7 +9939,7 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
         for (int o = 0; o < 2 && tt__is(i, TT__PRODUCT); o++) {
             int32_t *of = &number[2 * i->in[o] + tt__is_gradient_operand(i, o)];
             if (!*of) *of = ++n;
-            *(o ? &i->attr.tensor_b : &i->attr.tensor) = *of;
+            i->factor[o] = *of;
         }
     }
     tt__free(t->ctx, number);
@@ -9963,15 +9971,15 @@ typedef struct tt__fp8 {
 } tt__fp8;
 
 /* A value for the fp8 of v or of its transpose, laid out as QUANTIZE does. */
-static int32_t tt__new_fp8(tt_tape *t, int32_t v, bool transposed)
+static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transposed)
 {
     const tt__value x = t->values[v];
     tt__shape shape = x.shape, whole;
     const int64_t ld = (int64_t)tt__align_to((size_t)(transposed ? shape.rows : shape.cols), 16);
     const char *format = transposed ? "fp8 of %.52s, transposed" : "fp8 of %.60s";
-    shape.dtype = TT_U8;
+    shape.dtype = dtype;
     whole = shape;
-    if (transposed) tt__set_fixed(&whole, TT_U8, shape.cols, ld);
+    if (transposed) tt__set_fixed(&whole, dtype, shape.cols, ld);
     else whole.cols = ld;
     const int32_t storage = tt__value_like(t, v, tt__new_value(t, &whole, TT__TRANSIENT, format, x.name));
     if (!storage || (!transposed && ld == shape.cols)) return storage;
@@ -9999,19 +10007,18 @@ static int tt__quantize(tt__fp8 *f, int k, int o)
         if (together && !again && f->written[base] <= q->before) return q->at;
     }
     tt__instr i = tt__instr_like(&product, TT__OP_QUANTIZE, v, 0);
-    i.attr.tensor = o ? product.attr.tensor_b : product.attr.tensor;
-    i.attr.e5m2 = gradient;
     i.again = product.again;
     const tt__shape scalar = {TT_F32, 1, 1, 0, 0};
     i.out[2] = tt__new_value(t, &scalar, TT__TRANSIENT, "1/scale of %.58s", t->values[v].name);
     if (!i.out[2]) return 0;
     t->values[i.out[2]].pinned_f32 = true;
     if (t->fp8_history) {
-        i.in[1] = t->fp8_history;
-        i.out[3] = t->fp8_largest;
+        const int64_t row = product.factor[o] - 1, cols = t->values[t->fp8_history].shape.cols;
+        const tt__shape known = {TT_F32, 1, cols, 0, 0};
+        i.in[1] = tt__new_view(t, t->fp8_history, &known, row * cols, cols, t->values[v].name);
+        i.out[3] = tt__new_view(t, t->fp8_largest, &scalar, row, 1, t->values[v].name);
+        if (!i.in[1] || !i.out[3]) return 0;
         i.add = 1u << 3;
-    } else {
-        i.attr.tensor = 0;
     }
     const int at = tt__insert(t, k, &i);
     q->at = at ? at + 1 : 0;
@@ -10027,7 +10034,8 @@ static bool tt__read_fp8(tt__fp8 *f, int k, int o)
     const bool transposed = tt__sums_rows_of(&t->code[k], o);
     if (at < 0) return false;
     if (!t->code[at].out[transposed]) {
-        const int32_t q = tt__new_fp8(t, t->code[k].in[o], transposed);
+        const tt_dtype dtype = tt__is_gradient_operand(&t->code[k], o) ? TT__E5M2 : TT__E4M3;
+        const int32_t q = tt__new_fp8(t, t->code[k].in[o], dtype, transposed);
         if (!q) return false;
         t->code[at].out[transposed] = q;
     }
@@ -10047,34 +10055,24 @@ static bool tt__emit_fp8_history(tt_tape *t)
     return tt__append_step(t, &i, false);
 }
 
-/* Products of 16-bit operands read them in fp8 where that is faster, but those that a cross-entropy makes in
-   chunks. */
+/* Products read their operands in fp8 where that is faster. */
 static tt_status tt__pass_fp8(tt_tape *t)
 {
     const int n = tt__index(t), values = t->n_values;
     tt__fp8 f = {t, NULL, NULL, NULL};
-    int products = 0;
-    for (int k = 0; k < n; k++) {
-        tt__instr *i = &t->code[k];
-        if (!tt__is(i, TT__PRODUCT) || !i->out[0]) continue;
-        const tt_dtype dtype = tt__in(t, i, 0)->dtype;
-        const bool alike = dtype != TT_F32 && dtype == tt__in(t, i, 1)->dtype;
-        const tt__mnk p = tt__mnk_at_capacity(t, i);
-        i->attr.fp8 = alike && p.n % 16 == 0 && tt__pays_in_fp8(p);
-        products += i->attr.fp8;
-    }
-    if (!products) return TT_OK;
     f.of = (tt__quantized *)tt__calloc(t->ctx, sizeof *f.of * 2 * (size_t)values);
     f.written = (int *)tt__calloc(t->ctx, sizeof *f.written * (size_t)values);
     f.read = (int *)tt__calloc(t->ctx, sizeof *f.read * (size_t)values);
-    bool ok = f.of && f.written && f.read;
+    bool ok = f.of && f.written && f.read, any = false;
     for (int k = 0; k < n && ok; k++)
-        for (int j = t->code[k].attr.fp8 ? 2 : 0; j < TT__MAX_IN; j++)
+        for (int j = tt__pays_in_fp8(t, &t->code[k]) ? 2 : 0; j < TT__MAX_IN; j++)
             f.read[t->values[t->code[k].in[j]].base] = k + 1;
     for (int k = 0; k < n && ok; k++) {
-        if (t->code[k].attr.fp8 && tt__operand_sums(&t->code[k]))
+        const bool pays = tt__pays_in_fp8(t, &t->code[k]);
+        any |= pays;
+        if (pays && tt__operand_sums(&t->code[k]))
             tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* of what is not rounded */
-        for (int o = 0; o < 2 && t->code[k].attr.fp8 && ok; o++) ok = tt__read_fp8(&f, k, o);
+        for (int o = 0; o < 2 && pays && ok; o++) ok = tt__read_fp8(&f, k, o);
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (t->code[k].out[j]) f.written[t->values[t->code[k].out[j]].base] = k + 1;
     }
@@ -10082,7 +10080,7 @@ static tt_status tt__pass_fp8(tt_tape *t)
     tt__free(t->ctx, f.written);
     tt__free(t->ctx, f.read);
     tt_status status = ok ? tt__settle(t, n) : TT_ERR_MEMORY;
-    if (status == TT_OK && t->fp8_history && !tt__emit_fp8_history(t)) status = TT_ERR_MEMORY;
+    if (status == TT_OK && any && t->fp8_history && !tt__emit_fp8_history(t)) status = TT_ERR_MEMORY;
     return status;
 }
 
@@ -15889,11 +15887,10 @@ TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *q = &l->out[0], *across = &l->out[1];
-    const int tensor = l->in[1].data ? l->instr->attr.tensor - 1 : -1;
-    const float known = tensor < 0 ? 0 : *((const float *)l->in[1].data + tensor * l->in[1].ld);
+    const float known = l->in[1].data ? *(const float *)l->in[1].data : 0;
     const int64_t cols = tt__ceil_div(x->cols, 16) * 16, rows = tt__ceil_div(x->rows, 16) * 16;
     const int64_t item = (int64_t)tt_dtype_bytes(x->dtype);
-    const bool e5m2 = l->instr->attr.e5m2;
+    const bool e5m2 = q->dtype == TT__E5M2 || across->dtype == TT__E5M2;
     uint32_t largest = 0;
     for (int64_t r = 0; r < x->rows; r++)
         for (int64_t c = 0; c < x->cols; c++) {
@@ -15914,9 +15911,8 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
             if (across->data && c < x->cols) ((uint8_t *)across->data)[c * across->ld + r] = rounded;
         }
     *(float *)l->out[2].data = 1 / scale;
-    if (tensor < 0) return TT_OK;
-    float *most = (float *)l->out[3].data + tensor;
-    if (largest > tt__bits(*most)) *most = tt__float(largest);
+    float *most = (float *)l->out[3].data;
+    if (most && largest > tt__bits(*most)) *most = tt__float(largest);
     return TT_OK;
 }
 
@@ -19395,6 +19391,7 @@ static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
 /* Of all that was recorded but names of values: another model or capacity has another hash. */
 static uint64_t tt__tape_hash(const tt_tape *t)
 {
+    const int32_t none[2] = {0}; /* operands that instructions once had more: hashes stay as they were */
     uint64_t hash = TT__HASH_BEGIN;
     for (int k = 1; k < t->n_axes; k++)
         hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
@@ -19411,6 +19408,7 @@ static uint64_t tt__tape_hash(const tt_tape *t)
         const char *name = tt__ops[i->op].name;
         hash = tt__hash_on(hash, name, strlen(name));
         hash = tt__hash_on(hash, i->in, sizeof i->in);
+        hash = tt__hash_on(hash, none, sizeof none);
         hash = tt__hash_on(hash, i->out, sizeof i->out);
         hash = tt__attr_hash(hash, &i->attr);
     }
@@ -38368,16 +38366,14 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
     const tt_tape *t = p->built.t;
     const tt__arena *a = p->arena;
     const int first = tt__first_rank(a);
-    const size_t row = (size_t)t->values[t->fp8_history].shape.cols;
+    const size_t bytes = (1 + TT__FP8_STEPS) * sizeof(float);
     tt_status status = TT_OK;
     for (int k = 0; k < t->n_code && status == TT_OK; k++) {
-        const tt__instr *i = &t->code[k];
-        if (i->in[1] != t->fp8_history) continue;
-        float *to = history + (size_t)(i->attr.tensor - 1) * row;
-        const size_t bytes = row * sizeof(float);
+        const int32_t known = t->code[k].in[1];
+        if (t->values[known].base != t->fp8_history) continue;
+        float *to = history + t->values[known].offset;
         for (int r = tt__near_rank(a); r < tt__near_end(a) && status == TT_OK; r++) {
-            float *at = (float *)tt__resolve(p, r, i->in[1]).data + (to - history);
-            const tt__memory x = {a, r, TT__DEVICE, TT_U8, at};
+            const tt__memory x = {a, r, TT__DEVICE, TT_U8, tt__resolve(p, r, known).data};
             if (write) status = tt__write_memory(&x, to, TT_U8, bytes);
             else if (r == first) status = tt__read_memory(&x, to, TT_U8, bytes);
         }

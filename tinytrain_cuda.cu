@@ -916,7 +916,7 @@ template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __f
 template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
 // The floats that this file tells apart: f32, bf16, and whatever is neither, which is f16.
-static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, store8, round8, round_16, lt_type, "
+static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pack_as, round_16, lt_type, "
               "and whatever else has TT_BF16");
 
 // Runs CODE with T the C++ type of a dtype of floats of 16 bits, or of any.
@@ -977,6 +977,10 @@ template <> __device__ __forceinline__ uint32_t pack<f16>(float low, float high)
     const __half2 v = __floats2half2_rn(low, high);
     return (uint32_t)__half_as_ushort(v.x) | (uint32_t)__half_as_ushort(v.y) << 16;
 }
+__device__ __forceinline__ uint32_t pack_as(tt_dtype dtype, float low, float high)
+{
+    return dtype == TT_BF16 ? pack<bf16>(low, high) : pack<f16>(low, high);
+}
 
 // Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says
 // that p is one of 16 bytes.
@@ -1009,27 +1013,15 @@ __device__ __forceinline__ void store8_bits(void *p, int64_t i, int64_t left, bo
 __device__ __forceinline__ void store8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                        const float (&x)[8])
 {
-    uint32_t h[8];
-    if (dtype == TT_F32) {
-        if (wide && left >= 8) {
-            ((float4 *)p)[i / 4] = make_float4(x[0], x[1], x[2], x[3]);
-            ((float4 *)p)[i / 4 + 1] = make_float4(x[4], x[5], x[6], x[7]);
-        } else {
-            TT__UNROLL for (int k = 0; k < 8; k++) if (k < left) ((float *)p)[i + k] = x[k];
-        }
-        return;
+    if (!wide || left < 8) {
+        TT__UNROLL for (int k = 0; k < 8; k++) if (k < left) store_any(p, dtype, i + k, x[k]);
+    } else if (dtype == TT_F32) {
+        ((float4 *)p)[i / 4] = make_float4(x[0], x[1], x[2], x[3]);
+        ((float4 *)p)[i / 4 + 1] = make_float4(x[4], x[5], x[6], x[7]);
+    } else {
+        ((uint4 *)p)[i / 8] = make_uint4(pack_as(dtype, x[0], x[1]), pack_as(dtype, x[2], x[3]),
+                                         pack_as(dtype, x[4], x[5]), pack_as(dtype, x[6], x[7]));
     }
-    if (wide && left >= 8) {
-        const bool b = dtype == TT_BF16;
-        TT__UNROLL for (int k = 0; k < 4; k++)
-            h[k] = b ? pack<bf16>(x[2 * k], x[2 * k + 1]) : pack<f16>(x[2 * k], x[2 * k + 1]);
-        ((uint4 *)p)[i / 8] = make_uint4(h[0], h[1], h[2], h[3]);
-        return;
-    }
-    TT__UNROLL for (int k = 0; k < 8; k++)
-        h[k] = dtype == TT_BF16 ? __bfloat16_as_ushort(round_to<bf16>(x[k]))
-            : __half_as_ushort(round_to<f16>(x[k]));
-    store8_bits(p, i, left, false, h);
 }
 
 __device__ __forceinline__ void *row_at(const tt__mat &m, int64_t r)
@@ -1374,10 +1366,8 @@ __host__ __device__ inline int sum_teams(int64_t columns)
 __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 {
     if (dtype == TT_F32) return;
-    const bool b = dtype == TT_BF16;
     uint32_t h[4];
-    TT__UNROLL for (int k = 0; k < 4; k++)
-        h[k] = b ? pack<bf16>(v[2 * k], v[2 * k + 1]) : pack<f16>(v[2 * k], v[2 * k + 1]);
+    TT__UNROLL for (int k = 0; k < 4; k++) h[k] = pack_as(dtype, v[2 * k], v[2 * k + 1]);
     TT__WITH_HALF(dtype, T, widen8<T>(v, make_uint4(h[0], h[1], h[2], h[3])));
 }
 
@@ -2182,11 +2172,7 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
         TT__UNROLL for (int k = 0; k < N; k++)
             u[k] = rows[k] < 0 ? make_uint4(0, 0, 0, 0)
                 : *(const uint4 *)((const uint16_t *)m.data + rows[k] * m.ld + c);
-        if (m.dtype == TT_BF16) {
-            TT__UNROLL for (int k = 0; k < N; k++) widen8<bf16>(v[k], u[k]);
-        } else {
-            TT__UNROLL for (int k = 0; k < N; k++) widen8<f16>(v[k], u[k]);
-        }
+        TT__WITH_HALF(m.dtype, T, TT__UNROLL for (int k = 0; k < N; k++) widen8<T>(v[k], u[k]));
     }
 }
 
@@ -3766,9 +3752,8 @@ __global__ void __launch_bounds__(1024, 1)
             if (dz.dtype == TT_F32) {
                 ((float4 *)to)[c / 4] = make_float4(v[0], v[1], v[2], v[3]);
             } else {
-                const bool b = dz.dtype == TT_BF16;
-                ((uint2 *)to)[c / 4] = make_uint2(b ? pack<bf16>(v[0], v[1]) : pack<f16>(v[0], v[1]),
-                                                  b ? pack<bf16>(v[2], v[3]) : pack<f16>(v[2], v[3]));
+                ((uint2 *)to)[c / 4] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
+                                                  pack_as(dz.dtype, v[2], v[3]));
             }
             if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
         }
@@ -7657,19 +7642,15 @@ struct product {
     int act;
     bool accumulate, add_sums;
     bool sums_rows;        // the rows of a batch are k, else m
-    // Not NULL: A and B are in fp8, A in E5M2 if it is a gradient, to be multiplied by numbers in device
-    // memory.
-    bool gradient;
-    const float *unscale_a, *unscale_b;
+    const float *unscale_a, *unscale_b; // not NULL: A and B are in fp8, to be multiplied by *unscale_a, _b
 };
 
-// Element i of an operand. FP8: of E5M2 or E4M3, whatever the dtype says.
-template <bool FP8>
-__device__ __forceinline__ float factor(const void *p, tt_dtype dtype, bool e5m2, int64_t i)
+// Element i of an operand. FP8: of TT__E4M3 or TT__E5M2, which load_any does not know.
+template <bool FP8> __device__ __forceinline__ float factor(const void *p, tt_dtype dtype, int64_t i)
 {
     if (!FP8) return load_any(p, dtype, i);
     const unsigned char *q = (const unsigned char *)p + i;
-    return e5m2 ? (float)*(const __nv_fp8_e5m2 *)q : (float)*(const __nv_fp8_e4m3 *)q;
+    return dtype == TT__E5M2 ? (float)*(const __nv_fp8_e5m2 *)q : (float)*(const __nv_fp8_e4m3 *)q;
 }
 
 __device__ __forceinline__ void finish_element(const product &g, int64_t i, int64_t j, float v)
@@ -7706,9 +7687,9 @@ template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
             int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64;
             int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
             a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k
-                ? factor<FP8>(g.a, g.a_type, g.gradient, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
+                ? factor<FP8>(g.a, g.a_type, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
             b[kb][jb] = j0 + jb < g.n && k0 + kb < g.k
-                ? factor<FP8>(g.b, g.b_type, false, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
+                ? factor<FP8>(g.b, g.b_type, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
         }
         __syncthreads();
         TT__UNROLL for (int k = 0; k < 16; k++) {
@@ -7739,7 +7720,8 @@ __global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype
 
 cudaDataType_t lt_type(tt_dtype t)
 {
-    return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F;
+    return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F
+        : t == TT__E4M3 ? CUDA_R_8F_E4M3 : t == TT__E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_32F;
 }
 
 // What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB) or of
@@ -7763,11 +7745,6 @@ struct lt_product {
     int64_t b_ld() const { return b_plain() ? g->b_row : g->b_col; }
     int64_t c_ld() const { return addend ? addend->ld : to->ld; }
     const void *c() const { return addend ? addend->data : to->data; }
-    cudaDataType a_type() const
-    {
-        return !g->unscale_a ? lt_type(g->a_type) : g->gradient ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
-    }
-    cudaDataType b_type() const { return g->unscale_a ? CUDA_R_8F_E4M3 : lt_type(g->b_type); }
 };
 
 // What cuBLASLt's choice of an algorithm depends on.
@@ -7807,7 +7784,7 @@ product_key key_of(const lt_product &p, bool exact, bool tuned)
     // Where the rows of the batch lie along memory, as in fp8, no more of them have room in a line.
     if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
-    key.a_type = p.a_type(); key.b_type = p.b_type(); key.to_type = lt_type(p.to->dtype);
+    key.a_type = lt_type(p.g->a_type); key.b_type = lt_type(p.g->b_type); key.to_type = lt_type(p.to->dtype);
     key.epilogue = p.more->kind;
     const void *const operands[6] = {p.g->b, p.g->a, p.c(), p.to->data, p.more->bias, p.more->aux.data};
     for (int k = 0; k < 6; k++) key.alignment[k] = alignment_of(operands[k]);
@@ -7858,7 +7835,7 @@ struct lt_description {
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
             // Hopper adds fp8 products in 14 bits; without fast accumulation cuBLASLt adds such sums up in
             // f32 now and then, as gradients need it more than values (Transformer Engine does the same).
-            set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)!g.gradient);
+            set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(g.a_type != TT__E5M2));
             // cuBLASLt has no other.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
@@ -7867,8 +7844,8 @@ struct lt_description {
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, more.aux.data);
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, more.aux.ld);
         }
-        lay_out(&b, p.b_type(), p.b_plain(), k, g.n, p.b_ld());
-        lay_out(&a, p.a_type(), p.a_plain(), m, k, p.a_ld());
+        lay_out(&b, lt_type(g.b_type), p.b_plain(), k, g.n, p.b_ld());
+        lay_out(&a, lt_type(g.a_type), p.a_plain(), m, k, p.a_ld());
         lay_out(&c, lt_type(p.to->dtype), true, m, g.n, p.c_ld());
         lay_out(&to, lt_type(p.to->dtype), true, m, g.n, p.to->ld);
     }
@@ -8090,8 +8067,8 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     const lt_product p = {g, to, addend, more, l->tf32 && g->a_type == TT_F32};
     lt_outcome outcome = LT_NOT_OFFERED;
     *done = false;
-    const bool result_fits = g->unscale_a || to->dtype == TT_F32 || to->dtype == g->a_type;
-    if (g->a_type != g->b_type || !result_fits || !g->k) return cudaSuccess;
+    const bool alike = g->a_type == g->b_type && (to->dtype == TT_F32 || to->dtype == g->a_type);
+    if (!(alike || g->unscale_a) || !g->k) return cudaSuccess;
     cublasStatus_t s = lt_run(l, p, false, &outcome);
     if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED && !l->device->trial)
         s = lt_run(l, p, true, &outcome);
@@ -8355,7 +8332,7 @@ template <class F> void each_operand(product *g, F each)
     matrix((const void **)&g->unscale_b, TT_F32, 1);
 }
 
-// Numbers in (-1, 1) of a dtype; U8: fp8, E4M3, whose bits are no NaN of E5M2 either.
+// Numbers in (-1, 1) of a dtype; of both kinds of fp8 those of E4M3, whose bits are no NaN of E5M2 either.
 __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, int64_t n, uint32_t seed)
 {
     tt__begin_kernel();
@@ -8364,7 +8341,7 @@ __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, 
         u = (u ^ u >> 16) * 0x85ebca6bu;
         u = (u ^ u >> 13) * 0xc2b2ae35u;
         const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
-        if (dtype == TT_U8)
+        if (dtype == TT__E4M3 || dtype == TT__E5M2)
             ((unsigned char *)to)[i] = (unsigned char)__nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3);
         else store_any(to, dtype, i, v);
     }
@@ -8742,21 +8719,15 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
 /* ==== src/ops/linear/cuda.cuh */
 namespace {
 
-// The product of l's first two operands in fp8 into `to`: both lie along the sum, with zeros up to a multiple
-// of 16.
-product fp8_product(const tt__launch *l, int64_t m, int64_t n, int64_t k, const tt__mat *to, bool gradient)
+// Where the operands of l's product are fp8, both lie along the sum, with zeros up to a multiple of 16.
+void read_fp8(const tt__launch *l, product *g)
 {
-    const tt__mat *a = &l->in[0], *b = &l->in[1];
-    product g;
-    memset(&g, 0, sizeof g);
-    g.m = m; g.n = n; g.k = (k + 15) / 16 * 16;
-    g.a = a->data; g.a_type = TT_U8; g.a_row = a->ld; g.a_col = 1;
-    g.b = b->data; g.b_type = TT_U8; g.b_row = 1; g.b_col = b->ld;
-    g.c = *to;
-    g.gradient = gradient;
-    g.unscale_a = (const float *)l->in[TT__UNSCALE_IN].data;
-    g.unscale_b = (const float *)l->in[TT__UNSCALE_IN + 1].data;
-    return g;
+    if (!tt__is_fp8(g->a_type)) return;
+    g->k = (g->k + 15) / 16 * 16;
+    g->a_row = l->in[0].ld; g->a_col = 1;
+    g->b_row = 1; g->b_col = l->in[1].ld;
+    g->unscale_a = (const float *)l->in[TT__UNSCALE_IN].data;
+    g->unscale_b = (const float *)l->in[TT__UNSCALE_IN + 1].data;
 }
 
 product linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
@@ -8812,6 +8783,7 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
     g.c = *dw;
     g.accumulate = add_w;
+    read_fp8(l, &g);
     g.sums = *db; // may come with the product, that reads dy anyway
     g.add_sums = add_b;
     if (dw->data) return matmul(l, &g);
@@ -8822,11 +8794,7 @@ cudaError_t run_linear(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *w = &l->in[1];
     product g = linear_of(x, w, &l->in[2], &l->out[0]);
-    if (l->instr->attr.fp8) {
-        g = fp8_product(l, x->rows, w->rows, x->cols, &l->out[0], false);
-        g.bias = l->in[2].data;
-        g.bias_type = l->in[2].dtype;
-    }
+    read_fp8(l, &g);
     g.act = l->instr->attr.act;
     g.pre = l->out[1];
     g.residual = l->in[3];
@@ -8838,8 +8806,7 @@ cudaError_t run_linear_dx(const tt__launch *l)
 {
     const tt__mat *dy = &l->in[0], *w = &l->in[1];
     product g = linear_dx_of(dy, w, &l->out[0], l->add[0]);
-    if (l->instr->attr.fp8) g = fp8_product(l, dy->rows, w->cols, dy->cols, &l->out[0], true);
-    g.accumulate = l->add[0];
+    read_fp8(l, &g);
     g.act = l->instr->attr.act;
     g.saved = l->in[2];
     g.sums = l->out[1];
@@ -8849,14 +8816,7 @@ cudaError_t run_linear_dx(const tt__launch *l)
 
 cudaError_t run_linear_dw(const tt__launch *l)
 {
-    const tt__mat *dy = &l->in[0], *x = &l->in[1];
-    if (l->instr->attr.fp8) {
-        product g = fp8_product(l, dy->cols, x->cols, dy->rows, &l->out[0], true);
-        g.sums_rows = true;
-        g.accumulate = l->add[0];
-        return matmul(l, &g);
-    }
-    return linear_dw(l, dy, x, &l->out[0], &l->out[1], l->add[0], l->add[1]);
+    return linear_dw(l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
 }
 
 } // namespace
@@ -9045,16 +9005,14 @@ cudaError_t run_quantize(const tt__launch *l)
 {
     tt__device *d = l->device;
     const tt__mat *x = &l->in[0], *q = &l->out[0], *across = &l->out[1];
-    const int tensor = l->in[1].data ? l->instr->attr.tensor - 1 : -1;
-    fp8_tensor t = {*x, (unsigned char *)q->data, (unsigned char *)across->data, q->ld, across->ld, NULL,
-                    (unsigned *)l->workspace, (float *)l->out[2].data, is_wide(x), l->instr->attr.e5m2};
+    fp8_tensor t = {*x, (unsigned char *)q->data, (unsigned char *)across->data, q->ld, across->ld,
+                    (const float *)l->in[1].data, (unsigned *)l->out[3].data, (float *)l->out[2].data,
+                    is_wide(x), q->dtype == TT__E5M2 || across->dtype == TT__E5M2};
     const int64_t tiles = (x->rows + 127) / 128 * ((x->cols + 63) / 64);
     const int64_t groups = x->rows * ((x->cols + 7) / 8);
     cudaError_t e = cudaSuccess;
-    if (tensor >= 0) {
-        t.known = (const float *)l->in[1].data + tensor * l->in[1].ld;
-        t.largest = (unsigned *)l->out[3].data + tensor;
-    } else {
+    if (!t.known) {
+        t.largest = (unsigned *)l->workspace;
         e = cudaMemsetAsync(t.largest, 0, sizeof *t.largest, d->stream);
         if (e == cudaSuccess)
             e = TT__LAUNCH(fp8_largest, grid_for(groups, 2048, 512), 256, 0, d->stream, t);
@@ -9194,7 +9152,7 @@ const char *cuda_refuses(int index, const tt__launch *l)
     const op_kernels kernels = kernels_of(l->instr->op);
     if (!kernels.run && !kernels.together) return "the CUDA backend has no kernel for it";
     int major = 9, minor = 0; // unless there is a device that says otherwise
-    if (l->instr->attr.fp8) {
+    if (tt__is_fp8(l->in[0].dtype)) {
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
             cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess)
             (void)cudaGetLastError(); // no device is no reason to refuse a program that is only planned

@@ -781,7 +781,7 @@ static bool fp8_train(fp8_run *run, int from, int to)
     for (int k = 0; p && k < p->built.t->n_code; k++) {
         const tt__instr *i = &p->built.t->code[k];
         run->quantized += i->op == TT__OP_QUANTIZE;
-        if (tt__is(i, TT__PRODUCT)) *(i->attr.fp8 ? &run->fp8 : &run->plain) += 1;
+        if (tt__is(i, TT__PRODUCT)) *(tt__reads_fp8(p->built.t, i) ? &run->fp8 : &run->plain) += 1;
     }
     float *w = run->w;
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++) {

@@ -2372,8 +2372,7 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
             tt__mat *m = k < TT__MAX_IN ? &l.in[k] : &l.out[k - TT__MAX_IN];
             const tt__mat *h = k < TT__MAX_IN ? &host->in[k] : &host->out[k - TT__MAX_IN];
             /* fp8 lies row by row or column by column. */
-            const bool fp8 = h->dtype == TT_U8 && k != TT__RUN_IN;
-            const int64_t lines = fp8 ? tt__max(h->rows, h->cols) : h->rows;
+            const int64_t lines = tt__is_fp8(h->dtype) ? tt__max(h->rows, h->cols) : h->rows;
             size_t bytes = (size_t)(lines * h->ld) * tt_dtype_bytes(h->dtype);
             if (!h->data) continue;
             if (to) ok = b->read(d, h->data, m->data, bytes) == TT_OK;
@@ -4936,7 +4935,7 @@ typedef struct fp8_result {
     float unscale, largest[FP8_TENSORS];
 } fp8_result;
 
-/* Runs QUANTIZE of x (rows, cols), tensor 2 of a history. history: NULL, or the largest known of each. */
+/* Runs QUANTIZE of x (rows, cols), row 1 of a history. history: NULL, or the largest known of each. */
 static bool quantize_on(bool cuda, const tt__mat *x, bool e5m2, bool plain, bool turned, const float *history,
                         fp8_result *to)
 {
@@ -4949,16 +4948,15 @@ static bool quantize_on(bool cuda, const tt__mat *x, bool e5m2, bool plain, bool
     if (cuda) emu_configure(1, (size_t)64 << 20, 1, 3);
 #endif
     tt_context *ctx = tt_open(&co);
-    const tt__mat q = {to->q, TT_U8, x->rows, x->cols, tt__ceil_div(x->cols, 16) * 16};
-    const tt__mat across = {to->across, TT_U8, x->rows, x->cols, tt__ceil_div(x->rows, 16) * 16};
+    const tt_dtype dtype = e5m2 ? TT__E5M2 : TT__E4M3;
+    const tt__mat q = {to->q, dtype, x->rows, x->cols, tt__ceil_div(x->cols, 16) * 16};
+    const tt__mat across = {to->across, dtype, x->rows, x->cols, tt__ceil_div(x->rows, 16) * 16};
     const tt__mat unscale = {&to->unscale, TT_F32, 1, 1, 1};
-    const tt__mat known = {rows, TT_F32, FP8_TENSORS, 1 + TT__FP8_STEPS, 1 + TT__FP8_STEPS};
-    const tt__mat largest = {to->largest, TT_F32, 1, FP8_TENSORS, FP8_TENSORS};
+    const tt__mat known = {&rows[1 + TT__FP8_STEPS], TT_F32, 1, 1 + TT__FP8_STEPS, 1 + TT__FP8_STEPS};
+    const tt__mat largest = {&to->largest[1], TT_F32, 1, 1, 1};
     memset(&l, 0, sizeof l);
     l.device = (tt__device *)(void *)&ctx->cpu;
     l.instr = &i;
-    i.attr.e5m2 = e5m2;
-    i.attr.tensor = 2;
     l.in[0] = *x;
     if (plain) l.out[0] = q;
     if (turned) l.out[1] = across;
@@ -5219,7 +5217,6 @@ TEST(matmul_in_fp8)
         tt__launch l;
         memset(&l, 0, sizeof l);
         memset(got, 0, sizeof got);
-        i.attr.fp8 = true;
         l.device = (tt__device *)(void *)&ctx->cpu;
         l.instr = &i;
         tt__mat x = {operand[0], half, rows[0], cols[0], cols[0]},
@@ -5232,7 +5229,8 @@ TEST(matmul_in_fp8)
             uint8_t *lines = turned ? factor[o].across : factor[o].q;
             const int64_t ld = tt__ceil_div(turned ? f->rows : f->cols, 16) * 16;
             const int64_t apart = refused ? ld + 8 : ld;
-            const tt__mat q = {lines, TT_U8, f->rows, f->cols, apart};
+            const tt_dtype dtype = which && o == 0 ? TT__E5M2 : TT__E4M3;
+            const tt__mat q = {lines, dtype, f->rows, f->cols, apart};
             const tt__mat of_scale = {&factor[o].unscale, TT_F32, 1, 1, 1};
             CHECK(quantize_on(true, f, which && o == 0, !turned, turned, NULL, &factor[o]));
             for (int64_t r = turned ? f->cols : f->rows; r-- > 0 && refused;)

@@ -1602,8 +1602,8 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     if (way == 35) b->in[1] = y[0];
     if (way == 9) b->in[3] = other;
     if (way == 10) b->in[2] = tt_input(t, "bias", TT_F32, 1, 16).id;
-    if (way == 11) b->attr.fp8 = true;
-    if (way == 12) a->attr.fp8 = true;
+    if (way == 11) t->values[x].shape.dtype = TT__E4M3;
+    if (way == 12) t->values[w[1]].shape.dtype = TT__E4M3;
     if (way == 13) b->attr.act = TT__ACT_GELU;
     if (way == 14) a->attr.act = TT__ACT_GELU;
     if (way == 15) b->attr.narrow = TT_BF16;

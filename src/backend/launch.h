@@ -4,8 +4,12 @@
 
 #include <math.h>
 
-/* The dtype of sums that a step keeps; no tensor of a user has it. */
+/* Dtypes that no tensor of a user has: that of sums that a step keeps, and fp8 for what products read, E5M2
+   for gradients and E4M3 for all else. */
 #define TT__F64 TT_DTYPE_COUNT
+#define TT__E4M3 ((tt_dtype)(TT_DTYPE_COUNT + 1))
+#define TT__E5M2 ((tt_dtype)(TT_DTYPE_COUNT + 2))
+static inline bool tt__is_fp8(tt_dtype dtype) { return dtype == TT__E4M3 || dtype == TT__E5M2; }
 
 /* Every dtype, in the order of the enum: X(dtype, name, bytes, is a float that kernels compute on, and then
    its names in safetensors and config.json). */
@@ -15,7 +19,9 @@
     X(TT_F16, "f16", 2, true, "F16", "float16") \
     X(TT_I32, "i32", 4, false, NULL, NULL) \
     X(TT_U8, "u8", 1, false, NULL, NULL) \
-    X(TT__F64, "f64", 8, false, NULL, NULL)
+    X(TT__F64, "f64", 8, false, NULL, NULL) \
+    X(TT__E4M3, "e4m3", 1, false, NULL, NULL) \
+    X(TT__E5M2, "e5m2", 1, false, NULL, NULL)
 
 /* Kernels take a float that is neither f32 nor bf16 for f16. Each file with such kernels checks that this
    number is the one that it knows: a fourth float does not compile before they know it. */
@@ -33,9 +39,9 @@ typedef enum tt__act {
     TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU
 } tt__act;
 
-#define TT__MAX_IN 11
+#define TT__MAX_IN 9
 #define TT__RUN_IN 8 /* the operand that is the step's settings, of ops with TT__WITH_RUN                   */
-#define TT__UNSCALE_IN 9 /* and the next: of an fp8 product, what its operands are to be multiplied by      */
+#define TT__UNSCALE_IN 4 /* and the next: of an fp8 product, what its operands are to be multiplied by      */
 #define TT__MAX_OUT 6
 
 /* What distinguishes two instructions of the same op. X(type, name): 0 where an op does not use it. What a
@@ -69,10 +75,6 @@ typedef enum tt__act {
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
     X(int, offset)        /* EMBEDDING, EMBEDDING_BACKWARD: of the table's rows */ \
-    X(bool, fp8)          /* LINEAR, LINEAR_DX, LINEAR_DW: operands are results of QUANTIZE */ \
-    X(int, tensor) X(int, tensor_b) /* QUANTIZE, products: one more than the operand's row of the history of \
-                             largest magnitudes; 0: it has none */ \
-    X(bool, e5m2)         /* QUANTIZE: E5M2, for gradients; else E4M3 */ \
     X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to this when read */
 
 typedef struct tt__attr {
@@ -136,6 +138,7 @@ typedef struct tt__instr {
     uint32_t add, add_later;
     tt__attr attr;
     uint32_t random;    /* its stream of random numbers; a recomputed copy has the same                     */
+    int factor[2];      /* of a product: one more than an operand's row of fp8_history; 0: it has none      */
     tt__segment segment;
     int stage;          /* one more than that of a pipeline that it is of; 0: not known, or there is one    */
     bool backward;      /* autodiff emitted it, or recompute for one that autodiff emitted                  */

@@ -17,7 +17,7 @@
                                 how many targets the step has */
 #define TT__ANY_SPACE 0x80   /* its operands may lie in the host's memory                                   */
 #define TT__WAITS 0x100      /* its operands are what an instruction of another stream reads and writes     */
-#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (attr.fp8)                  */
+#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (TT__E4M3)                  */
 #define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], which is then there       */
 #define TT__LOSS 0x800       /* a mean over targets, in[TT__LOSS_TARGETS]; it counts: out[TT__LOSS_COUNTS]  */
 #define TT__GATHERS 0x1000   /* row r of out[0] is the row of in[0] whose number is row r of in[1]          */
@@ -46,8 +46,9 @@
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* operands, and an output */
 
 #define TT__OPS(X) \
-    X(LINEAR, "linear", 4, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
-      TT__WEIGHT(1) | TT__RESIDUAL(3)) /* x, w, [b], [residual] -> y, [pre-activation] */ \
+    X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
+      TT__WEIGHT(1) | TT__RESIDUAL(3)) \
+        /* x, w, [b], [residual], [1/scale of x], [of w] -> y, [pre-activation] */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
@@ -85,10 +86,11 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
         /* x, target, [weights] -> loss, -, counts */ \
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
-    X(LINEAR_DX, "linear_dx", 3, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
-        /* dy, w, [saved by act] -> dx act', [column sums of dx] */ \
-    X(LINEAR_DW, "linear_dw", 2, 2, TT__PRODUCT) /* dy, x -> dw, [db] */ \
-    X(QUANTIZE, "quantize", 2, 4, 0) /* x, [history] -> [fp8 of x], [its transpose], 1/scale, [largest] */ \
+    X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
+        /* dy, w, [saved by act], -, [1/scale of dy], [of w] -> dx act', [column sums of dx] */ \
+    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy], [of x] -> dw, [db] */ \
+    X(QUANTIZE, "quantize", 2, 4, 0) \
+        /* x, [its history] -> [fp8 of x], [its transpose], 1/scale, [its largest] */ \
     X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* largest of a step -> history, largest */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \

@@ -17,13 +17,13 @@ static const struct tt__dtype {
     TT__DTYPES(TT__ROW)
 #undef TT__ROW
 };
-typedef char tt__every_dtype_has_a_row[TT__COUNT(tt__dtypes) == (int)TT__F64 + 1 ? 1 : -1];
+typedef char tt__every_dtype_has_a_row[TT__COUNT(tt__dtypes) == (int)TT__E5M2 + 1 ? 1 : -1];
 
-size_t tt_dtype_bytes(tt_dtype dtype) { return (unsigned)dtype <= TT__F64 ? tt__dtypes[dtype].bytes : 0; }
+size_t tt_dtype_bytes(tt_dtype dtype) { return (unsigned)dtype <= TT__E5M2 ? tt__dtypes[dtype].bytes : 0; }
 
 const char *tt_dtype_name(tt_dtype dtype)
 {
-    return (unsigned)dtype <= TT__F64 ? tt__dtypes[dtype].name : "unknown dtype";
+    return (unsigned)dtype <= TT__E5M2 ? tt__dtypes[dtype].name : "unknown dtype";
 }
 
 static bool tt__is_float(tt_dtype dtype) { return tt__dtypes[dtype].is_float; }

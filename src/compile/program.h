@@ -305,6 +305,7 @@ static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
 /* Of all that was recorded but names of values: another model or capacity has another hash. */
 static uint64_t tt__tape_hash(const tt_tape *t)
 {
+    const int32_t none[2] = {0}; /* operands that instructions once had more: hashes stay as they were */
     uint64_t hash = TT__HASH_BEGIN;
     for (int k = 1; k < t->n_axes; k++)
         hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
@@ -321,6 +322,7 @@ static uint64_t tt__tape_hash(const tt_tape *t)
         const char *name = tt__ops[i->op].name;
         hash = tt__hash_on(hash, name, strlen(name));
         hash = tt__hash_on(hash, i->in, sizeof i->in);
+        hash = tt__hash_on(hash, none, sizeof none);
         hash = tt__hash_on(hash, i->out, sizeof i->out);
         hash = tt__attr_hash(hash, &i->attr);
     }

@@ -149,10 +149,8 @@ __host__ __device__ inline int sum_teams(int64_t columns)
 __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 {
     if (dtype == TT_F32) return;
-    const bool b = dtype == TT_BF16;
     uint32_t h[4];
-    TT__UNROLL for (int k = 0; k < 4; k++)
-        h[k] = b ? pack<bf16>(v[2 * k], v[2 * k + 1]) : pack<f16>(v[2 * k], v[2 * k + 1]);
+    TT__UNROLL for (int k = 0; k < 4; k++) h[k] = pack_as(dtype, v[2 * k], v[2 * k + 1]);
     TT__WITH_HALF(dtype, T, widen8<T>(v, make_uint4(h[0], h[1], h[2], h[3])));
 }
 

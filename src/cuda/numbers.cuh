@@ -19,7 +19,7 @@ template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __f
 template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
 // The floats that this file tells apart: f32, bf16, and whatever is neither, which is f16.
-static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, store8, round8, round_16, lt_type, "
+static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pack_as, round_16, lt_type, "
               "and whatever else has TT_BF16");
 
 // Runs CODE with T the C++ type of a dtype of floats of 16 bits, or of any.
@@ -80,6 +80,10 @@ template <> __device__ __forceinline__ uint32_t pack<f16>(float low, float high)
     const __half2 v = __floats2half2_rn(low, high);
     return (uint32_t)__half_as_ushort(v.x) | (uint32_t)__half_as_ushort(v.y) << 16;
 }
+__device__ __forceinline__ uint32_t pack_as(tt_dtype dtype, float low, float high)
+{
+    return dtype == TT_BF16 ? pack<bf16>(low, high) : pack<f16>(low, high);
+}
 
 // Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says
 // that p is one of 16 bytes.
@@ -112,27 +116,15 @@ __device__ __forceinline__ void store8_bits(void *p, int64_t i, int64_t left, bo
 __device__ __forceinline__ void store8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                        const float (&x)[8])
 {
-    uint32_t h[8];
-    if (dtype == TT_F32) {
-        if (wide && left >= 8) {
-            ((float4 *)p)[i / 4] = make_float4(x[0], x[1], x[2], x[3]);
-            ((float4 *)p)[i / 4 + 1] = make_float4(x[4], x[5], x[6], x[7]);
-        } else {
-            TT__UNROLL for (int k = 0; k < 8; k++) if (k < left) ((float *)p)[i + k] = x[k];
-        }
-        return;
+    if (!wide || left < 8) {
+        TT__UNROLL for (int k = 0; k < 8; k++) if (k < left) store_any(p, dtype, i + k, x[k]);
+    } else if (dtype == TT_F32) {
+        ((float4 *)p)[i / 4] = make_float4(x[0], x[1], x[2], x[3]);
+        ((float4 *)p)[i / 4 + 1] = make_float4(x[4], x[5], x[6], x[7]);
+    } else {
+        ((uint4 *)p)[i / 8] = make_uint4(pack_as(dtype, x[0], x[1]), pack_as(dtype, x[2], x[3]),
+                                         pack_as(dtype, x[4], x[5]), pack_as(dtype, x[6], x[7]));
     }
-    if (wide && left >= 8) {
-        const bool b = dtype == TT_BF16;
-        TT__UNROLL for (int k = 0; k < 4; k++)
-            h[k] = b ? pack<bf16>(x[2 * k], x[2 * k + 1]) : pack<f16>(x[2 * k], x[2 * k + 1]);
-        ((uint4 *)p)[i / 8] = make_uint4(h[0], h[1], h[2], h[3]);
-        return;
-    }
-    TT__UNROLL for (int k = 0; k < 8; k++)
-        h[k] = dtype == TT_BF16 ? __bfloat16_as_ushort(round_to<bf16>(x[k]))
-            : __half_as_ushort(round_to<f16>(x[k]));
-    store8_bits(p, i, left, false, h);
 }
 
 __device__ __forceinline__ void *row_at(const tt__mat &m, int64_t r)

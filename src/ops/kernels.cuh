@@ -111,7 +111,7 @@ const char *cuda_refuses(int index, const tt__launch *l)
     const op_kernels kernels = kernels_of(l->instr->op);
     if (!kernels.run && !kernels.together) return "the CUDA backend has no kernel for it";
     int major = 9, minor = 0; // unless there is a device that says otherwise
-    if (l->instr->attr.fp8) {
+    if (tt__is_fp8(l->in[0].dtype)) {
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
             cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess)
             (void)cudaGetLastError(); // no device is no reason to refuse a program that is only planned

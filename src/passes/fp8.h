@@ -14,13 +14,17 @@
 #define TT__FP8_FROM 1.0
 #endif
 
-/* Is a product (m, k) times (k, n) faster in fp8? The three products of a linear layer, whose sizes are the
-   same three, have 6 m n k operations at 1,150 instead of 740 TFLOP/s, as cuBLASLt 13.1 makes them on an H200
-   in the mean of ViT-L's, DistilBERT's and GPT-2's layers. Rounding the three tensors that they read and
-   their transposes moves, by arithmetic, 4 bytes of each element at 4.3 TB/s, in three launches of a
-   microsecond. */
-static bool tt__pays_in_fp8(tt__mnk p)
+/* Is i, a product (m, k) times (k, n) of 16-bit operands, faster in fp8? The products that a cross-entropy
+   makes in chunks are never in fp8. The three products of a linear layer, whose sizes are the same, have 6 m
+   n k operations at 1,150 instead of 740 TFLOP/s, as cuBLASLt 13.1 makes them on an H200 in the mean of
+   ViT-L's, DistilBERT's and GPT-2's layers. Rounding the three tensors that they read and their transposes
+   moves, by arithmetic, 4 bytes of each element at 4.3 TB/s, in three launches of a microsecond. */
+static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
+    if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
+    const tt_dtype dtype = tt__in(t, i, 0)->dtype;
+    const tt__mnk p = tt__mnk_at_capacity(t, i);
+    if (tt_dtype_bytes(dtype) != 2 || dtype != tt__in(t, i, 1)->dtype || p.n % 16) return false;
     const double m = (double)p.m, n = (double)p.n, k = (double)p.k;
     const double rounding = 4 * (m * n + m * k + n * k) / 4.3e12 + 3e-6;
     return 6 * m * n * k * (1 / 740e12 - 1 / 1150e12) > TT__FP8_FROM * rounding;
@@ -38,7 +42,7 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
         for (int o = 0; o < 2 && tt__is(i, TT__PRODUCT); o++) {
             int32_t *of = &number[2 * i->in[o] + tt__is_gradient_operand(i, o)];
             if (!*of) *of = ++n;
-            *(o ? &i->attr.tensor_b : &i->attr.tensor) = *of;
+            i->factor[o] = *of;
         }
     }
     tt__free(t->ctx, number);
@@ -70,15 +74,15 @@ typedef struct tt__fp8 {
 } tt__fp8;
 
 /* A value for the fp8 of v or of its transpose, laid out as QUANTIZE does. */
-static int32_t tt__new_fp8(tt_tape *t, int32_t v, bool transposed)
+static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transposed)
 {
     const tt__value x = t->values[v];
     tt__shape shape = x.shape, whole;
     const int64_t ld = (int64_t)tt__align_to((size_t)(transposed ? shape.rows : shape.cols), 16);
     const char *format = transposed ? "fp8 of %.52s, transposed" : "fp8 of %.60s";
-    shape.dtype = TT_U8;
+    shape.dtype = dtype;
     whole = shape;
-    if (transposed) tt__set_fixed(&whole, TT_U8, shape.cols, ld);
+    if (transposed) tt__set_fixed(&whole, dtype, shape.cols, ld);
     else whole.cols = ld;
     const int32_t storage = tt__value_like(t, v, tt__new_value(t, &whole, TT__TRANSIENT, format, x.name));
     if (!storage || (!transposed && ld == shape.cols)) return storage;
@@ -106,19 +110,18 @@ static int tt__quantize(tt__fp8 *f, int k, int o)
         if (together && !again && f->written[base] <= q->before) return q->at;
     }
     tt__instr i = tt__instr_like(&product, TT__OP_QUANTIZE, v, 0);
-    i.attr.tensor = o ? product.attr.tensor_b : product.attr.tensor;
-    i.attr.e5m2 = gradient;
     i.again = product.again;
     const tt__shape scalar = {TT_F32, 1, 1, 0, 0};
     i.out[2] = tt__new_value(t, &scalar, TT__TRANSIENT, "1/scale of %.58s", t->values[v].name);
     if (!i.out[2]) return 0;
     t->values[i.out[2]].pinned_f32 = true;
     if (t->fp8_history) {
-        i.in[1] = t->fp8_history;
-        i.out[3] = t->fp8_largest;
+        const int64_t row = product.factor[o] - 1, cols = t->values[t->fp8_history].shape.cols;
+        const tt__shape known = {TT_F32, 1, cols, 0, 0};
+        i.in[1] = tt__new_view(t, t->fp8_history, &known, row * cols, cols, t->values[v].name);
+        i.out[3] = tt__new_view(t, t->fp8_largest, &scalar, row, 1, t->values[v].name);
+        if (!i.in[1] || !i.out[3]) return 0;
         i.add = 1u << 3;
-    } else {
-        i.attr.tensor = 0;
     }
     const int at = tt__insert(t, k, &i);
     q->at = at ? at + 1 : 0;
@@ -134,7 +137,8 @@ static bool tt__read_fp8(tt__fp8 *f, int k, int o)
     const bool transposed = tt__sums_rows_of(&t->code[k], o);
     if (at < 0) return false;
     if (!t->code[at].out[transposed]) {
-        const int32_t q = tt__new_fp8(t, t->code[k].in[o], transposed);
+        const tt_dtype dtype = tt__is_gradient_operand(&t->code[k], o) ? TT__E5M2 : TT__E4M3;
+        const int32_t q = tt__new_fp8(t, t->code[k].in[o], dtype, transposed);
         if (!q) return false;
         t->code[at].out[transposed] = q;
     }
@@ -154,34 +158,24 @@ static bool tt__emit_fp8_history(tt_tape *t)
     return tt__append_step(t, &i, false);
 }
 
-/* Products of 16-bit operands read them in fp8 where that is faster, but those that a cross-entropy makes in
-   chunks. */
+/* Products read their operands in fp8 where that is faster. */
 static tt_status tt__pass_fp8(tt_tape *t)
 {
     const int n = tt__index(t), values = t->n_values;
     tt__fp8 f = {t, NULL, NULL, NULL};
-    int products = 0;
-    for (int k = 0; k < n; k++) {
-        tt__instr *i = &t->code[k];
-        if (!tt__is(i, TT__PRODUCT) || !i->out[0]) continue;
-        const tt_dtype dtype = tt__in(t, i, 0)->dtype;
-        const bool alike = dtype != TT_F32 && dtype == tt__in(t, i, 1)->dtype;
-        const tt__mnk p = tt__mnk_at_capacity(t, i);
-        i->attr.fp8 = alike && p.n % 16 == 0 && tt__pays_in_fp8(p);
-        products += i->attr.fp8;
-    }
-    if (!products) return TT_OK;
     f.of = (tt__quantized *)tt__calloc(t->ctx, sizeof *f.of * 2 * (size_t)values);
     f.written = (int *)tt__calloc(t->ctx, sizeof *f.written * (size_t)values);
     f.read = (int *)tt__calloc(t->ctx, sizeof *f.read * (size_t)values);
-    bool ok = f.of && f.written && f.read;
+    bool ok = f.of && f.written && f.read, any = false;
     for (int k = 0; k < n && ok; k++)
-        for (int j = t->code[k].attr.fp8 ? 2 : 0; j < TT__MAX_IN; j++)
+        for (int j = tt__pays_in_fp8(t, &t->code[k]) ? 2 : 0; j < TT__MAX_IN; j++)
             f.read[t->values[t->code[k].in[j]].base] = k + 1;
     for (int k = 0; k < n && ok; k++) {
-        if (t->code[k].attr.fp8 && tt__operand_sums(&t->code[k]))
+        const bool pays = tt__pays_in_fp8(t, &t->code[k]);
+        any |= pays;
+        if (pays && tt__operand_sums(&t->code[k]))
             tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* of what is not rounded */
-        for (int o = 0; o < 2 && t->code[k].attr.fp8 && ok; o++) ok = tt__read_fp8(&f, k, o);
+        for (int o = 0; o < 2 && pays && ok; o++) ok = tt__read_fp8(&f, k, o);
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (t->code[k].out[j]) f.written[t->values[t->code[k].out[j]].base] = k + 1;
     }
@@ -189,6 +183,6 @@ static tt_status tt__pass_fp8(tt_tape *t)
     tt__free(t->ctx, f.written);
     tt__free(t->ctx, f.read);
     tt_status status = ok ? tt__settle(t, n) : TT_ERR_MEMORY;
-    if (status == TT_OK && t->fp8_history && !tt__emit_fp8_history(t)) status = TT_ERR_MEMORY;
+    if (status == TT_OK && any && t->fp8_history && !tt__emit_fp8_history(t)) status = TT_ERR_MEMORY;
     return status;
 }

@@ -49,8 +49,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
                                       int group)
 {
     int32_t id = i->in[j];
-    bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN)) ||
-                    (j >= TT__UNSCALE_IN && i->attr.fp8);
+    bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
     const bool left = i->later && t->values[t->values[id].base].persistent; /* by an earlier micro-batch */

@@ -130,16 +130,14 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
     const tt_tape *t = p->built.t;
     const tt__arena *a = p->arena;
     const int first = tt__first_rank(a);
-    const size_t row = (size_t)t->values[t->fp8_history].shape.cols;
+    const size_t bytes = (1 + TT__FP8_STEPS) * sizeof(float);
     tt_status status = TT_OK;
     for (int k = 0; k < t->n_code && status == TT_OK; k++) {
-        const tt__instr *i = &t->code[k];
-        if (i->in[1] != t->fp8_history) continue;
-        float *to = history + (size_t)(i->attr.tensor - 1) * row;
-        const size_t bytes = row * sizeof(float);
+        const int32_t known = t->code[k].in[1];
+        if (t->values[known].base != t->fp8_history) continue;
+        float *to = history + t->values[known].offset;
         for (int r = tt__near_rank(a); r < tt__near_end(a) && status == TT_OK; r++) {
-            float *at = (float *)tt__resolve(p, r, i->in[1]).data + (to - history);
-            const tt__memory x = {a, r, TT__DEVICE, TT_U8, at};
+            const tt__memory x = {a, r, TT__DEVICE, TT_U8, tt__resolve(p, r, known).data};
             if (write) status = tt__write_memory(&x, to, TT_U8, bytes);
             else if (r == first) status = tt__read_memory(&x, to, TT_U8, bytes);
         }

@@ -188,16 +188,14 @@ cudaError_t run_quantize(const tt__launch *l)
 {
     tt__device *d = l->device;
     const tt__mat *x = &l->in[0], *q = &l->out[0], *across = &l->out[1];
-    const int tensor = l->in[1].data ? l->instr->attr.tensor - 1 : -1;
-    fp8_tensor t = {*x, (unsigned char *)q->data, (unsigned char *)across->data, q->ld, across->ld, NULL,
-                    (unsigned *)l->workspace, (float *)l->out[2].data, is_wide(x), l->instr->attr.e5m2};
+    fp8_tensor t = {*x, (unsigned char *)q->data, (unsigned char *)across->data, q->ld, across->ld,
+                    (const float *)l->in[1].data, (unsigned *)l->out[3].data, (float *)l->out[2].data,
+                    is_wide(x), q->dtype == TT__E5M2 || across->dtype == TT__E5M2};
     const int64_t tiles = (x->rows + 127) / 128 * ((x->cols + 63) / 64);
     const int64_t groups = x->rows * ((x->cols + 7) / 8);
     cudaError_t e = cudaSuccess;
-    if (tensor >= 0) {
-        t.known = (const float *)l->in[1].data + tensor * l->in[1].ld;
-        t.largest = (unsigned *)l->out[3].data + tensor;
-    } else {
+    if (!t.known) {
+        t.largest = (unsigned *)l->workspace;
         e = cudaMemsetAsync(t.largest, 0, sizeof *t.largest, d->stream);
         if (e == cudaSuccess)
             e = TT__LAUNCH(fp8_largest, grid_for(groups, 2048, 512), 256, 0, d->stream, t);

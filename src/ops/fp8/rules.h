@@ -7,23 +7,22 @@
 
 /* ---------------------------------------------------------------------------------------------------- fp8
    QUANTIZE rounds x to fp8 once, for all products that read it (Micikevicius et al.: "FP8 formats for deep
-   learning", 2022). A product's operands lie along its sum, as cuBLASLt wants them: so out[0] is x row by
-   row, out[1] column by column; both have the shape of x, and their `ld` is what lies between two rows or two
-   columns, a multiple of 16 elements, with zeros behind those of x. With a history the scale is known before
-   x is read (delayed scaling, as in NVIDIA's Transformer Engine): it comes from the largest magnitudes of the
-   steps before, and that of this step, which out[3] has for each tensor, goes into the history at the step's
-   end. While none is known, and without a history, the largest magnitude of x is found first. */
+   learning", 2022): to TT__E4M3 or TT__E5M2, as the results' dtype says. A product's operands lie along its
+   sum, as cuBLASLt wants them: so out[0] is x row by row, out[1] column by column; both have the shape of x,
+   and their `ld` is what lies between two rows or two columns, a multiple of 16 elements, with zeros behind
+   those of x. With a history the scale is known before x is read (delayed scaling, as in NVIDIA's Transformer
+   Engine): in[1] has the largest magnitudes of x in the steps before. That of this step, which out[3] has,
+   goes into the history at the step's end. While none is known, and without a history, the largest magnitude
+   of x is found first. */
 
 static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0);
-    tt__set_shape(&out[0], TT_U8, x, x->cols);
+    tt__set_shape(&out[0], TT__E4M3, x, x->cols);
     out[1] = out[0];
     tt__set_fixed(&out[2], TT_F32, 1, 1);
-    if (!i->in[1]) return tt__float_in(t, i, 0);
-    const int64_t tensors = tt__in(t, i, 1)->rows;
-    tt__set_fixed(&out[3], TT_F32, 1, tensors);
-    return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, tensors, 1 + TT__FP8_STEPS);
+    out[3] = out[2];
+    return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 1 + TT__FP8_STEPS);
 }
 
 /* A tensor rank scales its part by itself. */

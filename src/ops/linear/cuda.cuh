@@ -8,21 +8,15 @@
 
 namespace {
 
-// The product of l's first two operands in fp8 into `to`: both lie along the sum, with zeros up to a multiple
-// of 16.
-product fp8_product(const tt__launch *l, int64_t m, int64_t n, int64_t k, const tt__mat *to, bool gradient)
+// Where the operands of l's product are fp8, both lie along the sum, with zeros up to a multiple of 16.
+void read_fp8(const tt__launch *l, product *g)
 {
-    const tt__mat *a = &l->in[0], *b = &l->in[1];
-    product g;
-    memset(&g, 0, sizeof g);
-    g.m = m; g.n = n; g.k = (k + 15) / 16 * 16;
-    g.a = a->data; g.a_type = TT_U8; g.a_row = a->ld; g.a_col = 1;
-    g.b = b->data; g.b_type = TT_U8; g.b_row = 1; g.b_col = b->ld;
-    g.c = *to;
-    g.gradient = gradient;
-    g.unscale_a = (const float *)l->in[TT__UNSCALE_IN].data;
-    g.unscale_b = (const float *)l->in[TT__UNSCALE_IN + 1].data;
-    return g;
+    if (!tt__is_fp8(g->a_type)) return;
+    g->k = (g->k + 15) / 16 * 16;
+    g->a_row = l->in[0].ld; g->a_col = 1;
+    g->b_row = 1; g->b_col = l->in[1].ld;
+    g->unscale_a = (const float *)l->in[TT__UNSCALE_IN].data;
+    g->unscale_b = (const float *)l->in[TT__UNSCALE_IN + 1].data;
 }
 
 product linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
@@ -78,6 +72,7 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
     g.c = *dw;
     g.accumulate = add_w;
+    read_fp8(l, &g);
     g.sums = *db; // may come with the product, that reads dy anyway
     g.add_sums = add_b;
     if (dw->data) return matmul(l, &g);
@@ -88,11 +83,7 @@ cudaError_t run_linear(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *w = &l->in[1];
     product g = linear_of(x, w, &l->in[2], &l->out[0]);
-    if (l->instr->attr.fp8) {
-        g = fp8_product(l, x->rows, w->rows, x->cols, &l->out[0], false);
-        g.bias = l->in[2].data;
-        g.bias_type = l->in[2].dtype;
-    }
+    read_fp8(l, &g);
     g.act = l->instr->attr.act;
     g.pre = l->out[1];
     g.residual = l->in[3];
@@ -104,8 +95,7 @@ cudaError_t run_linear_dx(const tt__launch *l)
 {
     const tt__mat *dy = &l->in[0], *w = &l->in[1];
     product g = linear_dx_of(dy, w, &l->out[0], l->add[0]);
-    if (l->instr->attr.fp8) g = fp8_product(l, dy->rows, w->cols, dy->cols, &l->out[0], true);
-    g.accumulate = l->add[0];
+    read_fp8(l, &g);
     g.act = l->instr->attr.act;
     g.saved = l->in[2];
     g.sums = l->out[1];
@@ -115,14 +105,7 @@ cudaError_t run_linear_dx(const tt__launch *l)
 
 cudaError_t run_linear_dw(const tt__launch *l)
 {
-    const tt__mat *dy = &l->in[0], *x = &l->in[1];
-    if (l->instr->attr.fp8) {
-        product g = fp8_product(l, dy->cols, x->cols, dy->rows, &l->out[0], true);
-        g.sums_rows = true;
-        g.accumulate = l->add[0];
-        return matmul(l, &g);
-    }
-    return linear_dw(l, dy, x, &l->out[0], &l->out[1], l->add[0], l->add[1]);
+    return linear_dw(l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
 }
 
 } // namespace

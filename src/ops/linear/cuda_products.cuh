@@ -30,19 +30,15 @@ struct product {
     int act;
     bool accumulate, add_sums;
     bool sums_rows;        // the rows of a batch are k, else m
-    // Not NULL: A and B are in fp8, A in E5M2 if it is a gradient, to be multiplied by numbers in device
-    // memory.
-    bool gradient;
-    const float *unscale_a, *unscale_b;
+    const float *unscale_a, *unscale_b; // not NULL: A and B are in fp8, to be multiplied by *unscale_a, _b
 };
 
-// Element i of an operand. FP8: of E5M2 or E4M3, whatever the dtype says.
-template <bool FP8>
-__device__ __forceinline__ float factor(const void *p, tt_dtype dtype, bool e5m2, int64_t i)
+// Element i of an operand. FP8: of TT__E4M3 or TT__E5M2, which load_any does not know.
+template <bool FP8> __device__ __forceinline__ float factor(const void *p, tt_dtype dtype, int64_t i)
 {
     if (!FP8) return load_any(p, dtype, i);
     const unsigned char *q = (const unsigned char *)p + i;
-    return e5m2 ? (float)*(const __nv_fp8_e5m2 *)q : (float)*(const __nv_fp8_e4m3 *)q;
+    return dtype == TT__E5M2 ? (float)*(const __nv_fp8_e5m2 *)q : (float)*(const __nv_fp8_e4m3 *)q;
 }
 
 __device__ __forceinline__ void finish_element(const product &g, int64_t i, int64_t j, float v)
@@ -79,9 +75,9 @@ template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
             int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64;
             int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
             a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k
-                ? factor<FP8>(g.a, g.a_type, g.gradient, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
+                ? factor<FP8>(g.a, g.a_type, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
             b[kb][jb] = j0 + jb < g.n && k0 + kb < g.k
-                ? factor<FP8>(g.b, g.b_type, false, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
+                ? factor<FP8>(g.b, g.b_type, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
         }
         __syncthreads();
         TT__UNROLL for (int k = 0; k < 16; k++) {
@@ -112,7 +108,8 @@ __global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype
 
 cudaDataType_t lt_type(tt_dtype t)
 {
-    return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F;
+    return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F
+        : t == TT__E4M3 ? CUDA_R_8F_E4M3 : t == TT__E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_32F;
 }
 
 // What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB) or of
@@ -136,11 +133,6 @@ struct lt_product {
     int64_t b_ld() const { return b_plain() ? g->b_row : g->b_col; }
     int64_t c_ld() const { return addend ? addend->ld : to->ld; }
     const void *c() const { return addend ? addend->data : to->data; }
-    cudaDataType a_type() const
-    {
-        return !g->unscale_a ? lt_type(g->a_type) : g->gradient ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
-    }
-    cudaDataType b_type() const { return g->unscale_a ? CUDA_R_8F_E4M3 : lt_type(g->b_type); }
 };
 
 // What cuBLASLt's choice of an algorithm depends on.
@@ -180,7 +172,7 @@ product_key key_of(const lt_product &p, bool exact, bool tuned)
     // Where the rows of the batch lie along memory, as in fp8, no more of them have room in a line.
     if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
-    key.a_type = p.a_type(); key.b_type = p.b_type(); key.to_type = lt_type(p.to->dtype);
+    key.a_type = lt_type(p.g->a_type); key.b_type = lt_type(p.g->b_type); key.to_type = lt_type(p.to->dtype);
     key.epilogue = p.more->kind;
     const void *const operands[6] = {p.g->b, p.g->a, p.c(), p.to->data, p.more->bias, p.more->aux.data};
     for (int k = 0; k < 6; k++) key.alignment[k] = alignment_of(operands[k]);
@@ -231,7 +223,7 @@ struct lt_description {
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
             // Hopper adds fp8 products in 14 bits; without fast accumulation cuBLASLt adds such sums up in
             // f32 now and then, as gradients need it more than values (Transformer Engine does the same).
-            set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)!g.gradient);
+            set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(g.a_type != TT__E5M2));
             // cuBLASLt has no other.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
@@ -240,8 +232,8 @@ struct lt_description {
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, more.aux.data);
             set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, more.aux.ld);
         }
-        lay_out(&b, p.b_type(), p.b_plain(), k, g.n, p.b_ld());
-        lay_out(&a, p.a_type(), p.a_plain(), m, k, p.a_ld());
+        lay_out(&b, lt_type(g.b_type), p.b_plain(), k, g.n, p.b_ld());
+        lay_out(&a, lt_type(g.a_type), p.a_plain(), m, k, p.a_ld());
         lay_out(&c, lt_type(p.to->dtype), true, m, g.n, p.c_ld());
         lay_out(&to, lt_type(p.to->dtype), true, m, g.n, p.to->ld);
     }
@@ -463,8 +455,8 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     const lt_product p = {g, to, addend, more, l->tf32 && g->a_type == TT_F32};
     lt_outcome outcome = LT_NOT_OFFERED;
     *done = false;
-    const bool result_fits = g->unscale_a || to->dtype == TT_F32 || to->dtype == g->a_type;
-    if (g->a_type != g->b_type || !result_fits || !g->k) return cudaSuccess;
+    const bool alike = g->a_type == g->b_type && (to->dtype == TT_F32 || to->dtype == g->a_type);
+    if (!(alike || g->unscale_a) || !g->k) return cudaSuccess;
     cublasStatus_t s = lt_run(l, p, false, &outcome);
     if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED && !l->device->trial)
         s = lt_run(l, p, true, &outcome);

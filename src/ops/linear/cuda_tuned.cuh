@@ -36,7 +36,7 @@ template <class F> void each_operand(product *g, F each)
     matrix((const void **)&g->unscale_b, TT_F32, 1);
 }
 
-// Numbers in (-1, 1) of a dtype; U8: fp8, E4M3, whose bits are no NaN of E5M2 either.
+// Numbers in (-1, 1) of a dtype; of both kinds of fp8 those of E4M3, whose bits are no NaN of E5M2 either.
 __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, int64_t n, uint32_t seed)
 {
     tt__begin_kernel();
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, 
         u = (u ^ u >> 16) * 0x85ebca6bu;
         u = (u ^ u >> 13) * 0xc2b2ae35u;
         const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
-        if (dtype == TT_U8)
+        if (dtype == TT__E4M3 || dtype == TT__E5M2)
             ((unsigned char *)to)[i] = (unsigned char)__nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3);
         else store_any(to, dtype, i, v);
     }

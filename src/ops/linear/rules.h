@@ -11,12 +11,14 @@
 
 /* ------------------------------------------------------------------------------------------------- linear */
 
+static bool tt__reads_fp8(const tt_tape *t, const tt__instr *i) { return tt__is_fp8(tt__in(t, i, 0)->dtype); }
+
 /* Operand k of a product is floats, or fp8 that QUANTIZE has made of floats of the same shape. */
 static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
 {
-    if (!i->attr.fp8) return tt__float_in(t, i, k);
+    if (!tt__reads_fp8(t, i)) return tt__float_in(t, i, k);
     if (!i->in[TT__UNSCALE_IN + k]) return tt__bad(t, i, k, "scaled");
-    if (tt__in(t, i, k)->dtype != TT_U8) return tt__bad(t, i, k, "fp8");
+    if (!tt__is_fp8(tt__in(t, i, k)->dtype)) return tt__bad(t, i, k, "fp8");
     return tt__fixed_in(t, i, TT__UNSCALE_IN + k, 1, 1);
 }
 
@@ -35,7 +37,7 @@ static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_
 /* The dtype that a product's result has if it is like operand 0. */
 static tt_dtype tt__product_dtype(const tt_tape *t, const tt__instr *i)
 {
-    return i->attr.fp8 ? TT_F32 : tt__in(t, i, 0)->dtype;
+    return tt__reads_fp8(t, i) ? TT_F32 : tt__in(t, i, 0)->dtype;
 }
 
 static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -99,7 +101,7 @@ static size_t tt__cuda_product(const tt_tape *t, const tt__instr *i, int32_t x, 
 {
     const tt__mat of_x = tt__at_capacity(t, x), of_w = tt__at_capacity(t, w), of_y = tt__at_capacity(t, y);
     const tt__mat *result = i->out[0] == x ? &of_x : i->out[0] == w ? &of_w : &of_y;
-    return i->attr.fp8 || !i->out[0] ? 0 : (size_t)tt__cuda_padded_bytes(&of_x, &of_w, &of_y, result);
+    return tt__reads_fp8(t, i) || !i->out[0] ? 0 : (size_t)tt__cuda_padded_bytes(&of_x, &of_w, &of_y, result);
 }
 static size_t tt__cuda_LINEAR(const tt_tape *t, const tt__instr *i)
 {
@@ -142,7 +144,7 @@ static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt__shape *dy = tt__in(t, i, 0), *x = tt__in(t, i, 1);
     tt__set_fixed(&out[0], TT_F32, dy->cols, x->cols);
     tt__set_fixed(&out[1], TT_F32, 1, dy->cols);
-    if (!i->attr.fp8) return tt__float_in(t, i, 0) && tt__shape_in(t, i, 1, dy, x->cols);
+    if (!tt__reads_fp8(t, i)) return tt__float_in(t, i, 0) && tt__shape_in(t, i, 1, dy, x->cols);
     if (!tt__factor_in(t, i, 0) || !tt__factor_in(t, i, 1)) return false;
     return tt__same_rows(x, dy) || tt__bad(t, i, 1, "as many rows as dy");
 }
@@ -282,8 +284,7 @@ static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__i
     const bool joins = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DW;
     const int x = tt__shared_role(i);
     if (!joins || i->op != j->op || i->in[x] != j->in[x] || i->in[3] || j->in[3]) return false;
-    if (i->attr.fp8 || j->attr.fp8 || i->attr.act || j->attr.act || i->attr.narrow != j->attr.narrow)
-        return false;
+    if (tt__reads_fp8(t, i) || i->attr.act || j->attr.act || i->attr.narrow != j->attr.narrow) return false;
     for (int role = 0; role < TT__ROLES; role++) {
         const int32_t a = tt__in_role(i, role), b = tt__in_role(j, role);
         if (!a != !b || t->values[a].shape.dtype != t->values[b].shape.dtype) return false;

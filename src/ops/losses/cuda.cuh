@@ -534,9 +534,8 @@ __global__ void __launch_bounds__(1024, 1)
             if (dz.dtype == TT_F32) {
                 ((float4 *)to)[c / 4] = make_float4(v[0], v[1], v[2], v[3]);
             } else {
-                const bool b = dz.dtype == TT_BF16;
-                ((uint2 *)to)[c / 4] = make_uint2(b ? pack<bf16>(v[0], v[1]) : pack<f16>(v[0], v[1]),
-                                                  b ? pack<bf16>(v[2], v[3]) : pack<f16>(v[2], v[3]));
+                ((uint2 *)to)[c / 4] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
+                                                  pack_as(dz.dtype, v[2], v[3]));
             }
             if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
         }

@@ -162,11 +162,10 @@ TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *q = &l->out[0], *across = &l->out[1];
-    const int tensor = l->in[1].data ? l->instr->attr.tensor - 1 : -1;
-    const float known = tensor < 0 ? 0 : *((const float *)l->in[1].data + tensor * l->in[1].ld);
+    const float known = l->in[1].data ? *(const float *)l->in[1].data : 0;
     const int64_t cols = tt__ceil_div(x->cols, 16) * 16, rows = tt__ceil_div(x->rows, 16) * 16;
     const int64_t item = (int64_t)tt_dtype_bytes(x->dtype);
-    const bool e5m2 = l->instr->attr.e5m2;
+    const bool e5m2 = q->dtype == TT__E5M2 || across->dtype == TT__E5M2;
     uint32_t largest = 0;
     for (int64_t r = 0; r < x->rows; r++)
         for (int64_t c = 0; c < x->cols; c++) {
@@ -187,9 +186,8 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
             if (across->data && c < x->cols) ((uint8_t *)across->data)[c * across->ld + r] = rounded;
         }
     *(float *)l->out[2].data = 1 / scale;
-    if (tensor < 0) return TT_OK;
-    float *most = (float *)l->out[3].data + tensor;
-    if (largest > tt__bits(*most)) *most = tt__float(largest);
+    float *most = (float *)l->out[3].data;
+    if (most && largest > tt__bits(*most)) *most = tt__float(largest);
     return TT_OK;
 }
 

@@ -165,11 +165,7 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
         TT__UNROLL for (int k = 0; k < N; k++)
             u[k] = rows[k] < 0 ? make_uint4(0, 0, 0, 0)
                 : *(const uint4 *)((const uint16_t *)m.data + rows[k] * m.ld + c);
-        if (m.dtype == TT_BF16) {
-            TT__UNROLL for (int k = 0; k < N; k++) widen8<bf16>(v[k], u[k]);
-        } else {
-            TT__UNROLL for (int k = 0; k < N; k++) widen8<f16>(v[k], u[k]);
-        }
+        TT__WITH_HALF(m.dtype, T, TT__UNROLL for (int k = 0; k < N; k++) widen8<T>(v[k], u[k]));
     }
 }
 
