@@ -1147,7 +1147,7 @@ __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint
 }
 
 // The sum over a warp, in every lane, in a fixed order.
-__device__ __forceinline__ float warp_sum(float v)
+template <class V> __device__ __forceinline__ V warp_sum(V v)
 {
     TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
     return v;
@@ -1159,14 +1159,14 @@ __device__ __forceinline__ float warp_max(float v)
 }
 
 // The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
-template <int THREADS> __device__ __forceinline__ float block_sum(float v)
+template <int THREADS, class V> __device__ __forceinline__ V block_sum(V v)
 {
-    TT__SHARED(float, part, [THREADS / 32]);
+    TT__SHARED(V, part, [THREADS / 32]);
     v = warp_sum(v);
     __syncthreads(); // an earlier call may still be read
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
     __syncthreads();
-    float sum = 0;
+    V sum = 0;
     TT__UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
     return sum;
 }
@@ -1624,61 +1624,27 @@ cudaError_t run_scale(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
-// y = a + b. Bytes: a, b and y once.
-struct op_add {
+// y = a + b or a b, where b is a matrix or (ROW) a row. Bytes: a, b and y once.
+template <bool TIMES, bool ROW> struct op_two {
     static constexpr int KIND = HOT;
+    static constexpr bool BY_ROW = ROW;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         float b[8];
         load_group(v, g.a, r, c, n, g.vector);
-        load_group(b, g.b, r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] += b[j];
+        load_group(b, g.b, ROW ? 0 : r, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = TIMES ? v[j] * b[j] : v[j] + b[j];
         return true;
     }
 };
+struct op_add : op_two<false, false> {};
+struct op_add_row : op_two<false, true> {};
+struct op_mul : op_two<true, false> {};
 
-cudaError_t run_add(const tt__launch *l)
+template <class OP> cudaError_t run_two(const tt__launch *l)
 {
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add());
-}
-
-// y = a + row. Bytes: a and y once.
-struct op_add_row {
-    static constexpr int KIND = HOT;
-    __device__ void begin() {}
-    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
-    {
-        float row[8];
-        load_group(v, g.a, r, c, n, g.vector);
-        load_group(row, g.b, 0, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] += row[j];
-        return true;
-    }
-};
-
-cudaError_t run_add_row(const tt__launch *l)
-{
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], true, op_add_row());
-}
-
-// y = a b. Bytes: a, b and y once.
-struct op_mul {
-    static constexpr int KIND = HOT;
-    __device__ void begin() {}
-    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
-    {
-        float b[8];
-        load_group(v, g.a, r, c, n, g.vector);
-        load_group(b, g.b, r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= b[j];
-        return true;
-    }
-};
-
-cudaError_t run_mul(const tt__launch *l)
-{
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_mul());
+    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], OP::BY_ROW, OP());
 }
 
 // Rotary positions. A thread turns the same pairs, up to 8, of TURN_HEADS heads. Bytes: x and y once.
@@ -3223,19 +3189,6 @@ cudaError_t run_table_backward(const tt__launch *l)
 #ifndef TT__LOSS_BLOCKS
 #define TT__LOSS_BLOCKS 1024
 #endif
-
-// The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
-template <int THREADS> __device__ __forceinline__ double block_sum(double v)
-{
-    TT__SHARED(double, part, [THREADS / 32]);
-    TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
-    __syncthreads(); // an earlier call may still be read
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
-    __syncthreads();
-    double sum = 0;
-    TT__UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
-    return sum;
-}
 
 __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
 {
@@ -9278,10 +9231,10 @@ op_kernels kernels_of(int op)
 {
     switch (op) {
     case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
-    case TT__OP_ADD: return run_add;
-    case TT__OP_ADD_ROW: return run_add_row;
+    case TT__OP_ADD: return run_two<op_add>;
+    case TT__OP_ADD_ROW: return run_two<op_add_row>;
     case TT__OP_SUM_ROWS: return run_sum_rows;
-    case TT__OP_MUL: return run_mul;
+    case TT__OP_MUL: return run_two<op_mul>;
     case TT__OP_SWIGLU: return run_swiglu;
     case TT__OP_SWIGLU_BACKWARD: return run_swiglu_backward;
     case TT__OP_ROTARY: return run_rotary;
