@@ -5628,6 +5628,7 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
+// Sums of a warp: M times 16 rows, N times 8 columns.
 template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
 {
     TT__UNROLL for (int m = 0; m < M; m++)
@@ -6700,7 +6701,8 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// The same when all warps have left theirs and `at`, for which there is a barrier if sums are wanted.
+// The same, if sums are wanted, behind a barrier: after it all warps have left theirs, and `at`, which may be
+// in shared memory, is there.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
                                                           const float (*part)[D], int parts, int thread)
@@ -6737,9 +6739,9 @@ __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &b
 }
 
 // From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
-// and the gradients of scores (g) without the factor `scale`. row, lse, delta: of the thread's first column.
-// first: row of the batch of its first key. masked: not all queries see all of the warp's keys. often: how
-// often they do.
+// and the gradients of scores (g) without the factor `scale`. row: of the tile's queries in the batch; lse,
+// delta: from the thread's first column on; mine: the warp's first key, of tile t. masked: not all of these
+// queries see all of the warp's keys; often: how often the others do.
 template <int MT, int QUERIES, attention_kind KIND>
 __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES / 8][4],
                                                         float (&g)[MT][QUERIES / 8][4],
@@ -6941,7 +6943,8 @@ template <int D, int WARPS> struct attention_whole_sizes {
            QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
 };
 
-// Gradients of scores of keys (rows) and queries (columns) go to shared memory; 0, where none is seen.
+// to (ACROSS elements a row) = the warp's gradients of scores, of keys (rows) and queries (columns); 0 unless
+// any of these queries sees any of the keys.
 template <class T, int MT, int PART, int ACROSS>
 __device__ __forceinline__ void attention_put_slopes(T *to, const float (&g)[MT][PART / 8][4], bool seen)
 {

@@ -213,7 +213,8 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// The same when all warps have left theirs and `at`, for which there is a barrier if sums are wanted.
+// The same, if sums are wanted, behind a barrier: after it all warps have left theirs, and `at`, which may be
+// in shared memory, is there.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
                                                           const float (*part)[D], int parts, int thread)
@@ -250,9 +251,9 @@ __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &b
 }
 
 // From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
-// and the gradients of scores (g) without the factor `scale`. row, lse, delta: of the thread's first column.
-// first: row of the batch of its first key. masked: not all queries see all of the warp's keys. often: how
-// often they do.
+// and the gradients of scores (g) without the factor `scale`. row: of the tile's queries in the batch; lse,
+// delta: from the thread's first column on; mine: the warp's first key, of tile t. masked: not all of these
+// queries see all of the warp's keys; often: how often the others do.
 template <int MT, int QUERIES, attention_kind KIND>
 __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES / 8][4],
                                                         float (&g)[MT][QUERIES / 8][4],

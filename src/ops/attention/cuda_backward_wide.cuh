@@ -55,7 +55,8 @@ template <int D, int WARPS> struct attention_whole_sizes {
            QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
 };
 
-// Gradients of scores of keys (rows) and queries (columns) go to shared memory; 0, where none is seen.
+// to (ACROSS elements a row) = the warp's gradients of scores, of keys (rows) and queries (columns); 0 unless
+// any of these queries sees any of the keys.
 template <class T, int MT, int PART, int ACROSS>
 __device__ __forceinline__ void attention_put_slopes(T *to, const float (&g)[MT][PART / 8][4], bool seen)
 {

@@ -74,6 +74,7 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
+// Sums of a warp: M times 16 rows, N times 8 columns.
 template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
 {
     TT__UNROLL for (int m = 0; m < M; m++)
