@@ -1148,7 +1148,7 @@ __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint
 }
 
 // The sum over a warp, in every lane, in a fixed order.
-__device__ __forceinline__ float warp_sum(float v)
+template <class V> __device__ __forceinline__ V warp_sum(V v)
 {
     TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
     return v;
@@ -1160,14 +1160,14 @@ __device__ __forceinline__ float warp_max(float v)
 }
 
 // The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
-template <int THREADS> __device__ __forceinline__ float block_sum(float v)
+template <int THREADS, class V> __device__ __forceinline__ V block_sum(V v)
 {
-    TT__SHARED(float, part, [THREADS / 32]);
+    TT__SHARED(V, part, [THREADS / 32]);
     v = warp_sum(v);
     __syncthreads(); // an earlier call may still be read
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
     __syncthreads();
-    float sum = 0;
+    V sum = 0;
     TT__UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
     return sum;
 }
@@ -1633,61 +1633,27 @@ cudaError_t run_scale(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
-// y = a + b. Bytes: a, b and y once.
-struct op_add {
+// y = a + b or a b, where b is a matrix or (ROW) a row. Bytes: a, b and y once.
+template <bool TIMES, bool ROW> struct op_two {
     static constexpr int KIND = HOT;
+    static constexpr bool BY_ROW = ROW;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         float b[8];
         load_group(v, g.a, r, c, n, g.vector);
-        load_group(b, g.b, r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] += b[j];
+        load_group(b, g.b, ROW ? 0 : r, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = TIMES ? v[j] * b[j] : v[j] + b[j];
         return true;
     }
 };
+struct op_add : op_two<false, false> {};
+struct op_add_row : op_two<false, true> {};
+struct op_mul : op_two<true, false> {};
 
-cudaError_t run_add(const tt__launch *l)
+template <class OP> cudaError_t run_two(const tt__launch *l)
 {
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add());
-}
-
-// y = a + row. Bytes: a and y once.
-struct op_add_row {
-    static constexpr int KIND = HOT;
-    __device__ void begin() {}
-    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
-    {
-        float row[8];
-        load_group(v, g.a, r, c, n, g.vector);
-        load_group(row, g.b, 0, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] += row[j];
-        return true;
-    }
-};
-
-cudaError_t run_add_row(const tt__launch *l)
-{
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], true, op_add_row());
-}
-
-// y = a b. Bytes: a, b and y once.
-struct op_mul {
-    static constexpr int KIND = HOT;
-    __device__ void begin() {}
-    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
-    {
-        float b[8];
-        load_group(v, g.a, r, c, n, g.vector);
-        load_group(b, g.b, r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= b[j];
-        return true;
-    }
-};
-
-cudaError_t run_mul(const tt__launch *l)
-{
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_mul());
+    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], OP::BY_ROW, OP());
 }
 
 // Rotary positions. A thread turns the same pairs, up to 8, of TURN_HEADS heads. Bytes: x and y once.
@@ -2412,6 +2378,19 @@ __device__ __forceinline__ void put_row(const tt__mat &m, int64_t r, const row_t
     }
 }
 
+template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const row_bits<X> &from)
+{
+    float u[8];
+    widen_row(u, from);
+    TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
+}
+
+// The matrices begin `by` rows later.
+template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &...m)
+{
+    ((m.data = row_at(m, by)), ...);
+}
+
 // The sums of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
 // number `first` of the block. All threads of the block call it; `part` is of all warps, and free.
 template <int MOST, int N>
@@ -2494,12 +2473,8 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
     tt__mat from = DROP ? drop.from : x;
     const bool adds_residual = DROP && drop.residual.data, keeps = stats.data;
-    const auto move = [](tt__mat &m, int64_t by) { m.data = row_at(m, by); };
-    move(from, r);
-    move(y, r);
-    if (DROP) move(x, r);
-    if (DROP) move(drop.residual, r);
-    move(stats, r);
+    move_rows(r, from, y, stats);
+    if (DROP) move_rows(r, x, drop.residual);
     const auto fetch = [&](int64_t first) {
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const bool there = first + i * B::TEAMS < rows;
@@ -2507,8 +2482,8 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
             if constexpr (DROP)
                 fetch_row(residual[i], drop.residual, i * B::TEAMS, t, there && adds_residual);
         }
-        move(from, step);
-        if (DROP) move(drop.residual, step);
+        move_rows(step, from);
+        if (DROP) move_rows(step, drop.residual);
     };
     if (AHEAD) fetch(r);
     fetch_row(bits, w, 0, t);
@@ -2519,16 +2494,13 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     }
     if constexpr (DROP) drop.op.begin();
     for (; r - team < rows; r += step) { // a whole block
-        float v[ROWS][8], u[8], sum[ROWS], squares[ROWS];
+        float v[ROWS][8], sum[ROWS], squares[ROWS];
         if (!AHEAD) fetch(r);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             widen_row(v[i], next[i]);
             if constexpr (DROP) {
                 drop.op.apply(min(r + i * B::TEAMS, rows - 1), (uint32_t)t.at, v[i]);
-                if (adds_residual) {
-                    widen_row(u, residual[i]);
-                    TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] += u[j];
-                }
+                if (adds_residual) add_row(v[i], residual[i]);
                 if (r + i * B::TEAMS < rows) put_row<X>(x, i * B::TEAMS, t, v[i]);
             }
             sum[i] = 0;
@@ -2552,15 +2524,13 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
             if (add) {
                 row_bits<X> old;
                 fetch_row(old, y, i * B::TEAMS, t);
-                widen_row(u, old);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] += u[j];
+                add_row(v[i], old);
             }
             put_row<X>(y, i * B::TEAMS, t, v[i]);
             if (keeps && t.at == 0) set_stats(stats, i * B::TEAMS, centred, sum[i], rstd);
         }
-        move(y, step);
-        move(stats, step);
-        if (DROP) move(x, step);
+        move_rows(step, y, stats);
+        if (DROP) move_rows(step, x);
         if (!centred) __syncthreads(); // square_part is read
     }
 }
@@ -2650,129 +2620,17 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 
 cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 
-// With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
-// = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
-// added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. A row in the registers
-// of its threads, and so are sums over rows. bf16 rows of
-// the next turn are on their way meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with
-// dropout, of typed operands; dx is there, and rows of its dropout are as far apart.
-template <int X, int W, bool NARROW, bool DROP>
-__global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
-    layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
-                       float *partial, bool add, bool vector, bool sums, float each, norm_dropout drop)
+// What a block of TEAMS teams leaves of sums over its rows: to (2, cols) = dw and db, or (3, cols) with ds.
+// memory: (TEAMS, 4, threads of a row), if there are several.
+template <int TEAMS>
+__device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const row_thread &t, int team,
+                                                  float4 *memory, const float (&dw)[8], const float (&db)[8],
+                                                  const float (&ds)[8], bool sums)
 {
-    tt__begin_kernel();
-    typedef backward_block<NARROW, X> B;
-    constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
-    TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
-    if (X != ANY) {
-        dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
-        w.dtype = (tt_dtype)W;
-        vector = true;
-    }
-    constexpr bool AHEAD = X == TT_BF16;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-    constexpr bool OLD_AHEAD = false; // the compiler would spill a register
-#else
-    constexpr bool OLD_AHEAD = AHEAD;
-#endif
-    const int width = (int)blockDim.x / TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
-    const row_thread t = {(int)threadIdx.x - team * width, width, vector};
-    const bool leaves = dx.data != NULL, centred = stats.cols == 2;
-    add = add && leaves;
-    float dw[8], db[8], ds[8], scale[8];
-    row_bits<X> next_dy[ROWS], next_x[ROWS], old[ROWS];
-    row_stats next[ROWS];
-    row_bits<W> bits;
-    TT__UNROLL for (int j = 0; j < 8; j++) dw[j] = db[j] = ds[j] = 0;
-    // Operands and results begin at the thread's first row in the turn at hand or, of what is fetched ahead,
-    // the next; `left`: rows of the block from there on.
-    const int64_t from = (int64_t)blockIdx.x * rows_each;
-    const int64_t end = min(x.rows, from + rows_each);
-    int left = (int)(end - from) - team;
-    const auto move = [](tt__mat &m, int64_t by) { m.data = row_at(m, by); };
-    // Bytes from dy to x, where rows are as far apart: a pointer less to keep.
-    const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
-    move(dy, from + team);
-    if (X == ANY) move(x, from + team);
-    const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
-    move(dx, from + team);
-    move(stats, from + team);
-    const auto fetch_one = [&](int i, int many) {
-        const bool there = i * TEAMS < many;
-        fetch_row(next_dy[i], dy, i * TEAMS, t, there);
-        if (X != ANY) x.data = (char *)dy.data + beside;
-        fetch_row(next_x[i], x, i * TEAMS, t, there);
-        next[i] = there ? get_stats(stats, i * TEAMS) : row_stats{centred, 0, 0};
-    };
-    const auto fetch = [&](int many) {
-        TT__UNROLL for (int i = 0; i < ROWS; i++) fetch_one(i, many);
-        move(dy, B::TURN);
-        move(stats, B::TURN);
-    };
-    const auto fetch_old = [&](int many) {
-        TT__UNROLL for (int i = 0; i < ROWS; i++)
-            fetch_row(old[i], dx, i * TEAMS, t, add && i * TEAMS < many);
-    };
-    if (AHEAD) fetch(left);
-    if (OLD_AHEAD) fetch_old(left);
-    fetch_row(bits, w, 0, t);
-    widen_row(scale, bits);
-    if constexpr (DROP) drop.op.begin();
-    for (; left + team > 0; left -= B::TURN) { // a whole block; TURN is a power of 2
-        float g[ROWS][8], n[ROWS][8], sum[2 * ROWS], rstd[ROWS];
-        if (X == TT_F32) fetch(left);
-        TT__UNROLL for (int i = 0; i < ROWS; i++) {
-            if (X == ANY) fetch_one(i, left);
-            const float shift = -next[i].mean * next[i].rstd;
-            rstd[i] = next[i].rstd;
-            widen_row(g[i], next_dy[i]);
-            widen_row(n[i], next_x[i]);
-            sum[2 * i] = sum[2 * i + 1] = 0;
-            TT__UNROLL for (int j = 0; j < 8; j++) {
-                n[i][j] = n[i][j] * rstd[i] + shift;
-                dw[j] += g[i][j] * n[i][j];
-                db[j] += g[i][j];
-                g[i][j] *= scale[j];
-                sum[2 * i] += g[i][j];
-                sum[2 * i + 1] += g[i][j] * n[i][j];
-            }
-        }
-        if (AHEAD) fetch(left - B::TURN);
-        if (X == ANY) {
-            move(dy, B::TURN);
-            move(x, B::TURN);
-            move(stats, B::TURN);
-        }
-        if (!leaves) continue;
-        if (X != ANY && !OLD_AHEAD) fetch_old(left);
-        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // by turns
-        TT__UNROLL for (int i = 0; i < ROWS; i++) {
-            const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
-            const float of_n = -rstd[i] * avg_gn, rest = -rstd[i] * avg_g;
-            if (i * TEAMS >= left) continue;
-            TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * rstd[i] + (n[i][j] * of_n + rest);
-            if (add) {
-                if (X == ANY) fetch_row(old[i], dx, i * TEAMS, t);
-                widen_row(n[i], old[i]);
-                TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] += n[i][j];
-            }
-            put_row<X>(dx, i * TEAMS, t, g[i]);
-            if constexpr (DROP) {
-                drop.op.apply(end - left + i * TEAMS, (uint32_t)t.at, g[i]);
-                drop.to.data = (char *)dx.data + dropped;
-                put_row<X>(drop.to, i * TEAMS, t, g[i]);
-            }
-            TT__UNROLL for (int j = 0; j < 8; j++) ds[j] += g[i][j];
-        }
-        move(dx, B::TURN);
-        if (OLD_AHEAD) fetch_old(left - B::TURN);
-    }
-    float *const to_sums = partial + (int64_t)blockIdx.x * (sums ? 3 : 2) * x.cols;
+    const int width = t.of;
     const auto store = [&](int kind, const float (&v)[8]) {
         TT__UNROLL for (int j = 0; j < 8; j++)
-            if (t.column(j) < x.cols) to_sums[kind * x.cols + t.column(j)] = v[j];
+            if (t.column(j) < cols) to[kind * cols + t.column(j)] = v[j];
     };
     if constexpr (TEAMS == 1) {
         store(0, dw);
@@ -2803,6 +2661,129 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
         __syncthreads();
         if (team == 2) sum_up(2, 0, TEAMS);
     }
+}
+
+// Whether layernorm_backward fetches what dx is added to with the rest of the next turn's rows.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool FETCHES_OLD_AHEAD = false; // the compiler would spill a register
+#else
+constexpr bool FETCHES_OLD_AHEAD = true;
+#endif
+
+// Of a row of dy (g) and of x (n): n becomes (x - mean) / std, g becomes dy w; sum gets the thread's sums of
+// g and of g n, and dw and db, which go over rows, those of dy n and dy.
+__device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
+                                               float (&db)[8], const float (&scale)[8], const row_stats &of)
+{
+    const float shift = -of.mean * of.rstd;
+    sum[0] = sum[1] = 0;
+    TT__UNROLL for (int j = 0; j < 8; j++) {
+        n[j] = n[j] * of.rstd + shift;
+        dw[j] += g[j] * n[j];
+        db[j] += g[j];
+        g[j] *= scale[j];
+        sum[0] += g[j];
+        sum[1] += g[j] * n[j];
+    }
+}
+
+// With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
+// = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
+// added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. A row in the registers
+// of its threads, and so are sums over rows. bf16 rows of
+// the next turn are on their way meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with
+// dropout, of typed operands; dx is there, and rows of its dropout are as far apart.
+template <int X, int W, bool NARROW, bool DROP>
+__global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
+    layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
+                       float *partial, bool add, bool vector, bool sums, float each, norm_dropout drop)
+{
+    tt__begin_kernel();
+    typedef backward_block<NARROW, X> B;
+    constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
+    TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
+    if (X != ANY) {
+        dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
+        w.dtype = (tt_dtype)W;
+        vector = true;
+    }
+    constexpr bool AHEAD = X == TT_BF16, OLD_AHEAD = AHEAD && FETCHES_OLD_AHEAD;
+    const int width = (int)blockDim.x / TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
+    const row_thread t = {(int)threadIdx.x - team * width, width, vector};
+    const bool leaves = dx.data != NULL, centred = stats.cols == 2;
+    add = add && leaves;
+    float dw[8] = {}, db[8] = {}, ds[8] = {}, scale[8];
+    row_bits<X> next_dy[ROWS], next_x[ROWS], old[ROWS];
+    row_stats next[ROWS];
+    row_bits<W> bits;
+    // Operands and results begin at the thread's first row in the turn at hand or, of what is fetched ahead,
+    // the next; `left`: rows of the block from there on.
+    const int64_t from = (int64_t)blockIdx.x * rows_each;
+    const int64_t end = min(x.rows, from + rows_each);
+    int left = (int)(end - from) - team;
+    // Bytes from dy to x, where rows are as far apart: a pointer less to keep.
+    const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
+    const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
+    move_rows(from + team, dy, dx, stats);
+    if (X == ANY) move_rows(from + team, x);
+    const auto fetch_one = [&](int i, int many) {
+        const bool there = i * TEAMS < many;
+        fetch_row(next_dy[i], dy, i * TEAMS, t, there);
+        if (X != ANY) x.data = (char *)dy.data + beside;
+        fetch_row(next_x[i], x, i * TEAMS, t, there);
+        next[i] = there ? get_stats(stats, i * TEAMS) : row_stats{centred, 0, 0};
+    };
+    const auto fetch = [&](int many) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++) fetch_one(i, many);
+        move_rows(B::TURN, dy, stats);
+    };
+    const auto fetch_old = [&](int many) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++)
+            fetch_row(old[i], dx, i * TEAMS, t, add && i * TEAMS < many);
+    };
+    if (AHEAD) fetch(left);
+    if (OLD_AHEAD) fetch_old(left);
+    fetch_row(bits, w, 0, t);
+    widen_row(scale, bits);
+    if constexpr (DROP) drop.op.begin();
+    for (; left + team > 0; left -= B::TURN) { // a whole block; TURN is a power of 2
+        float g[ROWS][8], n[ROWS][8], sum[2 * ROWS], rstd[ROWS];
+        if (X == TT_F32) fetch(left);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            if (X == ANY) fetch_one(i, left);
+            rstd[i] = next[i].rstd;
+            widen_row(g[i], next_dy[i]);
+            widen_row(n[i], next_x[i]);
+            begin_gradient(g[i], n[i], sum + 2 * i, dw, db, scale, next[i]);
+        }
+        if (AHEAD) fetch(left - B::TURN);
+        if (X == ANY) move_rows(B::TURN, dy, x, stats);
+        if (!leaves) continue;
+        if (X != ANY && !OLD_AHEAD) fetch_old(left);
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // by turns
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
+            const float of_n = -rstd[i] * avg_gn, rest = -rstd[i] * avg_g;
+            if (i * TEAMS >= left) continue;
+            TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * rstd[i] + (n[i][j] * of_n + rest);
+            if (add) {
+                if (X == ANY) fetch_row(old[i], dx, i * TEAMS, t);
+                add_row(g[i], old[i]);
+            }
+            put_row<X>(dx, i * TEAMS, t, g[i]);
+            if constexpr (DROP) {
+                drop.op.apply(end - left + i * TEAMS, (uint32_t)t.at, g[i]);
+                drop.to.data = (char *)dx.data + dropped;
+                put_row<X>(drop.to, i * TEAMS, t, g[i]);
+            }
+            TT__UNROLL for (int j = 0; j < 8; j++) ds[j] += g[i][j];
+        }
+        move_rows(B::TURN, dx);
+        if (OLD_AHEAD) fetch_old(left - B::TURN);
+    }
+    store_column_sums<TEAMS>(partial + (int64_t)blockIdx.x * (sums ? 3 : 2) * x.cols, x.cols, t, team, memory,
+                             dw, db, ds, sums);
 }
 
 // The same for wider rows: dx, a block a row. Four blocks a processor: for eight, the compiler spills
@@ -3233,19 +3214,6 @@ namespace {
 #ifndef TT__LOSS_BLOCKS
 #define TT__LOSS_BLOCKS 1024
 #endif
-
-// The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
-template <int THREADS> __device__ __forceinline__ double block_sum(double v)
-{
-    TT__SHARED(double, part, [THREADS / 32]);
-    TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
-    __syncthreads(); // an earlier call may still be read
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
-    __syncthreads();
-    double sum = 0;
-    TT__UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
-    return sum;
-}
 
 __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
 {
@@ -5714,6 +5682,19 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
+// Sums of a warp: M times 16 rows, N times 8 columns.
+template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
+{
+    TT__UNROLL for (int m = 0; m < M; m++)
+        TT__UNROLL for (int n = 0; n < N; n++) TT__UNROLL for (int i = 0; i < 4; i++) x[m][n][i] = 0;
+}
+template <int M, int N>
+__device__ __forceinline__ void attention_clear(float (&x)[M][N][4], float (&y)[M][N][4])
+{
+    attention_clear(x);
+    attention_clear(y);
+}
+
 // s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
 template <class T, int D, int MT, int N>
 __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T *a, const T *b)
@@ -5721,8 +5702,7 @@ __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T 
     const int lane = threadIdx.x % 32;
     a += lane % 16 * (D + 8) + lane / 16 * 8;
     b += (lane % 8 + lane / 16 * 8) * (D + 8) + lane / 8 % 2 * 8;
-    TT__UNROLL for (int m = 0; m < MT; m++)
-        TT__UNROLL for (int n = 0; n < N / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) s[m][n][i] = 0;
+    attention_clear(s);
     TT__UNROLL for (int k = 0; k < D; k += 16) {
         uint32_t af[MT][4];
         TT__UNROLL for (int m = 0; m < MT; m++) tt__ldmatrix_x4(af[m], a + m * 16 * (D + 8) + k);
@@ -5965,6 +5945,16 @@ __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b,
     return true;
 }
 
+// Rows first ... first + count - 1 of a head of keys and of values, as attention_fetch makes them.
+template <class T, int D, int KEYS, int THREADS = 128, bool WIDE = false>
+__device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attention_args &p, int first,
+                                                     int count, int head)
+{
+    attention_fetch<T, D, KEYS, THREADS, WIDE>(ks, p.k, NULL, first, count, head, p.head_size);
+    attention_fetch<T, D, KEYS, THREADS, WIDE>(vs, p.v, NULL, first, count, head, p.head_size);
+    tt__cp_async_commit();
+}
+
 // Tile `key` of a sequence's keys and values, of their two stages. head: of q.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
@@ -5972,9 +5962,70 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
 {
     const int at = stage * KEYS * (D + 8);
     head /= p.group;
-    attention_fetch<T, D, KEYS>(ks + at, p.k, NULL, t.begin + key, t.length - key, head, p.head_size);
-    attention_fetch<T, D, KEYS>(vs + at, p.v, NULL, t.begin + key, t.length - key, head, p.head_size);
-    tt__cp_async_commit();
+    attention_fetch_rows<T, D, KEYS>(ks + at, vs + at, p, t.begin + key, t.length - key, head);
+}
+
+// Products of the warp's queries and keys key ... key + KEYS - 1: less what ALiBi takes, and of keys that a
+// query does not see -INFINITY. slope: of products.
+template <int MT, int KEYS, attention_kind KIND>
+__device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], const attention_args &p,
+                                               const attention_queries<MT> &b, int key, float slope)
+{
+    if (KIND == NEARBY)
+        TT__UNROLL for (int m = 0; m < MT; m++)
+            TT__UNROLL for (int i = 0; i < 4; i++) {
+                const int row = b.row[m][i / 2] - b.t.begin, ahead = row - key - b.pair - i % 2;
+                const int least = max(p.least, row - b.t.length + 1);
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++) {
+                    float &x = s[m][n][i];
+                    x = fmaf(-slope, fabsf((float)(ahead - 8 * n)), x);
+                    if (ahead - 8 * n < least || ahead - 8 * n > p.most) x = -INFINITY;
+                }
+            }
+    else if (key + KEYS > b.all)
+        TT__UNROLL for (int m = 0; m < MT; m++)
+            TT__UNROLL for (int i = 0; i < 4; i++) {
+                const int last = (p.causal ? b.row[m][i / 2] - b.t.begin
+                                  : b.t.length - 1) - key - b.pair - i % 2;
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++) if (8 * n > last) s[m][n][i] = -INFINITY;
+            }
+}
+
+// Scores become weights that are kept. most, sum: the largest score of each row and the thread's sum of its
+// weights so far, for which `out`, the sum of values, was scaled. often: how often the keys are seen.
+template <int MT, int KEYS, attention_kind KIND, int N>
+__device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], float (&most)[MT][2],
+                                                float (&sum)[MT][2], float (&out)[MT][N][4],
+                                                const attention_args &p,
+                                                const uint32_t (&keep)[MT * KEYS / 64], float factor,
+                                                int often)
+{
+    const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            float now = most[m][h], total = 0;
+            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+            now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
+            now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
+            const float correction = tt__exp2((most[m][h] - now) * factor);
+            // Before a window there are tiles of which a query sees nothing.
+            const float offset = NEAR && now == -3.4028235e38f ? 0 : -now * factor;
+            most[m][h] = now;
+            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                TT__UNROLL for (int i = 2 * h; i < 2 * h + 2; i++) {
+                    s[m][n][i] = tt__exp2(fmaf(s[m][n][i], factor, offset));
+                    if (BLOCKS) s[m][n][i] *= (float)often;
+                    total += s[m][n][i];
+                }
+            sum[m][h] = sum[m][h] * correction + total;
+            TT__UNROLL for (int n = 0; n < N; n++)
+                { out[m][n][2 * h] *= correction; out[m][n][2 * h + 1] *= correction; }
+            if (p.drop)
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int i = 0; i < 2; i++)
+                        if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
+        }
 }
 
 template <class T, int D, int MT, int KEYS, attention_kind KIND>
@@ -5998,10 +6049,9 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
     float most[MT][2], sum[MT][2], out[MT][D / 8][4];
-    TT__UNROLL for (int m = 0; m < MT; m++) {
+    TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
-        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[m][n][i] = 0;
-    }
+    attention_clear(out);
     for (int key = begin, next, stage = 0; key < b.end; key = next, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         next = key + KEYS;
@@ -6025,49 +6075,8 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         float s[MT][KEYS / 8][4];
         attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
         attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
-        if (NEAR)
-            TT__UNROLL for (int m = 0; m < MT; m++)
-                TT__UNROLL for (int i = 0; i < 4; i++) {
-                    const int row = b.row[m][i / 2] - t.begin, ahead = row - key - b.pair - i % 2;
-                    const int least = max(p.least, row - t.length + 1);
-                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++) {
-                        float &x = s[m][n][i];
-                        x = fmaf(-slope, fabsf((float)(ahead - 8 * n)), x);
-                        if (ahead - 8 * n < least || ahead - 8 * n > p.most) x = -INFINITY;
-                    }
-                }
-        else if (key + KEYS > b.all)
-            TT__UNROLL for (int m = 0; m < MT; m++)
-                TT__UNROLL for (int i = 0; i < 4; i++) {
-                    const int last = (p.causal ? b.row[m][i / 2] - t.begin
-                                      : t.length - 1) - key - b.pair - i % 2;
-                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++) if (8 * n > last) s[m][n][i] = -INFINITY;
-                }
-        TT__UNROLL for (int m = 0; m < MT; m++)
-            TT__UNROLL for (int h = 0; h < 2; h++) {
-                float now = most[m][h], total = 0;
-                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                    now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
-                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
-                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-                const float correction = tt__exp2((most[m][h] - now) * factor);
-                // Before a window there are tiles of which a query sees nothing.
-                const float offset = NEAR && now == -3.4028235e38f ? 0 : -now * factor;
-                most[m][h] = now;
-                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                    TT__UNROLL for (int i = 2 * h; i < 2 * h + 2; i++) {
-                        s[m][n][i] = tt__exp2(fmaf(s[m][n][i], factor, offset));
-                        if (BLOCKS) s[m][n][i] *= (float)often;
-                        total += s[m][n][i];
-                    }
-                sum[m][h] = sum[m][h] * correction + total;
-                TT__UNROLL for (int n = 0; n < D / 8; n++)
-                    { out[m][n][2 * h] *= correction; out[m][n][2 * h + 1] *= correction; }
-                if (p.drop)
-                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                        TT__UNROLL for (int i = 0; i < 2; i++)
-                            if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
-            }
+        attention_mask<MT, KEYS, KIND>(s, p, b, key, slope);
+        attention_weigh<MT, KEYS, KIND>(s, most, sum, out, p, keep, factor, often);
         attention_mma_add<T, D, MT, KEYS>(out, s, vt);
     }
     attention_columns<T, D> none;
@@ -6187,74 +6196,100 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-template <class T, int D, bool DROPS>
-__global__ __launch_bounds__(128 * (attention_wide_sizes<D>::GROUPS + 1), attention_wide_sizes<D>::BLOCKS)
-void attention_forward_wide(attention_args p)
-{
-    tt__begin_kernel();
-    typedef attention_wide_sizes<D> S;
-    enum { GROUPS = S::GROUPS, QUERIES = S::QUERIES, KEYS = S::KEYS, STAGES = S::STAGES,
-           FEW = DROPS ? 48 : D > 64 ? 40 : 32, MANY = (S::GIVEN * (GROUPS + 1) - FEW) / GROUPS / 8 * 8 };
-    const bool OVERLAPS = S::OVERLAPS;
-    TT__SHARED(uint64_t, q_there, [2]); // and `items`
-    TT__SHARED(uint64_t, q_used, [2]);
-    TT__SHARED(uint64_t, k_there, [STAGES]);
-    TT__SHARED(uint64_t, v_there, [STAGES]); // and the tile's `keep`
-    TT__SHARED(uint64_t, k_used, [STAGES]);
-    TT__SHARED(uint64_t, v_used, [STAGES]);
-    TT__SHARED(attention_item, items, [2]);
-    TT__SHARED(attention_item, found, [4][32]); // of each warp that copies, the next
-    TT__DYN_SHARED(T, shared);
-    auto &tile = *(attention_wide_tiles<T, D, DROPS> *)attention_room(shared);
-    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
-    if (threadIdx.x == 0) {
+// Barriers of phases: of the two places for queries, and of STAGES for keys and for values.
+struct attention_wide_barriers {
+    uint64_t *q_there; // and `items`
+    uint64_t *q_used, *k_there;
+    uint64_t *v_there; // and the tile's `keep`
+    uint64_t *k_used, *v_used;
+    template <class S> __device__ __forceinline__ void begin(bool draws) const
+    {
         for (int k = 0; k < 2; k++) {
             tt__phases_init(&q_there[k], 129);
-            tt__phases_init(&q_used[k], 4 * GROUPS);
+            tt__phases_init(&q_used[k], 4 * S::GROUPS);
         }
-        for (int k = 0; k < STAGES; k++) {
+        for (int k = 0; k < S::STAGES; k++) {
             tt__phases_init(&k_there[k], 128);
-            tt__phases_init(&v_there[k], DROPS ? 256 : 128);
-            tt__phases_init(&k_used[k], 4 * GROUPS);
-            tt__phases_init(&v_used[k], 4 * GROUPS);
+            tt__phases_init(&v_there[k], draws ? 256 : 128);
+            tt__phases_init(&k_used[k], 4 * S::GROUPS);
+            tt__phases_init(&v_used[k], 4 * S::GROUPS);
         }
     }
-    __syncthreads();
-    if (group < 0) {
-        tt__fewer_registers<FEW>();
-        uint32_t k0 = 0, k1 = 0;
-        if (DROPS) {
-            const uint64_t random = attention_key(p);
-            k0 = (uint32_t)random;
-            k1 = (uint32_t)(random >> 32);
+};
+
+// What the threads of a block's first group do.
+template <class T, int D, bool DROPS> struct attention_wide_copies {
+    typedef attention_wide_sizes<D> S;
+    enum { GROUPS = S::GROUPS, QUERIES = S::QUERIES, KEYS = S::KEYS, STAGES = S::STAGES };
+    const attention_args &p;
+    attention_wide_tiles<T, D, DROPS> &tile;
+    const attention_wide_barriers &barriers;
+    attention_item *items, (*found)[32]; // of each warp that copies, the next
+    uint32_t k0, k1;                     // attention_key
+    int last, last_key; // the tile for which is to be drawn yet: its item in found[warp], -1: there is none
+    int fetched, taken; // tiles of keys; items
+
+    __device__ __forceinline__ void draw()
+    {
+        if (!DROPS || last < 0) return;
+        const attention_item &item = found[threadIdx.x / 32][last];
+        const int stage = (fetched - 1) % STAGES;
+        for (int i = (int)threadIdx.x; i < QUERIES * KEYS / 32; i += 128) {
+            const int query = i % QUERIES, part = i / QUERIES;
+            const int row = attention_row(p, item.first + min(query, item.count - 1));
+            uint32_t bits = 0;
+            tt__forget(k0);
+            tt__forget(k1);
+            const uint64_t random = (uint64_t)k1 << 32 | k0;
+            TT__UNROLL for (int k = 0; k < 4; k++)
+                bits |= attention_keep(p, random, row, last_key / 8 + 4 * part + k, item.head) << 8 * k;
+            tile.keep[stage][part][query] = bits;
         }
-        int last = -1, last_key = 0; // the tile for which is to be drawn yet: its item in found[warp]
-        int fetched = 0, taken = 0;  // tiles of keys; items
-        const auto draw = [&]() {
-            if (!DROPS || last < 0) return;
-            const attention_item &item = found[threadIdx.x / 32][last];
-            const int stage = (fetched - 1) % STAGES;
-            for (int i = (int)threadIdx.x; i < QUERIES * KEYS / 32; i += 128) {
-                const int query = i % QUERIES, part = i / QUERIES;
-                const int row = attention_row(p, item.first + min(query, item.count - 1));
-                uint32_t bits = 0;
-                tt__forget(k0);
-                tt__forget(k1);
-                const uint64_t random = (uint64_t)k1 << 32 | k0;
-                TT__UNROLL for (int k = 0; k < 4; k++)
-                    bits |= attention_keep(p, random, row, last_key / 8 + 4 * part + k, item.head) << 8 * k;
-                tile.keep[stage][part][query] = bits;
-            }
-            tt__phases_arrive(&v_there[stage]);
-            last = -1;
-        };
-        const auto take = [&](const attention_item &item) {
-            if (taken > 1) tt__phases_wait(&q_used[taken % 2], (taken / 2 & 1) ^ 1);
-            if (threadIdx.x == 0) {
-                items[taken % 2] = item;
-                tt__phases_arrive(&q_there[taken % 2]);
-            }
-        };
+        tt__phases_arrive(&barriers.v_there[stage]);
+        last = -1;
+    }
+
+    __device__ __forceinline__ void take(const attention_item &item)
+    {
+        if (taken > 1) tt__phases_wait(&barriers.q_used[taken % 2], (taken / 2 & 1) ^ 1);
+        if (threadIdx.x == 0) {
+            items[taken % 2] = item;
+            tt__phases_arrive(&barriers.q_there[taken % 2]);
+        }
+    }
+
+    // The queries, keys and values of the item found[warp][lane].
+    __device__ __forceinline__ void copy(int lane)
+    {
+        const int slot = taken % 2;
+        const attention_item &item = found[threadIdx.x / 32][lane];
+        take(item);
+        for (int k = 0; k < GROUPS; k++)
+            attention_copy<T, D, 64>(tile.q[slot][k], p.q, p.query_at, item.first + 64 * k,
+                                     item.count - 64 * k, item.head, p.head_size);
+        tt__phases_arrive_with_copies(&barriers.q_there[slot]);
+        const int end = attention_item_end(p, item.length, item.at + item.count);
+        const int key_head = item.head / p.group;
+        for (int key = attention_item_begin<KEYS>(p, item.at); key < end; key += KEYS) {
+            const int stage = fetched % STAGES, parity = (fetched / STAGES & 1) ^ 1;
+            if (fetched >= STAGES) tt__phases_wait(&barriers.k_used[stage], parity);
+            attention_copy<T, D, KEYS>(tile.k[stage], p.k, NULL, item.begin + key, item.length - key,
+                                       key_head, p.head_size);
+            tt__phases_arrive_with_copies(&barriers.k_there[stage]);
+            if (fetched >= STAGES) tt__phases_wait(&barriers.v_used[stage], parity);
+            attention_copy<T, D, KEYS>(tile.v[stage], p.v, NULL, item.begin + key, item.length - key,
+                                       key_head, p.head_size);
+            tt__phases_arrive_with_copies(&barriers.v_there[stage]);
+            draw();
+            fetched++;
+            last = lane;
+            last_key = key;
+        }
+        taken++;
+    }
+
+    __device__ __forceinline__ void run()
+    {
         for (int from = 0; from < p.item_rounds; from += 32) { // the warp looks for so many at once
             const int round = from + (int)threadIdx.x % 32;
             attention_item mine = {0, 0, 0, 0, -1, 0};
@@ -6263,184 +6298,135 @@ void attention_forward_wide(attention_args p)
             __syncwarp();
             found[threadIdx.x / 32][threadIdx.x % 32] = mine;
             __syncwarp();
-            for (uint32_t all = __ballot_sync(0xffffffffu, mine.count > 0); all; all &= all - 1) {
-                const int lane = __ffs((int)all) - 1, slot = taken % 2;
-                const attention_item &item = found[threadIdx.x / 32][lane];
-                take(item);
-                for (int k = 0; k < GROUPS; k++)
-                    attention_copy<T, D, 64>(tile.q[slot][k], p.q, p.query_at, item.first + 64 * k,
-                                             item.count - 64 * k, item.head, p.head_size);
-                tt__phases_arrive_with_copies(&q_there[slot]);
-                const int end = attention_item_end(p, item.length, item.at + item.count);
-                const int key_head = item.head / p.group;
-                for (int key = attention_item_begin<KEYS>(p, item.at); key < end; key += KEYS) {
-                    const int stage = fetched % STAGES, parity = (fetched / STAGES & 1) ^ 1;
-                    if (fetched >= STAGES) tt__phases_wait(&k_used[stage], parity);
-                    attention_copy<T, D, KEYS>(tile.k[stage], p.k, NULL, item.begin + key, item.length - key,
-                                               key_head, p.head_size);
-                    tt__phases_arrive_with_copies(&k_there[stage]);
-                    if (fetched >= STAGES) tt__phases_wait(&v_used[stage], parity);
-                    attention_copy<T, D, KEYS>(tile.v[stage], p.v, NULL, item.begin + key, item.length - key,
-                                               key_head, p.head_size);
-                    tt__phases_arrive_with_copies(&v_there[stage]);
-                    draw();
-                    fetched++;
-                    last = lane;
-                    last_key = key;
-                }
-                taken++;
-            }
+            for (uint32_t all = __ballot_sync(0xffffffffu, mine.count > 0); all; all &= all - 1)
+                copy(__ffs((int)all) - 1);
         }
         draw();
         take({0, 0, 0, 0, -1, 0});
-        tt__phases_arrive_with_copies(&q_there[taken % 2]);
+        tt__phases_arrive_with_copies(&barriers.q_there[taken % 2]);
         tt__cp_async_wait<0>();
-        return;
     }
-    tt__more_registers<MANY>();
-    const int team = 64 * group, mine = team + __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) % 4 * 16;
-    const float factor = fabsf(p.scale) * TT__LOG2E;
-    // Computed where they are used, so that no register keeps them.
-    const auto lane_of = [&]() { return tt__opaque((int)threadIdx.x) % 32; };
-    const auto arrive = [&](uint64_t *barrier) { if (lane_of() == 0) tt__phases_arrive(barrier); };
-    int used = 0; // tiles of keys
-    for (int taken = 0;; taken++) {
-        const int slot = taken % 2;
-        tt__phases_wait(&q_there[slot], taken / 2 & 1);
-        const attention_item &item = items[slot];
-        const int count = item.count;
-        if (count < 0) break;
-        const int begin = attention_item_begin<KEYS>(p, item.at);
-        // Of the keys that any of the item's queries sees, those from `end` on are seen by none of the
-        // group's; keys up to `all` are seen by each of the warp's.
-        const int item_end = attention_item_end(p, item.length, item.at + count);
-        const int end = team < count
-            ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
-        const int all = p.query_row ? 0 : attention_item_end(p, item.length, item.at + mine + 1);
-        float most[2] = {0, 0}, sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
-        uint32_t w[KEYS / 16][4];
-        const auto multiply = [&]() { // queries by keys
-            const int stage = used % STAGES;
-            tt__phases_wait(&k_there[stage], used / STAGES & 1);
-            tt__wgmma_publish();
-            tt__wgmma_fence();
-            attention_wide_scores<T, D, KEYS>(s, tile.q[slot][group], tile.k[stage]);
-            tt__wgmma_commit();
+};
+
+// What the threads of group `group` of the others do. A warp's queries begin at `mine`, its group's at `team`
+// of the item's. Lanes are computed where they are used, so that no register keeps them.
+template <class T, int D, bool DROPS> struct attention_wide_products {
+    typedef attention_wide_sizes<D> S;
+    enum { KEYS = S::KEYS, STAGES = S::STAGES };
+    const attention_args &p;
+    attention_wide_tiles<T, D, DROPS> &tile;
+    const attention_wide_barriers &barriers;
+    int group, team, mine;
+    float factor;
+    int used; // tiles of keys
+
+    __device__ __forceinline__ int lane_of() const { return tt__opaque((int)threadIdx.x) % 32; }
+    __device__ __forceinline__ void arrive(uint64_t *barrier) const
+    {
+        if (lane_of() == 0) tt__phases_arrive(barrier);
+    }
+
+    __device__ __forceinline__ void multiply(float (&s)[KEYS / 8][4], int slot) const // queries by keys
+    {
+        const int stage = used % STAGES;
+        tt__phases_wait(&barriers.k_there[stage], used / STAGES & 1);
+        tt__wgmma_publish();
+        tt__wgmma_fence();
+        attention_wide_scores<T, D, KEYS>(s, tile.q[slot][group], tile.k[stage]);
+        tt__wgmma_commit();
+    }
+
+    __device__ __forceinline__ void add_values(float (&out)[D / 8][4], uint32_t (&w)[KEYS / 16][4],
+                                               int used) const
+    {
+        const int stage = used % STAGES;
+        tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
+        tt__wgmma_publish();
+        tt__wgmma_ready(w);
+        tt__wgmma_done(out);
+        tt__wgmma_fence();
+        attention_wide_values<T, D, KEYS>(out, w, tile.v[stage]);
+        tt__wgmma_commit();
+    }
+
+    // Keys of [key, key + KEYS) that a query does not see. Those up to `all` each of the warp's does.
+    __device__ __forceinline__ void mask(float (&s)[KEYS / 8][4], const attention_item &item, int key,
+                                         int all) const
+    {
+        const auto row_of = [&](int h, int lane) {
+            const int i = min(mine + 8 * h + lane / 4, item.count - 1);
+            return attention_row(p, item.first + i) - item.begin;
         };
-        const auto add_values = [&](int used) {
-            const int stage = used % STAGES;
-            tt__phases_wait(&v_there[stage], used / STAGES & 1);
-            tt__wgmma_publish();
-            tt__wgmma_ready(w);
-            tt__wgmma_done(out);
-            tt__wgmma_fence();
-            attention_wide_values<T, D, KEYS>(out, w, tile.v[stage]);
-            tt__wgmma_commit();
-        };
-        const auto weigh = [&](int key) { // scores become weights
-            if (key + KEYS > all)
-                TT__UNROLL for (int h = 0; h < 2; h++) {
-                    const int lane = lane_of(), pair = lane % 4 * 2;
-                    const int i = min(mine + 8 * h + lane / 4, item.count - 1);
-                    const int row = attention_row(p, item.first + i) - item.begin;
-                    const int last = (p.causal ? row : p.window ? min(row + p.window, item.length) - 1
-                                      : item.length - 1) - key - pair;
-                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                        TT__UNROLL for (int e = 0; e < 2; e++)
-                            if (8 * n + e > last) s[n][2 * h + e] = -INFINITY;
-                }
-            if (p.window)
-                TT__UNROLL for (int h = 0; h < 2; h++) {
-                    const int lane = lane_of(), pair = lane % 4 * 2;
-                    const int i = min(mine + 8 * h + lane / 4, item.count - 1);
-                    const int row = attention_row(p, item.first + i) - item.begin;
-                    const int from = row - p.window + 1 - key - pair;
-                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                        TT__UNROLL for (int e = 0; e < 2; e++)
-                            if (8 * n + e < from) s[n][2 * h + e] = -INFINITY;
-                }
-            // Both rows side by side, each in two chains: the latency of a chain is what this takes.
-            float now[4] = {most[0], s[0][1], most[1], s[0][3]}, total[4] = {0, 0, 0, 0};
-            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                TT__UNROLL for (int i = 0; i < 4; i++) now[i] = fmaxf(now[i], s[n][i]);
-            TT__UNROLL for (int h = 0; h < 2; h++) now[h] = fmaxf(now[2 * h], now[2 * h + 1]);
-            TT__UNROLL for (int m = 1; m < 4; m *= 2)
-                TT__UNROLL for (int h = 0; h < 2; h++)
-                    now[h] = fmaxf(now[h], __shfl_xor_sync(0xffffffffu, now[h], m));
-            float offset[2];
+        if (key + KEYS > all)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                correction[h] = tt__exp2((most[h] - now[h]) * factor);
-                // Before a window there are tiles of which a query sees nothing.
-                offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
-                most[h] = now[h];
+                const int lane = lane_of(), row = row_of(h, lane);
+                const int last = (p.causal ? row : p.window ? min(row + p.window, item.length) - 1
+                                  : item.length - 1) - key - lane % 4 * 2;
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int e = 0; e < 2; e++)
+                        if (8 * n + e > last) s[n][2 * h + e] = -INFINITY;
             }
-            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                TT__UNROLL for (int i = 0; i < 4; i++) {
-                    s[n][i] = tt__exp2(fmaf(s[n][i], factor, offset[i / 2]));
-                    total[i] += s[n][i];
-                }
+        if (p.window)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                const int lane = lane_of(), from = row_of(h, lane) - p.window + 1 - key - lane % 4 * 2;
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int e = 0; e < 2; e++)
+                        if (8 * n + e < from) s[n][2 * h + e] = -INFINITY;
+            }
+    }
+
+    // Scores become weights. Both rows side by side, each in two chains: the latency of a chain is what this
+    // takes.
+    __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&most)[2], float (&sum)[2],
+                                          float (&correction)[2]) const
+    {
+        float now[4] = {most[0], s[0][1], most[1], s[0][3]}, total[4] = {0, 0, 0, 0};
+        TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+            TT__UNROLL for (int i = 0; i < 4; i++) now[i] = fmaxf(now[i], s[n][i]);
+        TT__UNROLL for (int h = 0; h < 2; h++) now[h] = fmaxf(now[2 * h], now[2 * h + 1]);
+        TT__UNROLL for (int m = 1; m < 4; m *= 2)
             TT__UNROLL for (int h = 0; h < 2; h++)
-                sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
-        };
-        const auto round = [&]() { // weights that are kept, as the operand of a product
-            TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
-                TT__UNROLL for (int i = 0; i < 4; i++)
-                    w[k][i] = pack<T>(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
-            if (!DROPS) return;
-            const int stage = used % STAGES, lane = lane_of(), pair = lane % 4 * 2;
-            tt__phases_wait(&v_there[stage], used / STAGES & 1);
-            TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
-                TT__UNROLL for (int h = 0; h < 2; h++) {
-                    // The highest bits of bytes are those of the thread's first keys of 8, or its second.
-                    const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
-                    const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
-                    TT__UNROLL for (int n = 0; n < 4; n++)
-                        w[2 * part + n / 2][n % 2 * 2 + h] &= tt__bytes(low, high, 0xcc88u + 0x1111u * n);
-                }
-        };
-        TT__UNROLL for (int h = 0; h < 2; h++) { most[h] = -3.4028235e38f; sum[h] = 0; }
-        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
-        int key = begin;
-        for (; key < end; key += KEYS) {
-            if (OVERLAPS && key > begin) {
-                used++;
-                multiply();
-                add_values(used - 1);
-                tt__wgmma_wait<1>();
-                tt__wgmma_done(s);
-                arrive(&k_used[used % STAGES]);
-                weigh(key);
-                tt__wgmma_wait<0>();
-                tt__wgmma_done(out);
-                arrive(&v_used[(used - 1) % STAGES]);
-            } else {
-                multiply();
-                tt__wgmma_wait<0>();
-                tt__wgmma_done(s);
-                arrive(&k_used[used % STAGES]);
-                weigh(key);
+                now[h] = fmaxf(now[h], __shfl_xor_sync(0xffffffffu, now[h], m));
+        float offset[2];
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            correction[h] = tt__exp2((most[h] - now[h]) * factor);
+            // Before a window there are tiles of which a query sees nothing.
+            offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
+            most[h] = now[h];
+        }
+        TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+            TT__UNROLL for (int i = 0; i < 4; i++) {
+                s[n][i] = tt__exp2(fmaf(s[n][i], factor, offset[i / 2]));
+                total[i] += s[n][i];
             }
-            if (key > begin && __any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1))
-                TT__UNROLL for (int n = 0; n < D / 8; n++)
-                    TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] *= correction[i / 2];
-            round();
-            if (OVERLAPS && key + KEYS < end) continue;
-            add_values(used);
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(out);
-            arrive(&v_used[used % STAGES]);
-            used++;
-        }
-        for (; key < item_end; key += KEYS) { // of other groups alone
-            const int stage = used % STAGES, parity = used / STAGES & 1;
-            tt__phases_wait(&k_there[stage], parity);
-            arrive(&k_used[stage]);
-            tt__phases_wait(&v_there[stage], parity);
-            arrive(&v_used[stage]);
-            used++;
-        }
-        // The warp's rows of the queries, which are used, get its rows of the output, and from there whole
-        // vectors go to memory.
+        TT__UNROLL for (int h = 0; h < 2; h++)
+            sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
+    }
+
+    // Weights that are kept, as the operand of a product.
+    __device__ __forceinline__ void round(uint32_t (&w)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) const
+    {
+        TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
+            TT__UNROLL for (int i = 0; i < 4; i++)
+                w[k][i] = pack<T>(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
+        if (!DROPS) return;
+        const int stage = used % STAGES, lane = lane_of(), pair = lane % 4 * 2;
+        tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
+        TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                // The highest bits of bytes are those of the thread's first keys of 8, or its second.
+                const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
+                const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
+                TT__UNROLL for (int n = 0; n < 4; n++)
+                    w[2 * part + n / 2][n % 2 * 2 + h] &= tt__bytes(low, high, 0xcc88u + 0x1111u * n);
+            }
+    }
+
+    // The warp's rows of the queries, which are used, get its rows of the output, and from there whole
+    // vectors go to memory.
+    __device__ __forceinline__ void store(const float (&out)[D / 8][4], const float (&most)[2],
+                                          const float (&sum)[2], const attention_item &item, int slot) const
+    {
         const int lane = lane_of(), pair = lane % 4 * 2;
         T *const rows = tile.q[slot][group] + (mine - team) * 64;
         __syncwarp(); // all lanes have waited for the products that read these rows
@@ -6465,7 +6451,106 @@ void attention_forward_wide(attention_args p)
                 *(const uint4 *)(rows + c / 8 * 64 * 64 + r * 64 + (c % 8 ^ r % 8) * 8);
         }
         __syncwarp();
-        if (lane == 0) tt__phases_arrive(&q_used[slot]);
+        if (lane == 0) tt__phases_arrive(&barriers.q_used[slot]);
+    }
+
+    __device__ __forceinline__ void run(const attention_item &item, int slot)
+    {
+        const int count = item.count, begin = attention_item_begin<KEYS>(p, item.at);
+        // Of the keys that any of the item's queries sees, those from `end` on are seen by none of the
+        // group's; keys up to `all` are seen by each of the warp's.
+        const int item_end = attention_item_end(p, item.length, item.at + count);
+        const int end = team < count
+            ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
+        const int all = p.query_row ? 0 : attention_item_end(p, item.length, item.at + mine + 1);
+        float most[2], sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
+        uint32_t w[KEYS / 16][4];
+        TT__UNROLL for (int h = 0; h < 2; h++) { most[h] = -3.4028235e38f; sum[h] = 0; }
+        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
+        int key = begin;
+        for (; key < end; key += KEYS) {
+            if (S::OVERLAPS && key > begin) {
+                used++;
+                multiply(s, slot);
+                add_values(out, w, used - 1);
+                tt__wgmma_wait<1>();
+                tt__wgmma_done(s);
+                arrive(&barriers.k_used[used % STAGES]);
+                mask(s, item, key, all);
+                weigh(s, most, sum, correction);
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(out);
+                arrive(&barriers.v_used[(used - 1) % STAGES]);
+            } else {
+                multiply(s, slot);
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(s);
+                arrive(&barriers.k_used[used % STAGES]);
+                mask(s, item, key, all);
+                weigh(s, most, sum, correction);
+            }
+            if (key > begin && __any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1))
+                TT__UNROLL for (int n = 0; n < D / 8; n++)
+                    TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] *= correction[i / 2];
+            round(w, s);
+            if (S::OVERLAPS && key + KEYS < end) continue;
+            add_values(out, w, used);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(out);
+            arrive(&barriers.v_used[used % STAGES]);
+            used++;
+        }
+        for (; key < item_end; key += KEYS) { // of other groups alone
+            const int stage = used % STAGES, parity = used / STAGES & 1;
+            tt__phases_wait(&barriers.k_there[stage], parity);
+            arrive(&barriers.k_used[stage]);
+            tt__phases_wait(&barriers.v_there[stage], parity);
+            arrive(&barriers.v_used[stage]);
+            used++;
+        }
+        store(out, most, sum, item, slot);
+    }
+};
+
+template <class T, int D, bool DROPS>
+__global__ __launch_bounds__(128 * (attention_wide_sizes<D>::GROUPS + 1), attention_wide_sizes<D>::BLOCKS)
+void attention_forward_wide(attention_args p)
+{
+    tt__begin_kernel();
+    typedef attention_wide_sizes<D> S;
+    enum { FEW = DROPS ? 48 : D > 64 ? 40 : 32,
+           MANY = (S::GIVEN * (S::GROUPS + 1) - FEW) / S::GROUPS / 8 * 8 };
+    TT__SHARED(uint64_t, q_there, [2]);
+    TT__SHARED(uint64_t, q_used, [2]);
+    TT__SHARED(uint64_t, k_there, [S::STAGES]);
+    TT__SHARED(uint64_t, v_there, [S::STAGES]);
+    TT__SHARED(uint64_t, k_used, [S::STAGES]);
+    TT__SHARED(uint64_t, v_used, [S::STAGES]);
+    TT__SHARED(attention_item, items, [2]);
+    TT__SHARED(attention_item, found, [4][32]);
+    TT__DYN_SHARED(T, shared);
+    auto &tile = *(attention_wide_tiles<T, D, DROPS> *)attention_room(shared);
+    const attention_wide_barriers barriers = {q_there, q_used, k_there, v_there, k_used, v_used};
+    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
+    if (threadIdx.x == 0) barriers.begin<S>(DROPS);
+    __syncthreads();
+    if (group < 0) {
+        tt__fewer_registers<FEW>();
+        const uint64_t random = DROPS ? attention_key(p) : 0;
+        attention_wide_copies<T, D, DROPS> copies =
+            {p, tile, barriers, items, found, (uint32_t)random, (uint32_t)(random >> 32), -1, 0, 0, 0};
+        copies.run();
+        return;
+    }
+    tt__more_registers<MANY>();
+    const int team = 64 * group, mine = team + __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) % 4 * 16;
+    attention_wide_products<T, D, DROPS> products =
+        {p, tile, barriers, group, team, mine, fabsf(p.scale) * TT__LOG2E, 0};
+    for (int taken = 0;; taken++) {
+        const int slot = taken % 2;
+        tt__phases_wait(&q_there[slot], taken / 2 & 1);
+        if (items[slot].count < 0) break;
+        products.run(items[slot], slot);
     }
 }
 
@@ -6489,6 +6574,58 @@ __device__ __forceinline__ float attention_delta_of(const attention_args &p, int
     }
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+}
+
+// Log-sum-exps of the scores of a thread's queries, by the base of 2, and sums of dout * out, which are made
+// and left here, if the kernel does so.
+template <class T, int MT>
+__device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&delta)[MT][2],
+                                                   const attention_args &p, const attention_queries<MT> &b)
+{
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            const int query = b.first + min(b.mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, b.count - 1);
+            const int64_t at = attention_sums_at(p, query, b.head);
+            lse[m][h] = p.lse[at] * TT__LOG2E;
+            if (p.sums_deltas) {
+                delta[m][h] = attention_delta_of<T>(p, p.query_at ? p.query_at[query] : query, b.head);
+                if (b.pair == 0 && b.mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4 < b.count)
+                    p.delta[at] = delta[m][h];
+            } else {
+                delta[m][h] = p.delta[at];
+            }
+        }
+}
+
+// From products q k^T (s) and dout v^T (g), of queries (rows) and keys from `key` on (columns): the gradients
+// of scores (g) without the factor `scale`. often: how often the keys are seen.
+template <int MT, int KEYS, attention_kind KIND>
+__device__ __forceinline__ void attention_row_slopes(float (&s)[MT][KEYS / 8][4],
+                                                     float (&g)[MT][KEYS / 8][4], const attention_args &p,
+                                                     const attention_queries<MT> &b,
+                                                     const uint32_t (&keep)[MT * KEYS / 64],
+                                                     const float (&lse)[MT][2], const float (&delta)[MT][2],
+                                                     int key, float factor, float slope, int often)
+{
+    const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            const int last = key + KEYS <= b.all ? KEYS + 0
+                : (p.causal ? b.row[m][h] - b.t.begin : b.t.length - 1) - key - b.pair;
+            const int row = b.row[m][h] - b.t.begin, ahead = row - key - b.pair;
+            const int least = max(p.least, row - b.t.length + 1);
+            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                TT__UNROLL for (int i = 0; i < 2; i++) {
+                    float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
+                    const int d = ahead - 8 * n - i;
+                    if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
+                    x = (NEAR ? d < least || d > p.most : 8 * n + i > last)
+                        ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
+                    if (BLOCKS) x *= (float)often;
+                    y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale
+                              : 0) - delta[m][h]);
+                }
+        }
 }
 
 template <class T, int D, int MT, int KEYS, attention_kind KIND>
@@ -6523,21 +6660,8 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
     attention_fetch<T, D, QUERIES>(ds, p.dout, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
     float lse[MT][2], delta[MT][2], dq[MT][D / 8][4];
-    TT__UNROLL for (int m = 0; m < MT; m++) {
-        TT__UNROLL for (int h = 0; h < 2; h++) {
-            const int query = first + min(mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1);
-            const int64_t at = attention_sums_at(p, query, head);
-            lse[m][h] = p.lse[at] * TT__LOG2E;
-            if (p.sums_deltas) {
-                delta[m][h] = attention_delta_of<T>(p, p.query_at ? p.query_at[query] : query, head);
-                if (b.pair == 0 && mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4 < count)
-                    p.delta[at] = delta[m][h];
-            } else {
-                delta[m][h] = p.delta[at];
-            }
-        }
-        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
-    }
+    attention_clear(dq);
+    attention_row_sums<T>(lse, delta, p, b);
     for (int key = begin, next, stage = 0; key < b.end; key = next, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         next = key + KEYS;
@@ -6559,24 +6683,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
         attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head, bits);
         attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
         attention_mma<T, D, MT, KEYS>(g, ds + mine * PITCH, vt);
-        TT__UNROLL for (int m = 0; m < MT; m++)
-            TT__UNROLL for (int h = 0; h < 2; h++) {
-                const int last = key + KEYS <= b.all ? KEYS + 0
-                    : (p.causal ? b.row[m][h] - t.begin : t.length - 1) - key - b.pair;
-                const int row = b.row[m][h] - t.begin, ahead = row - key - b.pair;
-                const int least = max(p.least, row - t.length + 1);
-                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                    TT__UNROLL for (int i = 0; i < 2; i++) {
-                        float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
-                        const int d = ahead - 8 * n - i;
-                        if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
-                        x = (NEAR ? d < least || d > p.most : 8 * n + i > last)
-                            ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
-                        if (BLOCKS) x *= (float)often;
-                        y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale
-                                  : 0) - delta[m][h]);
-                    }
-            }
+        attention_row_slopes<MT, KEYS, KIND>(s, g, p, b, keep, lse, delta, key, factor, slope, often);
         attention_mma_add<T, D, MT, KEYS>(dq, g, kt);
     }
     attention_columns<T, D> columns;
@@ -6637,51 +6744,125 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
     tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
 }
 
+// Row `row` of dk (k: 0) or dv (1), by the thread's elements 2 h, 2 h + 1 of each tile of 8 columns.
+template <class T, int D>
+__device__ __forceinline__ void attention_store_key(const attention_args &p, int k, int row, int head,
+                                                    const float (&from)[D / 8][4], int h, int lane,
+                                                    attention_columns<T, D> &columns)
+{
+    const tt__mat &m = k ? p.dv : p.dk;
+    if (!m.data) return;
+    attention_store<T, D>(m, row, head, p.head_size, from, h, k ? p.keep_scale : p.scale,
+                          k ? p.add_dv : p.add_dk, lane, columns, k ? p.sums_v : p.sums_k);
+}
+
+// The block's sums of columns of dk and dv: of `parts` of its warps, part[warp] and part[WARPS + warp].
+template <int D, int WARPS>
+__device__ __forceinline__ void attention_write_key_sums(const attention_args &p, int64_t at,
+                                                         const float (*part)[D], int parts, int thread)
+{
+    attention_write_sums<D>(p.sums_k, at, part, parts, p.head_size, thread);
+    attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
+}
+
+// The same, if sums are wanted, behind a barrier: after it all warps have left theirs, and `at`, which may be
+// in shared memory, is there.
+template <int D, int WARPS>
+__device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
+                                                          const float (*part)[D], int parts, int thread)
+{
+    if (!p.sums_k && !p.sums_v) return;
+    __syncthreads();
+    attention_write_key_sums<D, WARPS>(p, at, part, parts, thread);
+}
+
+// To the sequence's next tile of queries that sees any of the block's keys, or the next head's first.
+template <int QUERIES, bool BLOCKS>
+__device__ __forceinline__ void attention_advance(int &to, int &head, const attention_args &p,
+                                                  const attention_sparse &sparse, int begin, int end)
+{
+    to += QUERIES;
+    if (BLOCKS && to < end) to = attention_seen_from<true>(p, sparse, head, to, end);
+    if (to >= end) { to = begin; head++; }
+}
+
+// What a block's threads share of the tile of keys that it has found: the tile itself and, of one that reads
+// bits, attention_bits_begin, else its blocks.
+template <int KEYS, bool READS>
+__device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
+                                                attention_sparse &sparse, const attention_args &p,
+                                                const attention_tile &found)
+{
+    if (threadIdx.x == 0) {
+        tile = found;
+        if (READS) bits_begin = attention_bits_begin(p, found);
+        else
+            sparse = attention_sparse_of(p, found.length, found.at, min(KEYS + 0, found.length - found.at));
+    }
+    __syncthreads();
+}
+
+// From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
+// and the gradients of scores (g) without the factor `scale`. row: of the tile's queries in the batch; lse,
+// delta: from the thread's first column on; mine: the warp's first key, of tile t. masked: not all of these
+// queries see all of the warp's keys; often: how often the others do.
+template <int MT, int QUERIES, attention_kind KIND>
+__device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES / 8][4],
+                                                        float (&g)[MT][QUERIES / 8][4],
+                                                        const attention_args &p, uint32_t keep,
+                                                        const int *row, const float *lse, const float *delta,
+                                                        const attention_tile &t, int mine, bool masked,
+                                                        float factor, float slope, int often)
+{
+    const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
+        TT__UNROLL for (int e = 0; e < 2; e++) {
+            const int c = 8 * n + e;
+            // Of the warp's keys that the query sees.
+            const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
+            const int ahead = row[c + pair] - t.begin - t.at - mine - group;
+            const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
+            TT__UNROLL for (int m = 0; m < MT; m++)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    const bool kept = keep >> (8 * (2 * e + h) + m * (QUERIES / 8) + n) & 1;
+                    float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
+                    const int d = ahead - 16 * m - 8 * h;
+                    if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
+                    x = (NEAR ? d < p.least || d > p.most : 16 * m + 8 * h > last)
+                        ? 0 : tt__exp2(fmaf(x, NEAR ? p.factor : factor, -log_sum));
+                    if (BLOCKS) x *= (float)often;
+                    y = x * ((kept ? y * p.keep_scale : 0) - sum);
+                    if (!kept) x = 0;
+                }
+        }
+}
+
 // A row of scores is here a key, a column a query. READS: which weights dropout keeps is in p.bits.
 template <class T, int D, int MT, int QUERIES, attention_kind KIND, bool READS = false>
 __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
-    enum { THREADS = 128, WARPS = 4, KEYS = 64 * MT, PITCH = D + 8 };
+    enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
     TT__SHARED(int64_t, sums_begin, ); // here, as else they take registers of the loop's
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
     TT__SHARED(attention_sparse, sparse, ); // these two of kernels that have no registers left for them
     TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, ks);
-    T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH;
-    T *ds = qs + 2 * QUERIES * PITCH;
+    T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
-    enum { BITS = KEYS * QUERIES / 8 };
     unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // attention_fetch_bits, two stages
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
-    const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
-    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;
     const attention_tile found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
     float (*const part)[D] = (float (*)[D])ks; // sums of dk of each warp, then of dv, at the end
     static_assert(2 * WARPS * D * sizeof(float) <= KEYS * PITCH * sizeof(T), "their place is that of keys");
-    const auto write_sums = [&](int parts, int thread) {
-        attention_write_sums<D>(p.sums_k, sums_begin, part, parts, p.head_size, thread);
-        attention_write_sums<D>(p.sums_v, sums_begin, part + WARPS, parts, p.head_size, thread);
-    };
     if (threadIdx.x == 0) sums_begin = attention_sums_begin(p, key_heads, key_head);
-    if (found.at < 0) {
-        __syncthreads();
-        write_sums(0, (int)threadIdx.x);
-        return;
-    }
-    if (KIND == BY_BLOCKS || READS) {
-        if (threadIdx.x == 0) {
-            tile = found;
-            if (READS)
-                bits_begin = attention_bits_begin(p, found);
-            else
-                sparse = attention_sparse_of(p, found.length, found.at,
-                                             min(KEYS + 0, found.length - found.at));
-        }
-        __syncthreads();
-    }
+    if (found.at < 0)
+        return attention_finish_key_sums<D, WARPS>(p, sums_begin, part, 0, (int)threadIdx.x);
+    if (KIND == BY_BLOCKS || READS) attention_share<KEYS, READS>(tile, bits_begin, sparse, p, found);
     const attention_tile &t = KIND == BY_BLOCKS ? tile : found;
     const int count = min(KEYS + 0, t.length - t.at);
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
@@ -6689,41 +6870,31 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     const float factor = p.scale * TT__LOG2E; // p.factor, where it takes no register
     if (threadIdx.x == 0) random = attention_key(p);
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
-    TT__UNROLL for (int m = 0; m < MT; m++)
-        TT__UNROLL for (int n = 0; n < D / 8; n++)
-            TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
-    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin + t.at, count, key_head, p.head_size);
-    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin + t.at, count, key_head, p.head_size);
-    tt__cp_async_commit();
+    attention_clear(dk, dv);
+    attention_fetch_rows<T, D, KEYS>(ks, vs, p, t.begin + t.at, count, key_head);
     const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
         if (READS) attention_fetch_bits<KEYS, QUERIES>(kept + stage * BITS, p, t, bits_begin, from, head);
-        attention_fetch_queries<T, D, QUERIES, THREADS>(qs, lses, rows, p, t.first + from,
-                                                              t.queries - from, head, stage);
+        attention_fetch_queries<T, D, QUERIES, 128>(qs, lses, rows, p, t.first + from, t.queries - from,
+                                                    head, stage);
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
     const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // of q, that the keys serve
     int from = begin, head = key_head * p.group;
-    const auto advance = [&](int &to, int &of) { // to the next tile of queries, or the next head's first
-        to += QUERIES;
-        if (BLOCKS && to < end) to = attention_seen_from<true>(p, sparse, of, to, end);
-        if (to >= end) { to = begin; of++; }
-    };
     if (head < heads_end) fetch(from, head, 0);
-    for (int stage = 0; head < heads_end; advance(from, head), stage ^= 1) {
+    for (int stage = 0; head < heads_end;
+         attention_advance<QUERIES, BLOCKS>(from, head, p, sparse, begin, end), stage ^= 1) {
         const T *qt = qs + stage * QUERIES * PITCH, *dt = ds + stage * QUERIES * PITCH;
         const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
-        const int *row = rows + stage * QUERIES;
         tt__cp_async_wait<0>();
         __syncthreads();
         int next = from, next_head = head;
-        advance(next, next_head);
+        attention_advance<QUERIES, BLOCKS>(next, next_head, p, sparse, begin, end);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
         // No keys, or none of them is seen.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
-        int often = 1;
-        if (BLOCKS && sparse.n)
-            often = attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
+        const int often = !BLOCKS || !sparse.n ? 1
+            : attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
         if (often == 0) continue;
         const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
         const int first = t.at + mine; // of the warp's keys
@@ -6731,61 +6902,40 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
         const uint32_t keep = READS
             ? attention_read_columns<MT, QUERIES>(kept + stage * BITS + mine / 8 * QUERIES)
-            : attention_draw_columns<MT, QUERIES>(p, random, row, first / 8, head);
+            : attention_draw_columns<MT, QUERIES>(p, random, rows + stage * QUERIES, first / 8, head);
         attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
         attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
-        TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
-            TT__UNROLL for (int e = 0; e < 2; e++) {
-                // Of the warp's keys that the query sees.
-                const int c = 8 * n + e;
-                const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
-                const int ahead = row[c + pair] - t.begin - t.at - mine - group;
-                const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
-                TT__UNROLL for (int m = 0; m < MT; m++)
-                    TT__UNROLL for (int h = 0; h < 2; h++) {
-                        const bool kept = keep >> (8 * (2 * e + h) + m * (QUERIES / 8) + n) & 1;
-                        float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
-                        const int d = ahead - 16 * m - 8 * h;
-                        if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
-                        x = (NEAR ? d < p.least || d > p.most : 16 * m + 8 * h > last)
-                            ? 0 : tt__exp2(fmaf(x, NEAR ? p.factor : factor, -log_sum));
-                        if (BLOCKS) x *= (float)often;
-                        y = x * ((kept ? y * p.keep_scale : 0) - sum);
-                        if (!kept) x = 0;
-                    }
-            }
+        attention_column_slopes<MT, QUERIES, KIND>(s, g, p, keep, rows + stage * QUERIES, lse, delta, t, mine,
+                                                   masked, factor, slope, often);
         attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
         attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
     }
     tt__cp_async_wait<0>(); // where no query came, of k and v
     if (p.sums_k || p.sums_v) __syncthreads();
-    // One thread has an element of dk and of dv, which may be the same.
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int to_head = KIND == NEARBY // else computed again, so that the loop keeps nothing of it
         ? key_head : p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads;
+    // One thread has an element of dk and of dv, which may be the same.
     TT__UNROLL for (int k = 0; k < 2; k++) {
-        float *const sums = k ? p.sums_v : p.sums_k;
         attention_columns<T, D> columns;
         columns.clear();
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const int r = 16 * MT * warp + 16 * m + 8 * h + lane / 4;
                 const int row = (READS ? tile : t).begin + t.at + r;
-                if (r >= count || !(k ? p.dv : p.dk).data) continue;
-                attention_store<T, D>(k ? p.dv : p.dk, row, to_head, p.head_size, k ? dv[m] : dk[m], h,
-                                      k ? p.keep_scale : p.scale, k ? p.add_dv : p.add_dk, lane, columns,
-                                      sums);
+                if (r >= count) continue;
+                attention_store_key<T, D>(p, k, row, to_head, k ? dv[m] : dk[m], h, lane, columns);
             }
-        if (sums) columns.write(part[WARPS * k + warp], lane, false);
+        if (k ? p.sums_v : p.sums_k) columns.write(part[WARPS * k + warp], lane, false);
     }
-    if (!p.sums_k && !p.sums_v) return;
-    __syncthreads();
-    write_sums(WARPS, thread);
+    if (p.sums_k || p.sums_v) __syncthreads();
+    attention_write_key_sums<D, WARPS>(p, sums_begin, part, WARPS, thread);
 }
 
 // From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
 // and the gradients of scores (g) without the factor `scale`. lse, delta: of the thread's first column.
-// first: row of the batch of its first key. inside: the first of its keys behind the sequence's end.
+// first: row of the batch of its first key. inside: the first of its keys behind the sequence's end, which
+// would make dq infinite where all scores are far below 0.
 template <int MT, int QUERIES>
 __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
                                                  float (&g)[MT][QUERIES / 8][4], const attention_args &p,
@@ -6817,7 +6967,93 @@ namespace {
 
 // The sequence of a block of attention_backward: its rows of the batch, its queries, the head of its keys and
 // the end of the heads of q that these serve. thread: 0, which the compiler does not know.
-struct attention_whole { int begin, count, first, queries, key_head, heads_end, thread; };
+struct attention_whole {
+    int begin, count, first, queries, key_head, heads_end, thread;
+    __device__ __forceinline__ void find(const attention_args &p)
+    {
+        const int key_heads = p.heads / p.group, seq = (int)(blockIdx.x / key_heads);
+        key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
+        begin = p.seq_start[seq];
+        count = p.seq_start[seq + 1] - begin;
+        first = p.query_start[seq];
+        queries = p.query_start[seq + 1] - first;
+        heads_end = queries > 0 ? (key_head + 1) * p.group : 0;
+        thread = 0;
+    }
+};
+
+// to (16 MT, N) = a^T b of a (K, 16 MT) and b (K, N) in shared memory, the first `end` of K rows. A row of a
+// has ACROSS elements, of b PITCH.
+template <class T, int MT, int N, int ACROSS, int PITCH>
+__device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], const T *a, const T *b,
+                                                   int lane, int end)
+{
+    a += (lane % 8 + lane / 16 * 8) * ACROSS + lane / 8 % 2 * 8;
+    b += lane % 16 * PITCH + lane / 16 * 8;
+    attention_clear(to);
+    for (int k = 0; k < end; k += 16, a += 16 * ACROSS, b += 16 * PITCH) {
+        uint32_t af[MT][4];
+        TT__UNROLL for (int m = 0; m < MT; m++) tt__ldmatrix_x4_trans(af[m], a + 16 * m);
+        TT__UNROLL for (int n = 0; n < N; n += 16) {
+            uint32_t r[4];
+            tt__ldmatrix_x4_trans(r, b + n);
+            const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
+            TT__UNROLL for (int m = 0; m < MT; m++) {
+                tt__mma_16816<T>(to[m][n / 8], af[m], b0);
+                tt__mma_16816<T>(to[m][n / 8 + 1], af[m], b1);
+            }
+        }
+    }
+}
+
+// Of dq a warp makes 16 QM rows and COLUMNS columns.
+template <int D, int WARPS> struct attention_whole_sizes {
+    enum { MT = 2, KEYS = 32 * WARPS, QUERIES = 64, PART = 32, PITCH = D + 8, ACROSS = QUERIES + 8,
+           QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
+};
+
+// to (ACROSS elements a row) = the warp's gradients of scores, of keys (rows) and queries (columns); 0 unless
+// any of these queries sees any of the keys.
+template <class T, int MT, int PART, int ACROSS>
+__device__ __forceinline__ void attention_put_slopes(T *to, const float (&g)[MT][PART / 8][4], bool seen)
+{
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int n = 0; n < PART / 8; n++)
+            TT__UNROLL for (int h = 0; h < 2; h++)
+                *(uint32_t *)(to + (16 * m + 8 * h) * ACROSS + 8 * n) =
+                    seen ? attention_pack<T>(g[m][n][2 * h], g[m][n][2 * h + 1]) : 0;
+}
+
+template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(float (*part)[D], int threads)
+{
+    for (int c = (int)threadIdx.x; c < D; c += threads)
+        for (int k = 0; k < DOWN; k++) part[k][c] = 0;
+}
+
+// dq of the tile of queries from `from` on, by the keys that these see. part_q: sums of its columns so far.
+template <class T, int D, int WARPS>
+__device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
+                                                   const T *slopes, const T *ks, float (*part_q)[D], int from,
+                                                   int head, bool diagonal)
+{
+    typedef attention_whole_sizes<D, WARPS> S;
+    enum { QM = S::QM, DOWN = S::DOWN, COLUMNS = S::COLUMNS };
+    const int thread = (int)threadIdx.x + of.thread, warp = thread / 32, lane = thread % 32;
+    const int row = warp % DOWN * 16 * QM, column = warp / DOWN * COLUMNS;
+    const int end = min(of.count, diagonal ? from + S::QUERIES : of.count); // of keys that a query sees
+    float dq[QM][COLUMNS / 8][4];
+    attention_mma_down<T, QM, COLUMNS, S::ACROSS, S::PITCH>(dq, slopes + row, ks + column, lane, end);
+    attention_columns<T, COLUMNS> columns;
+    columns.clear();
+    TT__UNROLL for (int m = 0; m < QM; m++)
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            const int query = from + row + 16 * m + 8 * h + lane / 4, i = of.first + query;
+            if (query >= of.queries) continue;
+            attention_store<T, COLUMNS>(p.dq, p.query_at ? p.query_at[i] : i, head, p.head_size, dq[m], h,
+                                        p.scale, p.add_dq, threadIdx.x % 32, columns, p.sums_q, column);
+        }
+    if (p.sums_q) columns.write(part_q[warp % DOWN] + column, lane, true);
+}
 
 // The backward in one pass, with five products: of a sequence of at most 32 WARPS keys a block has all keys,
 // so that gradients of scores times keys are dq, which nobody else adds to. These gradients come to the warps
@@ -6826,12 +7062,12 @@ template <class T, int D, int WARPS>
 __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(attention_args p)
 {
     tt__begin_kernel();
-    enum { MT = 2, KEYS = 32 * WARPS, QUERIES = 64, PART = 32, PITCH = D + 8, ACROSS = QUERIES + 8 };
-    // Of dq a warp makes 16 QM rows and COLUMNS columns.
-    enum { QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
+    typedef attention_whole_sizes<D, WARPS> S;
+    enum { MT = S::MT, KEYS = S::KEYS, QUERIES = S::QUERIES, PART = S::PART, PITCH = S::PITCH,
+           ACROSS = S::ACROSS, DOWN = S::DOWN };
     TT__SHARED(uint64_t, random, );
     TT__SHARED(attention_whole, of, ); // here, as else the loop keeps it and what follows of it in registers
-    TT__SHARED(float, part, [2][WARPS][D]);
+    TT__SHARED(float, part, [2 * WARPS][D]);
     TT__SHARED(float, part_q, [DOWN][D]); // sums of dq so far, of a head
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
@@ -6842,35 +7078,20 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     const int mine = 16 * MT * (int)(threadIdx.x / 32);
     const bool diagonal = p.causal && !p.query_row;
     if (threadIdx.x == 0) {
-        const int key_heads = p.heads / p.group, seq = (int)(blockIdx.x / key_heads);
         random = attention_key(p);
-        of.key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
-        of.begin = p.seq_start[seq];
-        of.count = p.seq_start[seq + 1] - of.begin;
-        of.first = p.query_start[seq];
-        of.queries = p.query_start[seq + 1] - of.first;
-        of.heads_end = of.queries > 0 ? (of.key_head + 1) * p.group : 0;
-        of.thread = 0;
+        of.find(p);
     }
-    const auto clear_sums = [&]() {
-        for (int c = (int)threadIdx.x; c < D; c += 32 * WARPS)
-            for (int k = 0; k < DOWN; k++) part_q[k][c] = 0;
-    };
     const auto write_sums = [&](int of_head) { // of dq; they are cleared by the threads that have read them
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
-        clear_sums();
+        attention_clear_sums<D, DOWN>(part_q, 32 * WARPS);
     };
-    clear_sums();
+    attention_clear_sums<D, DOWN>(part_q, 32 * WARPS);
     __syncthreads();
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
-    TT__UNROLL for (int m = 0; m < MT; m++)
-        TT__UNROLL for (int n = 0; n < D / 8; n++)
-            TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
-    attention_fetch<T, D, KEYS, 32 * WARPS>(ks, p.k, NULL, of.begin, of.count, of.key_head, p.head_size);
-    attention_fetch<T, D, KEYS, 32 * WARPS>(vs, p.v, NULL, of.begin, of.count, of.key_head, p.head_size);
-    tt__cp_async_commit();
+    attention_clear(dk, dv);
+    attention_fetch_rows<T, D, KEYS, 32 * WARPS>(ks, vs, p, of.begin, of.count, of.key_head);
     const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
         attention_fetch_queries<T, D, QUERIES, 32 * WARPS>(qs, lses, rows, p, of.first + from,
                                                            of.queries - from, head, stage);
@@ -6886,61 +7107,24 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         for (int part = 0; part < QUERIES && mine < of.count; part += PART) {
             const int at = stage * QUERIES + part;
             const T *qt = qs + at * PITCH, *dt = ds + at * PITCH;
-            T *to = slopes + (mine + group) * ACROSS + part + pair;
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
             const bool seen = !diagonal || mine < from + part + PART; // any of the warp's keys
             if (seen) {
                 const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 8, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
                 attention_mma<T, D, MT, PART>(g, vs + mine * PITCH, dt);
-                // Keys behind the end would make dq infinite where all scores are far below 0.
                 attention_slopes<MT, PART>(s, g, p, keep, rows + at, lses + at + pair, deltas + at + pair,
                                            of.begin + mine + group, of.count - mine - group);
             }
-            TT__UNROLL for (int m = 0; m < MT; m++)
-                TT__UNROLL for (int n = 0; n < PART / 8; n++)
-                    TT__UNROLL for (int h = 0; h < 2; h++)
-                        *(uint32_t *)(to + (16 * m + 8 * h) * ACROSS + 8 * n) =
-                            seen ? attention_pack<T>(g[m][n][2 * h], g[m][n][2 * h + 1]) : 0;
+            attention_put_slopes<T, MT, PART, ACROSS>(slopes + (mine + group) * ACROSS + part + pair, g,
+                                                      seen);
             if (!seen) continue;
             attention_mma_add<T, D, MT, PART>(dv, s, dt);
             attention_mma_add<T, D, MT, PART>(dk, g, qt);
         }
         __syncthreads();
-        const int thread = (int)threadIdx.x + of.thread, warp = thread / 32, lane = thread % 32;
-        const int row = warp % DOWN * 16 * QM, column = warp / DOWN * COLUMNS;
-        const int end = min(of.count, diagonal ? from + QUERIES : of.count); // of keys that a query sees
-        const T *a = slopes + (lane % 8 + lane / 16 * 8) * ACROSS + row + lane / 8 % 2 * 8;
-        const T *b = ks + lane % 16 * PITCH + column + lane / 16 * 8;
-        float dq[QM][COLUMNS / 8][4];
-        TT__UNROLL for (int m = 0; m < QM; m++)
-            TT__UNROLL for (int n = 0; n < COLUMNS / 8; n++)
-                TT__UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
-        for (int k = 0; k < end; k += 16, a += 16 * ACROSS, b += 16 * PITCH) {
-            uint32_t af[QM][4];
-            TT__UNROLL for (int m = 0; m < QM; m++) tt__ldmatrix_x4_trans(af[m], a + 16 * m);
-            TT__UNROLL for (int n = 0; n < COLUMNS; n += 16) {
-                uint32_t r[4];
-                tt__ldmatrix_x4_trans(r, b + n);
-                const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
-                TT__UNROLL for (int m = 0; m < QM; m++) {
-                    tt__mma_16816<T>(dq[m][n / 8], af[m], b0);
-                    tt__mma_16816<T>(dq[m][n / 8 + 1], af[m], b1);
-                }
-            }
-        }
-        attention_columns<T, COLUMNS> columns;
-        columns.clear();
-        TT__UNROLL for (int m = 0; m < QM; m++)
-            TT__UNROLL for (int h = 0; h < 2; h++) {
-                const int query = from + row + 16 * m + 8 * h + lane / 4, i = of.first + query;
-                if (query >= of.queries) continue;
-                attention_store<T, COLUMNS>(p.dq, p.query_at ? p.query_at[i] : i, head, p.head_size, dq[m], h,
-                                            p.scale, p.add_dq, threadIdx.x % 32, columns, p.sums_q, column);
-            }
-        if (p.sums_q) columns.write(part_q[warp % DOWN] + column, lane, true);
-        from += QUERIES;
-        if (from >= of.queries) { from = 0; head++; }
+        attention_whole_dq<T, D, WARPS>(p, of, slopes, ks, part_q, from, head, diagonal);
+        if ((from += QUERIES) >= of.queries) { from = 0; head++; }
     }
     tt__cp_async_wait<0>(); // where no query came, of k and v
     __syncthreads();        // dq may be dk, which is added to it then
@@ -6951,24 +7135,19 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     // One thread has an element of dk and of dv, which may be the same.
     const int last = tt__opaque((int)threadIdx.x);
     TT__UNROLL for (int k = 0; k < 2; k++) {
-        float *const sums = k ? p.sums_v : p.sums_k;
         attention_columns<T, D> columns;
         columns.clear();
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const int r = last / 32 * 16 * MT + 16 * m + 8 * h + last % 32 / 4;
-                if (r >= of.count || !(k ? p.dv : p.dk).data) continue;
-                attention_store<T, D>(k ? p.dv : p.dk, of.begin + r, of.key_head, p.head_size,
-                                      k ? dv[m] : dk[m], h, k ? p.keep_scale : p.scale,
-                                      k ? p.add_dv : p.add_dk, last % 32, columns, sums);
+                if (r >= of.count) continue;
+                attention_store_key<T, D>(p, k, of.begin + r, of.key_head, k ? dv[m] : dk[m], h, last % 32,
+                                          columns);
             }
-        if (sums) columns.write(part[k][last / 32], last % 32, false);
+        if (k ? p.sums_v : p.sums_k) columns.write(part[WARPS * k + last / 32], last % 32, false);
     }
-    if (!p.sums_k && !p.sums_v) return;
     const int64_t at = attention_sums_begin(p, p.heads / p.group, of.key_head);
-    __syncthreads();
-    attention_write_sums<D>(p.sums_k, at, part[0], WARPS, p.head_size, (int)threadIdx.x);
-    attention_write_sums<D>(p.sums_v, at, part[1], WARPS, p.head_size, (int)threadIdx.x);
+    attention_finish_key_sums<D, WARPS>(p, at, part, WARPS, (int)threadIdx.x);
 }
 
 // The backward by warpgroups in one pass, with five products. A block of two warpgroups owns 256 keys of a
@@ -6993,6 +7172,153 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
+// Span `number` of keys; at < 0: there is none.
+__device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int number)
+{
+    if (p.longest > TT__SPAN) return attention_find<TT__SPAN>(p, p.seq_start, number);
+    attention_tile t;
+    t.sequence = number;
+    t.begin = t.first = p.seq_start[number];
+    t.length = t.queries = p.seq_start[number + 1] - t.begin;
+    t.at = t.length > 0 ? 0 : -1;
+    return t;
+}
+
+// A tile of queries in shared memory: from number `from` of the sequence on, of a head of q. lse, delta: of
+// the thread's first column.
+template <class T> struct attention_span_queries {
+    const T *q, *dout;
+    const float *lse, *delta;
+    const int *row; // of the batch
+    int from, head;
+};
+
+// A row of the block's part of dq: of dq itself, or of a slot of p.parts. i: the thread's query of the
+// sequence.
+template <class T>
+__device__ __forceinline__ void attention_span_put(const attention_args &p, const attention_tile &t,
+                                                   const float (&dq)[8][4], int h, int i, int at, int head,
+                                                   int lane, attention_columns<T, 64> &columns)
+{
+    if (!p.parts) {
+        attention_store<T, 64>(p.dq, t.first + i, head, p.head_size, dq, h, p.scale, p.add_dq, lane, columns,
+                               p.sums_q);
+        return;
+    }
+    const int64_t slot = at / TT__SPAN % TT__SPAN_SLOTS;
+    float *to = p.parts + ((slot * p.q.rows + t.first + i) * p.heads + head) * p.head_size + lane % 4 * 2;
+    TT__UNROLL for (int n = 0; n < 8; n++) {
+        if (8 * n >= p.head_size) break;
+        float2 sum = make_float2(dq[n][2 * h], dq[n][2 * h + 1]);
+        if (p.pass > 0) {
+            const float2 before = *(const float2 *)(to + 8 * n);
+            sum.x += before.x;
+            sum.y += before.y;
+        }
+        *(float2 *)(to + 8 * n) = sum;
+    }
+}
+
+// dq of the tile of queries from `from` on, from the gradients of their scores, (KEYS, QUERIES) as
+// tt__wgmma_matrix wants it. part_q: sums of its columns so far.
+template <class T>
+__device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
+                                                  const T *slopes, const T *ks, float (*part_q)[64], int from,
+                                                  int head, int at, int count)
+{
+    const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
+    const int end = p.causal ? min(count, from + 64 - at) : count; // of keys that a query sees
+    const uint32_t a = tt__wgmma_matrix(slopes), b = tt__wgmma_matrix(ks);
+    float dq[8][4];
+    tt__wgmma_fence();
+    tt__wgmma_across<T>(dq, a, b, false); // apart, as else these sums take registers before the loop
+    for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
+    tt__wgmma_commit();
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(dq);
+    attention_columns<T, 64> columns;
+    columns.clear();
+    TT__UNROLL for (int h = 0; h < 2; h++) {
+        const int i = from + thread / 32 % 4 * 16 + 8 * h + group;
+        if (i >= t.queries) continue;
+        attention_span_put<T>(p, t, dq, h, i, at, head, lane, columns);
+    }
+    if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
+}
+
+// Weights from products q k^T, of the warp's 16 keys from number `own` of the block's on (rows) and the
+// tile's queries (columns); 0 where a query does not see a key.
+template <class T>
+__device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], const attention_args &p,
+                                                       const attention_span_queries<T> &b, int own, int at,
+                                                       int count, float factor)
+{
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    TT__UNROLL for (int n = 0; n < 8; n++) {
+        const float2 sums = *(const float2 *)(b.lse + 8 * n);
+        TT__UNROLL for (int i = 0; i < 4; i++)
+            s[0][n][i] = tt__exp2(fmaf(s[0][n][i], factor, -TT__LOG2E * (i % 2 ? sums.y : sums.x)));
+    }
+    if (own + 15 >= count || (p.causal && at + own + 15 > b.from))
+        TT__UNROLL for (int n = 0; n < 8; n++)
+            TT__UNROLL for (int i = 0; i < 4; i++) {
+                const int key = own + group + i / 2 * 8, query = b.from - at + 8 * n + pair + i % 2;
+                if (key >= count || (p.causal && key > query)) s[0][n][i] = 0;
+            }
+}
+
+// dk and dv of the warp's 16 keys from row `row` of tile `tile` of the block's on, += those by a tile of
+// queries. k, v: that tile; slopes: where its gradients of scores go, (64, 64) of keys and queries.
+template <class T, bool DROPS>
+__device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv)[8][4],
+                                                   const attention_args &p, uint64_t random,
+                                                   const attention_span_queries<T> &b, const T *k, const T *v,
+                                                   T *slopes, int tile, int row, int at, int count,
+                                                   float factor)
+{
+    const int own = tile * 64 + row;
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    float s[1][8][4], g[1][8][4];
+    tt__wgmma_fence();
+    attention_wide<T>(s, k, b.q);
+    tt__wgmma_commit();
+    attention_wide<T>(g, v, b.dout);
+    tt__wgmma_commit();
+    uint32_t keep = 0;
+    if (DROPS) keep = attention_draw_columns<1, 64>(p, random, b.row, (at + own) / 8, b.head);
+    const auto kept = [&](int n, int i) { return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1; };
+    tt__wgmma_wait<1>();
+    tt__wgmma_done(s[0]);
+    attention_span_weights(s, p, b, own, at, count, factor);
+    uint32_t w[4][4], dw[4][4];
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(g[0]);
+    TT__UNROLL for (int n = 0; n < 8; n++) {
+        const float2 sums = *(const float2 *)(b.delta + 8 * n);
+        TT__UNROLL for (int i = 0; i < 4; i++) {
+            float &y = g[0][n][i];
+            if (DROPS) y *= kept(n, i) ? p.keep_scale : 0;
+            y = s[0][n][i] * (y - (i % 2 ? sums.y : sums.x));
+        }
+    }
+    attention_wide_pack_kept<T>(w, s, kept);
+    tt__wgmma_fence();
+    attention_wide_add<T>(*(float (*)[1][8][4])dv, w, b.dout);
+    tt__wgmma_commit();
+    attention_wide_pack<T>(dw, g);
+    tt__wgmma_fence();
+    attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
+    tt__wgmma_commit();
+    // The 16 bytes n of a row lie at n ^ row % 8.
+    char *to = (char *)slopes + (row + group) * 128 + pair * 2;
+    TT__UNROLL for (int n = 0; n < 8; n++)
+        TT__UNROLL for (int h = 0; h < 2; h++)
+            *(uint32_t *)(to + h * 8 * 128 + (n ^ group) * 16) = dw[n / 2][n % 2 * 2 + h];
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(dk);
+    tt__wgmma_done(dv);
+}
+
 template <class T, bool DROPS>
 __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args p)
 {
@@ -7000,97 +7326,42 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     enum { D = 64, TILE = 64 * D, QUERIES = 64, TILES = TT__SPAN_TILES, KEYS = TT__SPAN, WARPS = 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
     TT__SHARED(attention_tile, t, );
-    TT__SHARED(float, part, [2][WARPS][D]);
+    TT__SHARED(float, part, [2 * WARPS][D]);
     TT__SHARED(float, part_q, [WARPS][D]); // sums of dq so far
     TT__DYN_SHARED(T, shared);
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
     T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix wants it
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                        // of the batch
-    const int key_heads = p.heads / p.group, lane = threadIdx.x % 32;
+    const int key_heads = p.heads / p.group;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);
     const auto write_sums = [&](int parts) {
-        attention_write_sums<D>(p.sums_k, sums_begin, part[0], parts, p.head_size, (int)threadIdx.x);
-        attention_write_sums<D>(p.sums_v, sums_begin, part[1], parts, p.head_size, (int)threadIdx.x);
+        attention_write_key_sums<D, WARPS>(p, sums_begin, part, parts, (int)threadIdx.x);
         attention_write_sums<D>(p.parts ? NULL : p.sums_q, sums_begin, part_q, parts, p.head_size,
                                 (int)threadIdx.x);
     };
-    {
-        attention_tile found;
-        if (p.longest > KEYS) {
-            found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
-        } else {
-            const int s = (int)(blockIdx.x / key_heads);
-            found.sequence = s;
-            found.begin = found.first = p.seq_start[s];
-            found.length = found.queries = p.seq_start[s + 1] - found.begin;
-            found.at = found.length > 0 ? 0 : -1;
-        }
-        if (found.at < 0) {
-            write_sums(0);
-            return;
-        }
-        if (p.parts && found.at / KEYS / TT__SPAN_SLOTS != p.pass) return;
-        if (threadIdx.x == 0) {
-            t = found;
-            random = attention_key(p);
-        }
-        for (int i = (int)threadIdx.x; i < WARPS * D; i += 256) part_q[i / D][i % D] = 0;
-        __syncthreads();
+    const attention_tile found = attention_find_span(p, (int)(blockIdx.x / key_heads));
+    if (found.at < 0) {
+        write_sums(0);
+        return;
     }
-    const int at = t.at, count = min(KEYS + 0, t.length - at);
+    if (p.parts && found.at / KEYS / TT__SPAN_SLOTS != p.pass) return;
+    if (threadIdx.x == 0) {
+        t = found;
+        random = attention_key(p);
+    }
+    for (int i = (int)threadIdx.x; i < WARPS * D; i += 256) part_q[i / D][i % D] = 0;
+    __syncthreads();
+    const int at = t.at, count = min(KEYS + 0, t.length - at), pair = threadIdx.x % 4 * 2;
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), team = warp / 4;
-    const int group = lane / 4, pair = lane % 4 * 2;
     const float factor = p.scale * TT__LOG2E;
     float dk[2][8][4], dv[2][8][4];
-    TT__UNROLL for (int m = 0; m < 2; m++)
-        TT__UNROLL for (int n = 0; n < 8; n++)
-            TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
-    attention_fetch<T, D, KEYS, 256, true>(ks, p.k, NULL, t.begin + at, count, key_head, p.head_size);
-    attention_fetch<T, D, KEYS, 256, true>(vs, p.v, NULL, t.begin + at, count, key_head, p.head_size);
-    tt__cp_async_commit();
+    attention_clear(dk, dv);
+    attention_fetch_rows<T, D, KEYS, 256, true>(ks, vs, p, t.begin + at, count, key_head);
     const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
         attention_fetch_queries<T, D, QUERIES, 256, true>(qs, lses, rows, p, t.first + from, t.queries - from,
                                                           head, stage, tt__opaque((int)threadIdx.x));
-    };
-    // dq of a tile of queries, from the gradients of scores of a stage.
-    const auto finish = [&](int from, int head, int stage) {
-        const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
-        const int end = p.causal ? min(count, from + QUERIES - at) : count; // of keys that a query sees
-        const uint32_t a = tt__wgmma_matrix(slopes + stage * TILES * TILE), b = tt__wgmma_matrix(ks);
-        float dq[8][4];
-        tt__wgmma_fence();
-        tt__wgmma_across<T>(dq, a, b, false); // apart, as else these sums take registers before the loop
-        for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
-        tt__wgmma_commit();
-        tt__wgmma_wait<0>();
-        tt__wgmma_done(dq);
-        attention_columns<T, D> columns;
-        columns.clear();
-        TT__UNROLL for (int h = 0; h < 2; h++) {
-            const int i = from + thread / 32 % 4 * 16 + 8 * h + group;
-            if (i >= t.queries) continue;
-            if (!p.parts) {
-                attention_store<T, D>(p.dq, t.first + i, head, p.head_size, dq, h, p.scale, p.add_dq, lane,
-                                      columns, p.sums_q);
-                continue;
-            }
-            const int64_t slot = at / KEYS % TT__SPAN_SLOTS;
-            float *to = p.parts + ((slot * p.q.rows + t.first + i) * p.heads + head) * p.head_size
-                + lane % 4 * 2;
-            TT__UNROLL for (int n = 0; n < 8; n++) {
-                if (8 * n >= p.head_size) break;
-                float2 sum = make_float2(dq[n][2 * h], dq[n][2 * h + 1]);
-                if (p.pass > 0) {
-                    const float2 before = *(const float2 *)(to + 8 * n);
-                    sum.x += before.x;
-                    sum.y += before.y;
-                }
-                *(float2 *)(to + 8 * n) = sum;
-            }
-        }
-        if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
     };
     const int begin = p.causal ? at : 0, heads_end = (key_head + 1) * p.group;
     int from = begin, head = key_head * p.group, before = -1, head_before = head;
@@ -7103,89 +7374,37 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
         int next = from + QUERIES, next_head = head;
         if (next >= t.queries) { next = begin; next_head++; }
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
-        if (before >= 0 && team == stage && p.dq.data) finish(before, head_before, stage ^ 1);
+        if (before >= 0 && team == stage && p.dq.data)
+            attention_span_dq<T>(p, t, slopes + (stage ^ 1) * TILES * TILE, ks, part_q, before, head_before,
+                                 at, count);
         if (!more) break;
-        const T *qt = qs + stage * TILE, *dt = ds + stage * TILE;
-        const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
+        const attention_span_queries<T> queries =
+            {qs + stage * TILE, ds + stage * TILE, lses + stage * QUERIES + pair,
+             deltas + stage * QUERIES + pair, rows + stage * QUERIES, from, head};
         TT__UNROLL for (int m = 0; m < 2; m++) {
-            const int tile = 2 * m + team, own = tile * 64 + warp % 4 * 16; // the warp's first key
+            const int tile = 2 * m + team;
             if (tile * 64 >= count || (p.causal && at + tile * 64 >= from + QUERIES)) continue;
-            float s[1][8][4], g[1][8][4];
-            tt__wgmma_fence();
-            attention_wide<T>(s, ks + tile * TILE, qt);
-            tt__wgmma_commit();
-            attention_wide<T>(g, vs + tile * TILE, dt);
-            tt__wgmma_commit();
-            uint32_t keep = 0;
-            if (DROPS)
-                keep = attention_draw_columns<1, QUERIES>(p, random, rows + stage * QUERIES, (at + own) / 8,
-                                                          head);
-            const auto kept = [&](int n, int i) {
-                return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1;
-            };
-            tt__wgmma_wait<1>();
-            tt__wgmma_done(s[0]);
-            TT__UNROLL for (int n = 0; n < 8; n++) {
-                const float2 sums = *(const float2 *)(lse + 8 * n);
-                TT__UNROLL for (int i = 0; i < 4; i++)
-                    s[0][n][i] = tt__exp2(fmaf(s[0][n][i], factor, -TT__LOG2E * (i % 2 ? sums.y : sums.x)));
-            }
-            if (own + 15 >= count || (p.causal && at + own + 15 > from))
-                TT__UNROLL for (int n = 0; n < 8; n++)
-                    TT__UNROLL for (int i = 0; i < 4; i++) {
-                        const int key = own + group + i / 2 * 8, query = from - at + 8 * n + pair + i % 2;
-                        if (key >= count || (p.causal && key > query)) s[0][n][i] = 0;
-                    }
-            uint32_t w[4][4], dw[4][4];
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(g[0]);
-            TT__UNROLL for (int n = 0; n < 8; n++) {
-                const float2 sums = *(const float2 *)(delta + 8 * n);
-                TT__UNROLL for (int i = 0; i < 4; i++) {
-                    float &y = g[0][n][i];
-                    if (DROPS) y *= kept(n, i) ? p.keep_scale : 0;
-                    y = s[0][n][i] * (y - (i % 2 ? sums.y : sums.x));
-                }
-            }
-            attention_wide_pack_kept<T>(w, s, kept);
-            tt__wgmma_fence();
-            attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
-            tt__wgmma_commit();
-            attention_wide_pack<T>(dw, g);
-            tt__wgmma_fence();
-            attention_wide_add<T>(*(float (*)[1][8][4])dk[m], dw, qt);
-            tt__wgmma_commit();
-            // Tile (64, 64) of keys and queries: the 16 bytes n of a row lie at n ^ row % 8.
-            char *to = (char *)(slopes + (stage * TILES + tile) * TILE) + (warp % 4 * 16 + group) * 128
-                + pair * 2;
-            TT__UNROLL for (int n = 0; n < 8; n++)
-                TT__UNROLL for (int h = 0; h < 2; h++)
-                    *(uint32_t *)(to + h * 8 * 128 + (n ^ group) * 16) = dw[n / 2][n % 2 * 2 + h];
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(dk[m]);
-            tt__wgmma_done(dv[m]);
+            attention_span_add<T, DROPS>(dk[m], dv[m], p, random, queries, ks + tile * TILE, vs + tile * TILE,
+                                         slopes + (stage * TILES + tile) * TILE, tile, warp % 4 * 16, at,
+                                         count, factor);
         }
-        before = from;
-        head_before = head;
-        from = next;
-        head = next_head;
+        before = from; head_before = head;
+        from = next; head = next_head;
     }
     if (p.sums_k || p.sums_v || p.dq.data == p.dk.data || p.dq.data == p.dv.data) __syncthreads();
     // One thread has an element of dk and of dv, which may be the same.
-    const int last = tt__opaque((int)threadIdx.x);
+    const int last = tt__opaque((int)threadIdx.x), lane = last % 32;
     TT__UNROLL for (int k = 0; k < 2; k++) {
-        float *const sums = k ? p.sums_v : p.sums_k;
         attention_columns<T, D> columns;
         columns.clear();
         TT__UNROLL for (int m = 0; m < 2; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const int r = (2 * m + last / 128) * 64 + last / 32 % 4 * 16 + 8 * h + last % 32 / 4;
-                if (r >= count || !(k ? p.dv : p.dk).data) continue;
-                attention_store<T, D>(k ? p.dv : p.dk, t.begin + at + r, key_head, p.head_size,
-                                      k ? dv[m] : dk[m], h, k ? p.keep_scale : p.scale,
-                                      k ? p.add_dv : p.add_dk, last % 32, columns, sums);
+                if (r >= count) continue;
+                attention_store_key<T, D>(p, k, t.begin + at + r, key_head, k ? dv[m] : dk[m], h, lane,
+                                          columns);
             }
-        if (sums) columns.write(part[k][last / 32], last % 32, false);
+        if (k ? p.sums_v : p.sums_k) columns.write(part[WARPS * k + last / 32], last % 32, false);
     }
     if (!p.sums_k && !p.sums_v && !p.sums_q) return;
     __syncthreads();
@@ -9087,10 +9306,10 @@ op_kernels kernels_of(int op)
 {
     switch (op) {
     case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
-    case TT__OP_ADD: return run_add;
-    case TT__OP_ADD_ROW: return run_add_row;
+    case TT__OP_ADD: return run_two<op_add>;
+    case TT__OP_ADD_ROW: return run_two<op_add_row>;
     case TT__OP_SUM_ROWS: return run_sum_rows;
-    case TT__OP_MUL: return run_mul;
+    case TT__OP_MUL: return run_two<op_mul>;
     case TT__OP_SWIGLU: return run_swiglu;
     case TT__OP_SWIGLU_BACKWARD: return run_swiglu_backward;
     case TT__OP_ROTARY: return run_rotary;

@@ -12,7 +12,7 @@ files_include_what_they_use: the head of a file includes the home of each functi
 the file uses, and no file of which it uses nothing. base/base.h stands for all of api/, backend/ and base/,
 backend/backend.h for the first two. Files that make names by pasting are exempt.
 
-files_are_short: no file has more than 1,500 lines, and no function of a .h more than 90.
+files_are_short: no file has more than 1,500 lines, and no function more than 90.
 """
 import os
 import re
@@ -127,7 +127,7 @@ def long(tree):
             if line == "{":
                 start = n
             elif line == "}" and start is not None:
-                if n - start + 1 > MAX_FUNCTION and path.endswith(".h"):
+                if n - start + 1 > MAX_FUNCTION:
                     found.append((path, at + start, f"begins a function of {n - start + 1} lines"))
                 start = None
     return found

@@ -251,7 +251,7 @@ __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint
 }
 
 // The sum over a warp, in every lane, in a fixed order.
-__device__ __forceinline__ float warp_sum(float v)
+template <class V> __device__ __forceinline__ V warp_sum(V v)
 {
     TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
     return v;
@@ -263,14 +263,14 @@ __device__ __forceinline__ float warp_max(float v)
 }
 
 // The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
-template <int THREADS> __device__ __forceinline__ float block_sum(float v)
+template <int THREADS, class V> __device__ __forceinline__ V block_sum(V v)
 {
-    TT__SHARED(float, part, [THREADS / 32]);
+    TT__SHARED(V, part, [THREADS / 32]);
     v = warp_sum(v);
     __syncthreads(); // an earlier call may still be read
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
     __syncthreads();
-    float sum = 0;
+    V sum = 0;
     TT__UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
     return sum;
 }

@@ -46,10 +46,10 @@ op_kernels kernels_of(int op)
 {
     switch (op) {
     case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
-    case TT__OP_ADD: return run_add;
-    case TT__OP_ADD_ROW: return run_add_row;
+    case TT__OP_ADD: return run_two<op_add>;
+    case TT__OP_ADD_ROW: return run_two<op_add_row>;
     case TT__OP_SUM_ROWS: return run_sum_rows;
-    case TT__OP_MUL: return run_mul;
+    case TT__OP_MUL: return run_two<op_mul>;
     case TT__OP_SWIGLU: return run_swiglu;
     case TT__OP_SWIGLU_BACKWARD: return run_swiglu_backward;
     case TT__OP_ROTARY: return run_rotary;

@@ -26,6 +26,58 @@ __device__ __forceinline__ float attention_delta_of(const attention_args &p, int
     return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
 }
 
+// Log-sum-exps of the scores of a thread's queries, by the base of 2, and sums of dout * out, which are made
+// and left here, if the kernel does so.
+template <class T, int MT>
+__device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&delta)[MT][2],
+                                                   const attention_args &p, const attention_queries<MT> &b)
+{
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            const int query = b.first + min(b.mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, b.count - 1);
+            const int64_t at = attention_sums_at(p, query, b.head);
+            lse[m][h] = p.lse[at] * TT__LOG2E;
+            if (p.sums_deltas) {
+                delta[m][h] = attention_delta_of<T>(p, p.query_at ? p.query_at[query] : query, b.head);
+                if (b.pair == 0 && b.mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4 < b.count)
+                    p.delta[at] = delta[m][h];
+            } else {
+                delta[m][h] = p.delta[at];
+            }
+        }
+}
+
+// From products q k^T (s) and dout v^T (g), of queries (rows) and keys from `key` on (columns): the gradients
+// of scores (g) without the factor `scale`. often: how often the keys are seen.
+template <int MT, int KEYS, attention_kind KIND>
+__device__ __forceinline__ void attention_row_slopes(float (&s)[MT][KEYS / 8][4],
+                                                     float (&g)[MT][KEYS / 8][4], const attention_args &p,
+                                                     const attention_queries<MT> &b,
+                                                     const uint32_t (&keep)[MT * KEYS / 64],
+                                                     const float (&lse)[MT][2], const float (&delta)[MT][2],
+                                                     int key, float factor, float slope, int often)
+{
+    const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            const int last = key + KEYS <= b.all ? KEYS + 0
+                : (p.causal ? b.row[m][h] - b.t.begin : b.t.length - 1) - key - b.pair;
+            const int row = b.row[m][h] - b.t.begin, ahead = row - key - b.pair;
+            const int least = max(p.least, row - b.t.length + 1);
+            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                TT__UNROLL for (int i = 0; i < 2; i++) {
+                    float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
+                    const int d = ahead - 8 * n - i;
+                    if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
+                    x = (NEAR ? d < least || d > p.most : 8 * n + i > last)
+                        ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
+                    if (BLOCKS) x *= (float)often;
+                    y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale
+                              : 0) - delta[m][h]);
+                }
+        }
+}
+
 template <class T, int D, int MT, int KEYS, attention_kind KIND>
 __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 {
@@ -58,21 +110,8 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
     attention_fetch<T, D, QUERIES>(ds, p.dout, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
     float lse[MT][2], delta[MT][2], dq[MT][D / 8][4];
-    TT__UNROLL for (int m = 0; m < MT; m++) {
-        TT__UNROLL for (int h = 0; h < 2; h++) {
-            const int query = first + min(mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1);
-            const int64_t at = attention_sums_at(p, query, head);
-            lse[m][h] = p.lse[at] * TT__LOG2E;
-            if (p.sums_deltas) {
-                delta[m][h] = attention_delta_of<T>(p, p.query_at ? p.query_at[query] : query, head);
-                if (b.pair == 0 && mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4 < count)
-                    p.delta[at] = delta[m][h];
-            } else {
-                delta[m][h] = p.delta[at];
-            }
-        }
-        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
-    }
+    attention_clear(dq);
+    attention_row_sums<T>(lse, delta, p, b);
     for (int key = begin, next, stage = 0; key < b.end; key = next, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         next = key + KEYS;
@@ -94,24 +133,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
         attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head, bits);
         attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
         attention_mma<T, D, MT, KEYS>(g, ds + mine * PITCH, vt);
-        TT__UNROLL for (int m = 0; m < MT; m++)
-            TT__UNROLL for (int h = 0; h < 2; h++) {
-                const int last = key + KEYS <= b.all ? KEYS + 0
-                    : (p.causal ? b.row[m][h] - t.begin : t.length - 1) - key - b.pair;
-                const int row = b.row[m][h] - t.begin, ahead = row - key - b.pair;
-                const int least = max(p.least, row - t.length + 1);
-                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                    TT__UNROLL for (int i = 0; i < 2; i++) {
-                        float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
-                        const int d = ahead - 8 * n - i;
-                        if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
-                        x = (NEAR ? d < least || d > p.most : 8 * n + i > last)
-                            ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
-                        if (BLOCKS) x *= (float)often;
-                        y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale
-                                  : 0) - delta[m][h]);
-                    }
-            }
+        attention_row_slopes<MT, KEYS, KIND>(s, g, p, b, keep, lse, delta, key, factor, slope, often);
         attention_mma_add<T, D, MT, KEYS>(dq, g, kt);
     }
     attention_columns<T, D> columns;
@@ -172,51 +194,125 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
     tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
 }
 
+// Row `row` of dk (k: 0) or dv (1), by the thread's elements 2 h, 2 h + 1 of each tile of 8 columns.
+template <class T, int D>
+__device__ __forceinline__ void attention_store_key(const attention_args &p, int k, int row, int head,
+                                                    const float (&from)[D / 8][4], int h, int lane,
+                                                    attention_columns<T, D> &columns)
+{
+    const tt__mat &m = k ? p.dv : p.dk;
+    if (!m.data) return;
+    attention_store<T, D>(m, row, head, p.head_size, from, h, k ? p.keep_scale : p.scale,
+                          k ? p.add_dv : p.add_dk, lane, columns, k ? p.sums_v : p.sums_k);
+}
+
+// The block's sums of columns of dk and dv: of `parts` of its warps, part[warp] and part[WARPS + warp].
+template <int D, int WARPS>
+__device__ __forceinline__ void attention_write_key_sums(const attention_args &p, int64_t at,
+                                                         const float (*part)[D], int parts, int thread)
+{
+    attention_write_sums<D>(p.sums_k, at, part, parts, p.head_size, thread);
+    attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
+}
+
+// The same, if sums are wanted, behind a barrier: after it all warps have left theirs, and `at`, which may be
+// in shared memory, is there.
+template <int D, int WARPS>
+__device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
+                                                          const float (*part)[D], int parts, int thread)
+{
+    if (!p.sums_k && !p.sums_v) return;
+    __syncthreads();
+    attention_write_key_sums<D, WARPS>(p, at, part, parts, thread);
+}
+
+// To the sequence's next tile of queries that sees any of the block's keys, or the next head's first.
+template <int QUERIES, bool BLOCKS>
+__device__ __forceinline__ void attention_advance(int &to, int &head, const attention_args &p,
+                                                  const attention_sparse &sparse, int begin, int end)
+{
+    to += QUERIES;
+    if (BLOCKS && to < end) to = attention_seen_from<true>(p, sparse, head, to, end);
+    if (to >= end) { to = begin; head++; }
+}
+
+// What a block's threads share of the tile of keys that it has found: the tile itself and, of one that reads
+// bits, attention_bits_begin, else its blocks.
+template <int KEYS, bool READS>
+__device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
+                                                attention_sparse &sparse, const attention_args &p,
+                                                const attention_tile &found)
+{
+    if (threadIdx.x == 0) {
+        tile = found;
+        if (READS) bits_begin = attention_bits_begin(p, found);
+        else
+            sparse = attention_sparse_of(p, found.length, found.at, min(KEYS + 0, found.length - found.at));
+    }
+    __syncthreads();
+}
+
+// From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
+// and the gradients of scores (g) without the factor `scale`. row: of the tile's queries in the batch; lse,
+// delta: from the thread's first column on; mine: the warp's first key, of tile t. masked: not all of these
+// queries see all of the warp's keys; often: how often the others do.
+template <int MT, int QUERIES, attention_kind KIND>
+__device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES / 8][4],
+                                                        float (&g)[MT][QUERIES / 8][4],
+                                                        const attention_args &p, uint32_t keep,
+                                                        const int *row, const float *lse, const float *delta,
+                                                        const attention_tile &t, int mine, bool masked,
+                                                        float factor, float slope, int often)
+{
+    const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
+        TT__UNROLL for (int e = 0; e < 2; e++) {
+            const int c = 8 * n + e;
+            // Of the warp's keys that the query sees.
+            const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
+            const int ahead = row[c + pair] - t.begin - t.at - mine - group;
+            const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
+            TT__UNROLL for (int m = 0; m < MT; m++)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    const bool kept = keep >> (8 * (2 * e + h) + m * (QUERIES / 8) + n) & 1;
+                    float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
+                    const int d = ahead - 16 * m - 8 * h;
+                    if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
+                    x = (NEAR ? d < p.least || d > p.most : 16 * m + 8 * h > last)
+                        ? 0 : tt__exp2(fmaf(x, NEAR ? p.factor : factor, -log_sum));
+                    if (BLOCKS) x *= (float)often;
+                    y = x * ((kept ? y * p.keep_scale : 0) - sum);
+                    if (!kept) x = 0;
+                }
+        }
+}
+
 // A row of scores is here a key, a column a query. READS: which weights dropout keeps is in p.bits.
 template <class T, int D, int MT, int QUERIES, attention_kind KIND, bool READS = false>
 __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
-    enum { THREADS = 128, WARPS = 4, KEYS = 64 * MT, PITCH = D + 8 };
+    enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
     TT__SHARED(int64_t, sums_begin, ); // here, as else they take registers of the loop's
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
     TT__SHARED(attention_sparse, sparse, ); // these two of kernels that have no registers left for them
     TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, ks);
-    T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH;
-    T *ds = qs + 2 * QUERIES * PITCH;
+    T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
-    enum { BITS = KEYS * QUERIES / 8 };
     unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // attention_fetch_bits, two stages
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
-    const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
-    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;
     const attention_tile found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
     float (*const part)[D] = (float (*)[D])ks; // sums of dk of each warp, then of dv, at the end
     static_assert(2 * WARPS * D * sizeof(float) <= KEYS * PITCH * sizeof(T), "their place is that of keys");
-    const auto write_sums = [&](int parts, int thread) {
-        attention_write_sums<D>(p.sums_k, sums_begin, part, parts, p.head_size, thread);
-        attention_write_sums<D>(p.sums_v, sums_begin, part + WARPS, parts, p.head_size, thread);
-    };
     if (threadIdx.x == 0) sums_begin = attention_sums_begin(p, key_heads, key_head);
-    if (found.at < 0) {
-        __syncthreads();
-        write_sums(0, (int)threadIdx.x);
-        return;
-    }
-    if (KIND == BY_BLOCKS || READS) {
-        if (threadIdx.x == 0) {
-            tile = found;
-            if (READS)
-                bits_begin = attention_bits_begin(p, found);
-            else
-                sparse = attention_sparse_of(p, found.length, found.at,
-                                             min(KEYS + 0, found.length - found.at));
-        }
-        __syncthreads();
-    }
+    if (found.at < 0)
+        return attention_finish_key_sums<D, WARPS>(p, sums_begin, part, 0, (int)threadIdx.x);
+    if (KIND == BY_BLOCKS || READS) attention_share<KEYS, READS>(tile, bits_begin, sparse, p, found);
     const attention_tile &t = KIND == BY_BLOCKS ? tile : found;
     const int count = min(KEYS + 0, t.length - t.at);
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
@@ -224,41 +320,31 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     const float factor = p.scale * TT__LOG2E; // p.factor, where it takes no register
     if (threadIdx.x == 0) random = attention_key(p);
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
-    TT__UNROLL for (int m = 0; m < MT; m++)
-        TT__UNROLL for (int n = 0; n < D / 8; n++)
-            TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
-    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin + t.at, count, key_head, p.head_size);
-    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin + t.at, count, key_head, p.head_size);
-    tt__cp_async_commit();
+    attention_clear(dk, dv);
+    attention_fetch_rows<T, D, KEYS>(ks, vs, p, t.begin + t.at, count, key_head);
     const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
         if (READS) attention_fetch_bits<KEYS, QUERIES>(kept + stage * BITS, p, t, bits_begin, from, head);
-        attention_fetch_queries<T, D, QUERIES, THREADS>(qs, lses, rows, p, t.first + from,
-                                                              t.queries - from, head, stage);
+        attention_fetch_queries<T, D, QUERIES, 128>(qs, lses, rows, p, t.first + from, t.queries - from,
+                                                    head, stage);
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
     const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // of q, that the keys serve
     int from = begin, head = key_head * p.group;
-    const auto advance = [&](int &to, int &of) { // to the next tile of queries, or the next head's first
-        to += QUERIES;
-        if (BLOCKS && to < end) to = attention_seen_from<true>(p, sparse, of, to, end);
-        if (to >= end) { to = begin; of++; }
-    };
     if (head < heads_end) fetch(from, head, 0);
-    for (int stage = 0; head < heads_end; advance(from, head), stage ^= 1) {
+    for (int stage = 0; head < heads_end;
+         attention_advance<QUERIES, BLOCKS>(from, head, p, sparse, begin, end), stage ^= 1) {
         const T *qt = qs + stage * QUERIES * PITCH, *dt = ds + stage * QUERIES * PITCH;
         const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
-        const int *row = rows + stage * QUERIES;
         tt__cp_async_wait<0>();
         __syncthreads();
         int next = from, next_head = head;
-        advance(next, next_head);
+        attention_advance<QUERIES, BLOCKS>(next, next_head, p, sparse, begin, end);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
         // No keys, or none of them is seen.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
-        int often = 1;
-        if (BLOCKS && sparse.n)
-            often = attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
+        const int often = !BLOCKS || !sparse.n ? 1
+            : attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
         if (often == 0) continue;
         const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
         const int first = t.at + mine; // of the warp's keys
@@ -266,61 +352,40 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
         const uint32_t keep = READS
             ? attention_read_columns<MT, QUERIES>(kept + stage * BITS + mine / 8 * QUERIES)
-            : attention_draw_columns<MT, QUERIES>(p, random, row, first / 8, head);
+            : attention_draw_columns<MT, QUERIES>(p, random, rows + stage * QUERIES, first / 8, head);
         attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
         attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
-        TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
-            TT__UNROLL for (int e = 0; e < 2; e++) {
-                // Of the warp's keys that the query sees.
-                const int c = 8 * n + e;
-                const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
-                const int ahead = row[c + pair] - t.begin - t.at - mine - group;
-                const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
-                TT__UNROLL for (int m = 0; m < MT; m++)
-                    TT__UNROLL for (int h = 0; h < 2; h++) {
-                        const bool kept = keep >> (8 * (2 * e + h) + m * (QUERIES / 8) + n) & 1;
-                        float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
-                        const int d = ahead - 16 * m - 8 * h;
-                        if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
-                        x = (NEAR ? d < p.least || d > p.most : 16 * m + 8 * h > last)
-                            ? 0 : tt__exp2(fmaf(x, NEAR ? p.factor : factor, -log_sum));
-                        if (BLOCKS) x *= (float)often;
-                        y = x * ((kept ? y * p.keep_scale : 0) - sum);
-                        if (!kept) x = 0;
-                    }
-            }
+        attention_column_slopes<MT, QUERIES, KIND>(s, g, p, keep, rows + stage * QUERIES, lse, delta, t, mine,
+                                                   masked, factor, slope, often);
         attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
         attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
     }
     tt__cp_async_wait<0>(); // where no query came, of k and v
     if (p.sums_k || p.sums_v) __syncthreads();
-    // One thread has an element of dk and of dv, which may be the same.
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int to_head = KIND == NEARBY // else computed again, so that the loop keeps nothing of it
         ? key_head : p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads;
+    // One thread has an element of dk and of dv, which may be the same.
     TT__UNROLL for (int k = 0; k < 2; k++) {
-        float *const sums = k ? p.sums_v : p.sums_k;
         attention_columns<T, D> columns;
         columns.clear();
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const int r = 16 * MT * warp + 16 * m + 8 * h + lane / 4;
                 const int row = (READS ? tile : t).begin + t.at + r;
-                if (r >= count || !(k ? p.dv : p.dk).data) continue;
-                attention_store<T, D>(k ? p.dv : p.dk, row, to_head, p.head_size, k ? dv[m] : dk[m], h,
-                                      k ? p.keep_scale : p.scale, k ? p.add_dv : p.add_dk, lane, columns,
-                                      sums);
+                if (r >= count) continue;
+                attention_store_key<T, D>(p, k, row, to_head, k ? dv[m] : dk[m], h, lane, columns);
             }
-        if (sums) columns.write(part[WARPS * k + warp], lane, false);
+        if (k ? p.sums_v : p.sums_k) columns.write(part[WARPS * k + warp], lane, false);
     }
-    if (!p.sums_k && !p.sums_v) return;
-    __syncthreads();
-    write_sums(WARPS, thread);
+    if (p.sums_k || p.sums_v) __syncthreads();
+    attention_write_key_sums<D, WARPS>(p, sums_begin, part, WARPS, thread);
 }
 
 // From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
 // and the gradients of scores (g) without the factor `scale`. lse, delta: of the thread's first column.
-// first: row of the batch of its first key. inside: the first of its keys behind the sequence's end.
+// first: row of the batch of its first key. inside: the first of its keys behind the sequence's end, which
+// would make dq infinite where all scores are far below 0.
 template <int MT, int QUERIES>
 __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
                                                  float (&g)[MT][QUERIES / 8][4], const attention_args &p,

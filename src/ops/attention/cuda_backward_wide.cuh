@@ -12,7 +12,93 @@ namespace {
 
 // The sequence of a block of attention_backward: its rows of the batch, its queries, the head of its keys and
 // the end of the heads of q that these serve. thread: 0, which the compiler does not know.
-struct attention_whole { int begin, count, first, queries, key_head, heads_end, thread; };
+struct attention_whole {
+    int begin, count, first, queries, key_head, heads_end, thread;
+    __device__ __forceinline__ void find(const attention_args &p)
+    {
+        const int key_heads = p.heads / p.group, seq = (int)(blockIdx.x / key_heads);
+        key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
+        begin = p.seq_start[seq];
+        count = p.seq_start[seq + 1] - begin;
+        first = p.query_start[seq];
+        queries = p.query_start[seq + 1] - first;
+        heads_end = queries > 0 ? (key_head + 1) * p.group : 0;
+        thread = 0;
+    }
+};
+
+// to (16 MT, N) = a^T b of a (K, 16 MT) and b (K, N) in shared memory, the first `end` of K rows. A row of a
+// has ACROSS elements, of b PITCH.
+template <class T, int MT, int N, int ACROSS, int PITCH>
+__device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], const T *a, const T *b,
+                                                   int lane, int end)
+{
+    a += (lane % 8 + lane / 16 * 8) * ACROSS + lane / 8 % 2 * 8;
+    b += lane % 16 * PITCH + lane / 16 * 8;
+    attention_clear(to);
+    for (int k = 0; k < end; k += 16, a += 16 * ACROSS, b += 16 * PITCH) {
+        uint32_t af[MT][4];
+        TT__UNROLL for (int m = 0; m < MT; m++) tt__ldmatrix_x4_trans(af[m], a + 16 * m);
+        TT__UNROLL for (int n = 0; n < N; n += 16) {
+            uint32_t r[4];
+            tt__ldmatrix_x4_trans(r, b + n);
+            const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
+            TT__UNROLL for (int m = 0; m < MT; m++) {
+                tt__mma_16816<T>(to[m][n / 8], af[m], b0);
+                tt__mma_16816<T>(to[m][n / 8 + 1], af[m], b1);
+            }
+        }
+    }
+}
+
+// Of dq a warp makes 16 QM rows and COLUMNS columns.
+template <int D, int WARPS> struct attention_whole_sizes {
+    enum { MT = 2, KEYS = 32 * WARPS, QUERIES = 64, PART = 32, PITCH = D + 8, ACROSS = QUERIES + 8,
+           QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
+};
+
+// to (ACROSS elements a row) = the warp's gradients of scores, of keys (rows) and queries (columns); 0 unless
+// any of these queries sees any of the keys.
+template <class T, int MT, int PART, int ACROSS>
+__device__ __forceinline__ void attention_put_slopes(T *to, const float (&g)[MT][PART / 8][4], bool seen)
+{
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int n = 0; n < PART / 8; n++)
+            TT__UNROLL for (int h = 0; h < 2; h++)
+                *(uint32_t *)(to + (16 * m + 8 * h) * ACROSS + 8 * n) =
+                    seen ? attention_pack<T>(g[m][n][2 * h], g[m][n][2 * h + 1]) : 0;
+}
+
+template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(float (*part)[D], int threads)
+{
+    for (int c = (int)threadIdx.x; c < D; c += threads)
+        for (int k = 0; k < DOWN; k++) part[k][c] = 0;
+}
+
+// dq of the tile of queries from `from` on, by the keys that these see. part_q: sums of its columns so far.
+template <class T, int D, int WARPS>
+__device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
+                                                   const T *slopes, const T *ks, float (*part_q)[D], int from,
+                                                   int head, bool diagonal)
+{
+    typedef attention_whole_sizes<D, WARPS> S;
+    enum { QM = S::QM, DOWN = S::DOWN, COLUMNS = S::COLUMNS };
+    const int thread = (int)threadIdx.x + of.thread, warp = thread / 32, lane = thread % 32;
+    const int row = warp % DOWN * 16 * QM, column = warp / DOWN * COLUMNS;
+    const int end = min(of.count, diagonal ? from + S::QUERIES : of.count); // of keys that a query sees
+    float dq[QM][COLUMNS / 8][4];
+    attention_mma_down<T, QM, COLUMNS, S::ACROSS, S::PITCH>(dq, slopes + row, ks + column, lane, end);
+    attention_columns<T, COLUMNS> columns;
+    columns.clear();
+    TT__UNROLL for (int m = 0; m < QM; m++)
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            const int query = from + row + 16 * m + 8 * h + lane / 4, i = of.first + query;
+            if (query >= of.queries) continue;
+            attention_store<T, COLUMNS>(p.dq, p.query_at ? p.query_at[i] : i, head, p.head_size, dq[m], h,
+                                        p.scale, p.add_dq, threadIdx.x % 32, columns, p.sums_q, column);
+        }
+    if (p.sums_q) columns.write(part_q[warp % DOWN] + column, lane, true);
+}
 
 // The backward in one pass, with five products: of a sequence of at most 32 WARPS keys a block has all keys,
 // so that gradients of scores times keys are dq, which nobody else adds to. These gradients come to the warps
@@ -21,12 +107,12 @@ template <class T, int D, int WARPS>
 __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(attention_args p)
 {
     tt__begin_kernel();
-    enum { MT = 2, KEYS = 32 * WARPS, QUERIES = 64, PART = 32, PITCH = D + 8, ACROSS = QUERIES + 8 };
-    // Of dq a warp makes 16 QM rows and COLUMNS columns.
-    enum { QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
+    typedef attention_whole_sizes<D, WARPS> S;
+    enum { MT = S::MT, KEYS = S::KEYS, QUERIES = S::QUERIES, PART = S::PART, PITCH = S::PITCH,
+           ACROSS = S::ACROSS, DOWN = S::DOWN };
     TT__SHARED(uint64_t, random, );
     TT__SHARED(attention_whole, of, ); // here, as else the loop keeps it and what follows of it in registers
-    TT__SHARED(float, part, [2][WARPS][D]);
+    TT__SHARED(float, part, [2 * WARPS][D]);
     TT__SHARED(float, part_q, [DOWN][D]); // sums of dq so far, of a head
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
@@ -37,35 +123,20 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     const int mine = 16 * MT * (int)(threadIdx.x / 32);
     const bool diagonal = p.causal && !p.query_row;
     if (threadIdx.x == 0) {
-        const int key_heads = p.heads / p.group, seq = (int)(blockIdx.x / key_heads);
         random = attention_key(p);
-        of.key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
-        of.begin = p.seq_start[seq];
-        of.count = p.seq_start[seq + 1] - of.begin;
-        of.first = p.query_start[seq];
-        of.queries = p.query_start[seq + 1] - of.first;
-        of.heads_end = of.queries > 0 ? (of.key_head + 1) * p.group : 0;
-        of.thread = 0;
+        of.find(p);
     }
-    const auto clear_sums = [&]() {
-        for (int c = (int)threadIdx.x; c < D; c += 32 * WARPS)
-            for (int k = 0; k < DOWN; k++) part_q[k][c] = 0;
-    };
     const auto write_sums = [&](int of_head) { // of dq; they are cleared by the threads that have read them
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
-        clear_sums();
+        attention_clear_sums<D, DOWN>(part_q, 32 * WARPS);
     };
-    clear_sums();
+    attention_clear_sums<D, DOWN>(part_q, 32 * WARPS);
     __syncthreads();
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
-    TT__UNROLL for (int m = 0; m < MT; m++)
-        TT__UNROLL for (int n = 0; n < D / 8; n++)
-            TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
-    attention_fetch<T, D, KEYS, 32 * WARPS>(ks, p.k, NULL, of.begin, of.count, of.key_head, p.head_size);
-    attention_fetch<T, D, KEYS, 32 * WARPS>(vs, p.v, NULL, of.begin, of.count, of.key_head, p.head_size);
-    tt__cp_async_commit();
+    attention_clear(dk, dv);
+    attention_fetch_rows<T, D, KEYS, 32 * WARPS>(ks, vs, p, of.begin, of.count, of.key_head);
     const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
         attention_fetch_queries<T, D, QUERIES, 32 * WARPS>(qs, lses, rows, p, of.first + from,
                                                            of.queries - from, head, stage);
@@ -81,61 +152,24 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         for (int part = 0; part < QUERIES && mine < of.count; part += PART) {
             const int at = stage * QUERIES + part;
             const T *qt = qs + at * PITCH, *dt = ds + at * PITCH;
-            T *to = slopes + (mine + group) * ACROSS + part + pair;
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
             const bool seen = !diagonal || mine < from + part + PART; // any of the warp's keys
             if (seen) {
                 const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 8, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
                 attention_mma<T, D, MT, PART>(g, vs + mine * PITCH, dt);
-                // Keys behind the end would make dq infinite where all scores are far below 0.
                 attention_slopes<MT, PART>(s, g, p, keep, rows + at, lses + at + pair, deltas + at + pair,
                                            of.begin + mine + group, of.count - mine - group);
             }
-            TT__UNROLL for (int m = 0; m < MT; m++)
-                TT__UNROLL for (int n = 0; n < PART / 8; n++)
-                    TT__UNROLL for (int h = 0; h < 2; h++)
-                        *(uint32_t *)(to + (16 * m + 8 * h) * ACROSS + 8 * n) =
-                            seen ? attention_pack<T>(g[m][n][2 * h], g[m][n][2 * h + 1]) : 0;
+            attention_put_slopes<T, MT, PART, ACROSS>(slopes + (mine + group) * ACROSS + part + pair, g,
+                                                      seen);
             if (!seen) continue;
             attention_mma_add<T, D, MT, PART>(dv, s, dt);
             attention_mma_add<T, D, MT, PART>(dk, g, qt);
         }
         __syncthreads();
-        const int thread = (int)threadIdx.x + of.thread, warp = thread / 32, lane = thread % 32;
-        const int row = warp % DOWN * 16 * QM, column = warp / DOWN * COLUMNS;
-        const int end = min(of.count, diagonal ? from + QUERIES : of.count); // of keys that a query sees
-        const T *a = slopes + (lane % 8 + lane / 16 * 8) * ACROSS + row + lane / 8 % 2 * 8;
-        const T *b = ks + lane % 16 * PITCH + column + lane / 16 * 8;
-        float dq[QM][COLUMNS / 8][4];
-        TT__UNROLL for (int m = 0; m < QM; m++)
-            TT__UNROLL for (int n = 0; n < COLUMNS / 8; n++)
-                TT__UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
-        for (int k = 0; k < end; k += 16, a += 16 * ACROSS, b += 16 * PITCH) {
-            uint32_t af[QM][4];
-            TT__UNROLL for (int m = 0; m < QM; m++) tt__ldmatrix_x4_trans(af[m], a + 16 * m);
-            TT__UNROLL for (int n = 0; n < COLUMNS; n += 16) {
-                uint32_t r[4];
-                tt__ldmatrix_x4_trans(r, b + n);
-                const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
-                TT__UNROLL for (int m = 0; m < QM; m++) {
-                    tt__mma_16816<T>(dq[m][n / 8], af[m], b0);
-                    tt__mma_16816<T>(dq[m][n / 8 + 1], af[m], b1);
-                }
-            }
-        }
-        attention_columns<T, COLUMNS> columns;
-        columns.clear();
-        TT__UNROLL for (int m = 0; m < QM; m++)
-            TT__UNROLL for (int h = 0; h < 2; h++) {
-                const int query = from + row + 16 * m + 8 * h + lane / 4, i = of.first + query;
-                if (query >= of.queries) continue;
-                attention_store<T, COLUMNS>(p.dq, p.query_at ? p.query_at[i] : i, head, p.head_size, dq[m], h,
-                                            p.scale, p.add_dq, threadIdx.x % 32, columns, p.sums_q, column);
-            }
-        if (p.sums_q) columns.write(part_q[warp % DOWN] + column, lane, true);
-        from += QUERIES;
-        if (from >= of.queries) { from = 0; head++; }
+        attention_whole_dq<T, D, WARPS>(p, of, slopes, ks, part_q, from, head, diagonal);
+        if ((from += QUERIES) >= of.queries) { from = 0; head++; }
     }
     tt__cp_async_wait<0>(); // where no query came, of k and v
     __syncthreads();        // dq may be dk, which is added to it then
@@ -146,24 +180,19 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     // One thread has an element of dk and of dv, which may be the same.
     const int last = tt__opaque((int)threadIdx.x);
     TT__UNROLL for (int k = 0; k < 2; k++) {
-        float *const sums = k ? p.sums_v : p.sums_k;
         attention_columns<T, D> columns;
         columns.clear();
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const int r = last / 32 * 16 * MT + 16 * m + 8 * h + last % 32 / 4;
-                if (r >= of.count || !(k ? p.dv : p.dk).data) continue;
-                attention_store<T, D>(k ? p.dv : p.dk, of.begin + r, of.key_head, p.head_size,
-                                      k ? dv[m] : dk[m], h, k ? p.keep_scale : p.scale,
-                                      k ? p.add_dv : p.add_dk, last % 32, columns, sums);
+                if (r >= of.count) continue;
+                attention_store_key<T, D>(p, k, of.begin + r, of.key_head, k ? dv[m] : dk[m], h, last % 32,
+                                          columns);
             }
-        if (sums) columns.write(part[k][last / 32], last % 32, false);
+        if (k ? p.sums_v : p.sums_k) columns.write(part[WARPS * k + last / 32], last % 32, false);
     }
-    if (!p.sums_k && !p.sums_v) return;
     const int64_t at = attention_sums_begin(p, p.heads / p.group, of.key_head);
-    __syncthreads();
-    attention_write_sums<D>(p.sums_k, at, part[0], WARPS, p.head_size, (int)threadIdx.x);
-    attention_write_sums<D>(p.sums_v, at, part[1], WARPS, p.head_size, (int)threadIdx.x);
+    attention_finish_key_sums<D, WARPS>(p, at, part, WARPS, (int)threadIdx.x);
 }
 
 // The backward by warpgroups in one pass, with five products. A block of two warpgroups owns 256 keys of a
@@ -188,6 +217,153 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
+// Span `number` of keys; at < 0: there is none.
+__device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int number)
+{
+    if (p.longest > TT__SPAN) return attention_find<TT__SPAN>(p, p.seq_start, number);
+    attention_tile t;
+    t.sequence = number;
+    t.begin = t.first = p.seq_start[number];
+    t.length = t.queries = p.seq_start[number + 1] - t.begin;
+    t.at = t.length > 0 ? 0 : -1;
+    return t;
+}
+
+// A tile of queries in shared memory: from number `from` of the sequence on, of a head of q. lse, delta: of
+// the thread's first column.
+template <class T> struct attention_span_queries {
+    const T *q, *dout;
+    const float *lse, *delta;
+    const int *row; // of the batch
+    int from, head;
+};
+
+// A row of the block's part of dq: of dq itself, or of a slot of p.parts. i: the thread's query of the
+// sequence.
+template <class T>
+__device__ __forceinline__ void attention_span_put(const attention_args &p, const attention_tile &t,
+                                                   const float (&dq)[8][4], int h, int i, int at, int head,
+                                                   int lane, attention_columns<T, 64> &columns)
+{
+    if (!p.parts) {
+        attention_store<T, 64>(p.dq, t.first + i, head, p.head_size, dq, h, p.scale, p.add_dq, lane, columns,
+                               p.sums_q);
+        return;
+    }
+    const int64_t slot = at / TT__SPAN % TT__SPAN_SLOTS;
+    float *to = p.parts + ((slot * p.q.rows + t.first + i) * p.heads + head) * p.head_size + lane % 4 * 2;
+    TT__UNROLL for (int n = 0; n < 8; n++) {
+        if (8 * n >= p.head_size) break;
+        float2 sum = make_float2(dq[n][2 * h], dq[n][2 * h + 1]);
+        if (p.pass > 0) {
+            const float2 before = *(const float2 *)(to + 8 * n);
+            sum.x += before.x;
+            sum.y += before.y;
+        }
+        *(float2 *)(to + 8 * n) = sum;
+    }
+}
+
+// dq of the tile of queries from `from` on, from the gradients of their scores, (KEYS, QUERIES) as
+// tt__wgmma_matrix wants it. part_q: sums of its columns so far.
+template <class T>
+__device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
+                                                  const T *slopes, const T *ks, float (*part_q)[64], int from,
+                                                  int head, int at, int count)
+{
+    const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
+    const int end = p.causal ? min(count, from + 64 - at) : count; // of keys that a query sees
+    const uint32_t a = tt__wgmma_matrix(slopes), b = tt__wgmma_matrix(ks);
+    float dq[8][4];
+    tt__wgmma_fence();
+    tt__wgmma_across<T>(dq, a, b, false); // apart, as else these sums take registers before the loop
+    for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
+    tt__wgmma_commit();
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(dq);
+    attention_columns<T, 64> columns;
+    columns.clear();
+    TT__UNROLL for (int h = 0; h < 2; h++) {
+        const int i = from + thread / 32 % 4 * 16 + 8 * h + group;
+        if (i >= t.queries) continue;
+        attention_span_put<T>(p, t, dq, h, i, at, head, lane, columns);
+    }
+    if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
+}
+
+// Weights from products q k^T, of the warp's 16 keys from number `own` of the block's on (rows) and the
+// tile's queries (columns); 0 where a query does not see a key.
+template <class T>
+__device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], const attention_args &p,
+                                                       const attention_span_queries<T> &b, int own, int at,
+                                                       int count, float factor)
+{
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    TT__UNROLL for (int n = 0; n < 8; n++) {
+        const float2 sums = *(const float2 *)(b.lse + 8 * n);
+        TT__UNROLL for (int i = 0; i < 4; i++)
+            s[0][n][i] = tt__exp2(fmaf(s[0][n][i], factor, -TT__LOG2E * (i % 2 ? sums.y : sums.x)));
+    }
+    if (own + 15 >= count || (p.causal && at + own + 15 > b.from))
+        TT__UNROLL for (int n = 0; n < 8; n++)
+            TT__UNROLL for (int i = 0; i < 4; i++) {
+                const int key = own + group + i / 2 * 8, query = b.from - at + 8 * n + pair + i % 2;
+                if (key >= count || (p.causal && key > query)) s[0][n][i] = 0;
+            }
+}
+
+// dk and dv of the warp's 16 keys from row `row` of tile `tile` of the block's on, += those by a tile of
+// queries. k, v: that tile; slopes: where its gradients of scores go, (64, 64) of keys and queries.
+template <class T, bool DROPS>
+__device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv)[8][4],
+                                                   const attention_args &p, uint64_t random,
+                                                   const attention_span_queries<T> &b, const T *k, const T *v,
+                                                   T *slopes, int tile, int row, int at, int count,
+                                                   float factor)
+{
+    const int own = tile * 64 + row;
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    float s[1][8][4], g[1][8][4];
+    tt__wgmma_fence();
+    attention_wide<T>(s, k, b.q);
+    tt__wgmma_commit();
+    attention_wide<T>(g, v, b.dout);
+    tt__wgmma_commit();
+    uint32_t keep = 0;
+    if (DROPS) keep = attention_draw_columns<1, 64>(p, random, b.row, (at + own) / 8, b.head);
+    const auto kept = [&](int n, int i) { return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1; };
+    tt__wgmma_wait<1>();
+    tt__wgmma_done(s[0]);
+    attention_span_weights(s, p, b, own, at, count, factor);
+    uint32_t w[4][4], dw[4][4];
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(g[0]);
+    TT__UNROLL for (int n = 0; n < 8; n++) {
+        const float2 sums = *(const float2 *)(b.delta + 8 * n);
+        TT__UNROLL for (int i = 0; i < 4; i++) {
+            float &y = g[0][n][i];
+            if (DROPS) y *= kept(n, i) ? p.keep_scale : 0;
+            y = s[0][n][i] * (y - (i % 2 ? sums.y : sums.x));
+        }
+    }
+    attention_wide_pack_kept<T>(w, s, kept);
+    tt__wgmma_fence();
+    attention_wide_add<T>(*(float (*)[1][8][4])dv, w, b.dout);
+    tt__wgmma_commit();
+    attention_wide_pack<T>(dw, g);
+    tt__wgmma_fence();
+    attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
+    tt__wgmma_commit();
+    // The 16 bytes n of a row lie at n ^ row % 8.
+    char *to = (char *)slopes + (row + group) * 128 + pair * 2;
+    TT__UNROLL for (int n = 0; n < 8; n++)
+        TT__UNROLL for (int h = 0; h < 2; h++)
+            *(uint32_t *)(to + h * 8 * 128 + (n ^ group) * 16) = dw[n / 2][n % 2 * 2 + h];
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(dk);
+    tt__wgmma_done(dv);
+}
+
 template <class T, bool DROPS>
 __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args p)
 {
@@ -195,97 +371,42 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     enum { D = 64, TILE = 64 * D, QUERIES = 64, TILES = TT__SPAN_TILES, KEYS = TT__SPAN, WARPS = 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
     TT__SHARED(attention_tile, t, );
-    TT__SHARED(float, part, [2][WARPS][D]);
+    TT__SHARED(float, part, [2 * WARPS][D]);
     TT__SHARED(float, part_q, [WARPS][D]); // sums of dq so far
     TT__DYN_SHARED(T, shared);
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
     T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix wants it
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                        // of the batch
-    const int key_heads = p.heads / p.group, lane = threadIdx.x % 32;
+    const int key_heads = p.heads / p.group;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);
     const auto write_sums = [&](int parts) {
-        attention_write_sums<D>(p.sums_k, sums_begin, part[0], parts, p.head_size, (int)threadIdx.x);
-        attention_write_sums<D>(p.sums_v, sums_begin, part[1], parts, p.head_size, (int)threadIdx.x);
+        attention_write_key_sums<D, WARPS>(p, sums_begin, part, parts, (int)threadIdx.x);
         attention_write_sums<D>(p.parts ? NULL : p.sums_q, sums_begin, part_q, parts, p.head_size,
                                 (int)threadIdx.x);
     };
-    {
-        attention_tile found;
-        if (p.longest > KEYS) {
-            found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
-        } else {
-            const int s = (int)(blockIdx.x / key_heads);
-            found.sequence = s;
-            found.begin = found.first = p.seq_start[s];
-            found.length = found.queries = p.seq_start[s + 1] - found.begin;
-            found.at = found.length > 0 ? 0 : -1;
-        }
-        if (found.at < 0) {
-            write_sums(0);
-            return;
-        }
-        if (p.parts && found.at / KEYS / TT__SPAN_SLOTS != p.pass) return;
-        if (threadIdx.x == 0) {
-            t = found;
-            random = attention_key(p);
-        }
-        for (int i = (int)threadIdx.x; i < WARPS * D; i += 256) part_q[i / D][i % D] = 0;
-        __syncthreads();
+    const attention_tile found = attention_find_span(p, (int)(blockIdx.x / key_heads));
+    if (found.at < 0) {
+        write_sums(0);
+        return;
     }
-    const int at = t.at, count = min(KEYS + 0, t.length - at);
+    if (p.parts && found.at / KEYS / TT__SPAN_SLOTS != p.pass) return;
+    if (threadIdx.x == 0) {
+        t = found;
+        random = attention_key(p);
+    }
+    for (int i = (int)threadIdx.x; i < WARPS * D; i += 256) part_q[i / D][i % D] = 0;
+    __syncthreads();
+    const int at = t.at, count = min(KEYS + 0, t.length - at), pair = threadIdx.x % 4 * 2;
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), team = warp / 4;
-    const int group = lane / 4, pair = lane % 4 * 2;
     const float factor = p.scale * TT__LOG2E;
     float dk[2][8][4], dv[2][8][4];
-    TT__UNROLL for (int m = 0; m < 2; m++)
-        TT__UNROLL for (int n = 0; n < 8; n++)
-            TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
-    attention_fetch<T, D, KEYS, 256, true>(ks, p.k, NULL, t.begin + at, count, key_head, p.head_size);
-    attention_fetch<T, D, KEYS, 256, true>(vs, p.v, NULL, t.begin + at, count, key_head, p.head_size);
-    tt__cp_async_commit();
+    attention_clear(dk, dv);
+    attention_fetch_rows<T, D, KEYS, 256, true>(ks, vs, p, t.begin + at, count, key_head);
     const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
         attention_fetch_queries<T, D, QUERIES, 256, true>(qs, lses, rows, p, t.first + from, t.queries - from,
                                                           head, stage, tt__opaque((int)threadIdx.x));
-    };
-    // dq of a tile of queries, from the gradients of scores of a stage.
-    const auto finish = [&](int from, int head, int stage) {
-        const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
-        const int end = p.causal ? min(count, from + QUERIES - at) : count; // of keys that a query sees
-        const uint32_t a = tt__wgmma_matrix(slopes + stage * TILES * TILE), b = tt__wgmma_matrix(ks);
-        float dq[8][4];
-        tt__wgmma_fence();
-        tt__wgmma_across<T>(dq, a, b, false); // apart, as else these sums take registers before the loop
-        for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
-        tt__wgmma_commit();
-        tt__wgmma_wait<0>();
-        tt__wgmma_done(dq);
-        attention_columns<T, D> columns;
-        columns.clear();
-        TT__UNROLL for (int h = 0; h < 2; h++) {
-            const int i = from + thread / 32 % 4 * 16 + 8 * h + group;
-            if (i >= t.queries) continue;
-            if (!p.parts) {
-                attention_store<T, D>(p.dq, t.first + i, head, p.head_size, dq, h, p.scale, p.add_dq, lane,
-                                      columns, p.sums_q);
-                continue;
-            }
-            const int64_t slot = at / KEYS % TT__SPAN_SLOTS;
-            float *to = p.parts + ((slot * p.q.rows + t.first + i) * p.heads + head) * p.head_size
-                + lane % 4 * 2;
-            TT__UNROLL for (int n = 0; n < 8; n++) {
-                if (8 * n >= p.head_size) break;
-                float2 sum = make_float2(dq[n][2 * h], dq[n][2 * h + 1]);
-                if (p.pass > 0) {
-                    const float2 before = *(const float2 *)(to + 8 * n);
-                    sum.x += before.x;
-                    sum.y += before.y;
-                }
-                *(float2 *)(to + 8 * n) = sum;
-            }
-        }
-        if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
     };
     const int begin = p.causal ? at : 0, heads_end = (key_head + 1) * p.group;
     int from = begin, head = key_head * p.group, before = -1, head_before = head;
@@ -298,89 +419,37 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
         int next = from + QUERIES, next_head = head;
         if (next >= t.queries) { next = begin; next_head++; }
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
-        if (before >= 0 && team == stage && p.dq.data) finish(before, head_before, stage ^ 1);
+        if (before >= 0 && team == stage && p.dq.data)
+            attention_span_dq<T>(p, t, slopes + (stage ^ 1) * TILES * TILE, ks, part_q, before, head_before,
+                                 at, count);
         if (!more) break;
-        const T *qt = qs + stage * TILE, *dt = ds + stage * TILE;
-        const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
+        const attention_span_queries<T> queries =
+            {qs + stage * TILE, ds + stage * TILE, lses + stage * QUERIES + pair,
+             deltas + stage * QUERIES + pair, rows + stage * QUERIES, from, head};
         TT__UNROLL for (int m = 0; m < 2; m++) {
-            const int tile = 2 * m + team, own = tile * 64 + warp % 4 * 16; // the warp's first key
+            const int tile = 2 * m + team;
             if (tile * 64 >= count || (p.causal && at + tile * 64 >= from + QUERIES)) continue;
-            float s[1][8][4], g[1][8][4];
-            tt__wgmma_fence();
-            attention_wide<T>(s, ks + tile * TILE, qt);
-            tt__wgmma_commit();
-            attention_wide<T>(g, vs + tile * TILE, dt);
-            tt__wgmma_commit();
-            uint32_t keep = 0;
-            if (DROPS)
-                keep = attention_draw_columns<1, QUERIES>(p, random, rows + stage * QUERIES, (at + own) / 8,
-                                                          head);
-            const auto kept = [&](int n, int i) {
-                return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1;
-            };
-            tt__wgmma_wait<1>();
-            tt__wgmma_done(s[0]);
-            TT__UNROLL for (int n = 0; n < 8; n++) {
-                const float2 sums = *(const float2 *)(lse + 8 * n);
-                TT__UNROLL for (int i = 0; i < 4; i++)
-                    s[0][n][i] = tt__exp2(fmaf(s[0][n][i], factor, -TT__LOG2E * (i % 2 ? sums.y : sums.x)));
-            }
-            if (own + 15 >= count || (p.causal && at + own + 15 > from))
-                TT__UNROLL for (int n = 0; n < 8; n++)
-                    TT__UNROLL for (int i = 0; i < 4; i++) {
-                        const int key = own + group + i / 2 * 8, query = from - at + 8 * n + pair + i % 2;
-                        if (key >= count || (p.causal && key > query)) s[0][n][i] = 0;
-                    }
-            uint32_t w[4][4], dw[4][4];
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(g[0]);
-            TT__UNROLL for (int n = 0; n < 8; n++) {
-                const float2 sums = *(const float2 *)(delta + 8 * n);
-                TT__UNROLL for (int i = 0; i < 4; i++) {
-                    float &y = g[0][n][i];
-                    if (DROPS) y *= kept(n, i) ? p.keep_scale : 0;
-                    y = s[0][n][i] * (y - (i % 2 ? sums.y : sums.x));
-                }
-            }
-            attention_wide_pack_kept<T>(w, s, kept);
-            tt__wgmma_fence();
-            attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
-            tt__wgmma_commit();
-            attention_wide_pack<T>(dw, g);
-            tt__wgmma_fence();
-            attention_wide_add<T>(*(float (*)[1][8][4])dk[m], dw, qt);
-            tt__wgmma_commit();
-            // Tile (64, 64) of keys and queries: the 16 bytes n of a row lie at n ^ row % 8.
-            char *to = (char *)(slopes + (stage * TILES + tile) * TILE) + (warp % 4 * 16 + group) * 128
-                + pair * 2;
-            TT__UNROLL for (int n = 0; n < 8; n++)
-                TT__UNROLL for (int h = 0; h < 2; h++)
-                    *(uint32_t *)(to + h * 8 * 128 + (n ^ group) * 16) = dw[n / 2][n % 2 * 2 + h];
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(dk[m]);
-            tt__wgmma_done(dv[m]);
+            attention_span_add<T, DROPS>(dk[m], dv[m], p, random, queries, ks + tile * TILE, vs + tile * TILE,
+                                         slopes + (stage * TILES + tile) * TILE, tile, warp % 4 * 16, at,
+                                         count, factor);
         }
-        before = from;
-        head_before = head;
-        from = next;
-        head = next_head;
+        before = from; head_before = head;
+        from = next; head = next_head;
     }
     if (p.sums_k || p.sums_v || p.dq.data == p.dk.data || p.dq.data == p.dv.data) __syncthreads();
     // One thread has an element of dk and of dv, which may be the same.
-    const int last = tt__opaque((int)threadIdx.x);
+    const int last = tt__opaque((int)threadIdx.x), lane = last % 32;
     TT__UNROLL for (int k = 0; k < 2; k++) {
-        float *const sums = k ? p.sums_v : p.sums_k;
         attention_columns<T, D> columns;
         columns.clear();
         TT__UNROLL for (int m = 0; m < 2; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const int r = (2 * m + last / 128) * 64 + last / 32 % 4 * 16 + 8 * h + last % 32 / 4;
-                if (r >= count || !(k ? p.dv : p.dk).data) continue;
-                attention_store<T, D>(k ? p.dv : p.dk, t.begin + at + r, key_head, p.head_size,
-                                      k ? dv[m] : dk[m], h, k ? p.keep_scale : p.scale,
-                                      k ? p.add_dv : p.add_dk, last % 32, columns, sums);
+                if (r >= count) continue;
+                attention_store_key<T, D>(p, k, t.begin + at + r, key_head, k ? dv[m] : dk[m], h, lane,
+                                          columns);
             }
-        if (sums) columns.write(part[k][last / 32], last % 32, false);
+        if (k ? p.sums_v : p.sums_k) columns.write(part[WARPS * k + last / 32], last % 32, false);
     }
     if (!p.sums_k && !p.sums_v && !p.sums_q) return;
     __syncthreads();

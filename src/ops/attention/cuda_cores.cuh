@@ -76,6 +76,19 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
+// Sums of a warp: M times 16 rows, N times 8 columns.
+template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
+{
+    TT__UNROLL for (int m = 0; m < M; m++)
+        TT__UNROLL for (int n = 0; n < N; n++) TT__UNROLL for (int i = 0; i < 4; i++) x[m][n][i] = 0;
+}
+template <int M, int N>
+__device__ __forceinline__ void attention_clear(float (&x)[M][N][4], float (&y)[M][N][4])
+{
+    attention_clear(x);
+    attention_clear(y);
+}
+
 // s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
 template <class T, int D, int MT, int N>
 __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T *a, const T *b)
@@ -83,8 +96,7 @@ __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T 
     const int lane = threadIdx.x % 32;
     a += lane % 16 * (D + 8) + lane / 16 * 8;
     b += (lane % 8 + lane / 16 * 8) * (D + 8) + lane / 8 % 2 * 8;
-    TT__UNROLL for (int m = 0; m < MT; m++)
-        TT__UNROLL for (int n = 0; n < N / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) s[m][n][i] = 0;
+    attention_clear(s);
     TT__UNROLL for (int k = 0; k < D; k += 16) {
         uint32_t af[MT][4];
         TT__UNROLL for (int m = 0; m < MT; m++) tt__ldmatrix_x4(af[m], a + m * 16 * (D + 8) + k);
@@ -327,6 +339,16 @@ __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b,
     return true;
 }
 
+// Rows first ... first + count - 1 of a head of keys and of values, as attention_fetch makes them.
+template <class T, int D, int KEYS, int THREADS = 128, bool WIDE = false>
+__device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attention_args &p, int first,
+                                                     int count, int head)
+{
+    attention_fetch<T, D, KEYS, THREADS, WIDE>(ks, p.k, NULL, first, count, head, p.head_size);
+    attention_fetch<T, D, KEYS, THREADS, WIDE>(vs, p.v, NULL, first, count, head, p.head_size);
+    tt__cp_async_commit();
+}
+
 // Tile `key` of a sequence's keys and values, of their two stages. head: of q.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
@@ -334,9 +356,70 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
 {
     const int at = stage * KEYS * (D + 8);
     head /= p.group;
-    attention_fetch<T, D, KEYS>(ks + at, p.k, NULL, t.begin + key, t.length - key, head, p.head_size);
-    attention_fetch<T, D, KEYS>(vs + at, p.v, NULL, t.begin + key, t.length - key, head, p.head_size);
-    tt__cp_async_commit();
+    attention_fetch_rows<T, D, KEYS>(ks + at, vs + at, p, t.begin + key, t.length - key, head);
+}
+
+// Products of the warp's queries and keys key ... key + KEYS - 1: less what ALiBi takes, and of keys that a
+// query does not see -INFINITY. slope: of products.
+template <int MT, int KEYS, attention_kind KIND>
+__device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], const attention_args &p,
+                                               const attention_queries<MT> &b, int key, float slope)
+{
+    if (KIND == NEARBY)
+        TT__UNROLL for (int m = 0; m < MT; m++)
+            TT__UNROLL for (int i = 0; i < 4; i++) {
+                const int row = b.row[m][i / 2] - b.t.begin, ahead = row - key - b.pair - i % 2;
+                const int least = max(p.least, row - b.t.length + 1);
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++) {
+                    float &x = s[m][n][i];
+                    x = fmaf(-slope, fabsf((float)(ahead - 8 * n)), x);
+                    if (ahead - 8 * n < least || ahead - 8 * n > p.most) x = -INFINITY;
+                }
+            }
+    else if (key + KEYS > b.all)
+        TT__UNROLL for (int m = 0; m < MT; m++)
+            TT__UNROLL for (int i = 0; i < 4; i++) {
+                const int last = (p.causal ? b.row[m][i / 2] - b.t.begin
+                                  : b.t.length - 1) - key - b.pair - i % 2;
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++) if (8 * n > last) s[m][n][i] = -INFINITY;
+            }
+}
+
+// Scores become weights that are kept. most, sum: the largest score of each row and the thread's sum of its
+// weights so far, for which `out`, the sum of values, was scaled. often: how often the keys are seen.
+template <int MT, int KEYS, attention_kind KIND, int N>
+__device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], float (&most)[MT][2],
+                                                float (&sum)[MT][2], float (&out)[MT][N][4],
+                                                const attention_args &p,
+                                                const uint32_t (&keep)[MT * KEYS / 64], float factor,
+                                                int often)
+{
+    const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            float now = most[m][h], total = 0;
+            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+            now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
+            now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
+            const float correction = tt__exp2((most[m][h] - now) * factor);
+            // Before a window there are tiles of which a query sees nothing.
+            const float offset = NEAR && now == -3.4028235e38f ? 0 : -now * factor;
+            most[m][h] = now;
+            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                TT__UNROLL for (int i = 2 * h; i < 2 * h + 2; i++) {
+                    s[m][n][i] = tt__exp2(fmaf(s[m][n][i], factor, offset));
+                    if (BLOCKS) s[m][n][i] *= (float)often;
+                    total += s[m][n][i];
+                }
+            sum[m][h] = sum[m][h] * correction + total;
+            TT__UNROLL for (int n = 0; n < N; n++)
+                { out[m][n][2 * h] *= correction; out[m][n][2 * h + 1] *= correction; }
+            if (p.drop)
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int i = 0; i < 2; i++)
+                        if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
+        }
 }
 
 template <class T, int D, int MT, int KEYS, attention_kind KIND>
@@ -360,10 +443,9 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
     float most[MT][2], sum[MT][2], out[MT][D / 8][4];
-    TT__UNROLL for (int m = 0; m < MT; m++) {
+    TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
-        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[m][n][i] = 0;
-    }
+    attention_clear(out);
     for (int key = begin, next, stage = 0; key < b.end; key = next, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         next = key + KEYS;
@@ -387,49 +469,8 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         float s[MT][KEYS / 8][4];
         attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
         attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
-        if (NEAR)
-            TT__UNROLL for (int m = 0; m < MT; m++)
-                TT__UNROLL for (int i = 0; i < 4; i++) {
-                    const int row = b.row[m][i / 2] - t.begin, ahead = row - key - b.pair - i % 2;
-                    const int least = max(p.least, row - t.length + 1);
-                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++) {
-                        float &x = s[m][n][i];
-                        x = fmaf(-slope, fabsf((float)(ahead - 8 * n)), x);
-                        if (ahead - 8 * n < least || ahead - 8 * n > p.most) x = -INFINITY;
-                    }
-                }
-        else if (key + KEYS > b.all)
-            TT__UNROLL for (int m = 0; m < MT; m++)
-                TT__UNROLL for (int i = 0; i < 4; i++) {
-                    const int last = (p.causal ? b.row[m][i / 2] - t.begin
-                                      : t.length - 1) - key - b.pair - i % 2;
-                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++) if (8 * n > last) s[m][n][i] = -INFINITY;
-                }
-        TT__UNROLL for (int m = 0; m < MT; m++)
-            TT__UNROLL for (int h = 0; h < 2; h++) {
-                float now = most[m][h], total = 0;
-                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                    now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
-                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
-                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-                const float correction = tt__exp2((most[m][h] - now) * factor);
-                // Before a window there are tiles of which a query sees nothing.
-                const float offset = NEAR && now == -3.4028235e38f ? 0 : -now * factor;
-                most[m][h] = now;
-                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                    TT__UNROLL for (int i = 2 * h; i < 2 * h + 2; i++) {
-                        s[m][n][i] = tt__exp2(fmaf(s[m][n][i], factor, offset));
-                        if (BLOCKS) s[m][n][i] *= (float)often;
-                        total += s[m][n][i];
-                    }
-                sum[m][h] = sum[m][h] * correction + total;
-                TT__UNROLL for (int n = 0; n < D / 8; n++)
-                    { out[m][n][2 * h] *= correction; out[m][n][2 * h + 1] *= correction; }
-                if (p.drop)
-                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                        TT__UNROLL for (int i = 0; i < 2; i++)
-                            if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
-            }
+        attention_mask<MT, KEYS, KIND>(s, p, b, key, slope);
+        attention_weigh<MT, KEYS, KIND>(s, most, sum, out, p, keep, factor, often);
         attention_mma_add<T, D, MT, KEYS>(out, s, vt);
     }
     attention_columns<T, D> none;

@@ -105,74 +105,100 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-template <class T, int D, bool DROPS>
-__global__ __launch_bounds__(128 * (attention_wide_sizes<D>::GROUPS + 1), attention_wide_sizes<D>::BLOCKS)
-void attention_forward_wide(attention_args p)
-{
-    tt__begin_kernel();
-    typedef attention_wide_sizes<D> S;
-    enum { GROUPS = S::GROUPS, QUERIES = S::QUERIES, KEYS = S::KEYS, STAGES = S::STAGES,
-           FEW = DROPS ? 48 : D > 64 ? 40 : 32, MANY = (S::GIVEN * (GROUPS + 1) - FEW) / GROUPS / 8 * 8 };
-    const bool OVERLAPS = S::OVERLAPS;
-    TT__SHARED(uint64_t, q_there, [2]); // and `items`
-    TT__SHARED(uint64_t, q_used, [2]);
-    TT__SHARED(uint64_t, k_there, [STAGES]);
-    TT__SHARED(uint64_t, v_there, [STAGES]); // and the tile's `keep`
-    TT__SHARED(uint64_t, k_used, [STAGES]);
-    TT__SHARED(uint64_t, v_used, [STAGES]);
-    TT__SHARED(attention_item, items, [2]);
-    TT__SHARED(attention_item, found, [4][32]); // of each warp that copies, the next
-    TT__DYN_SHARED(T, shared);
-    auto &tile = *(attention_wide_tiles<T, D, DROPS> *)attention_room(shared);
-    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
-    if (threadIdx.x == 0) {
+// Barriers of phases: of the two places for queries, and of STAGES for keys and for values.
+struct attention_wide_barriers {
+    uint64_t *q_there; // and `items`
+    uint64_t *q_used, *k_there;
+    uint64_t *v_there; // and the tile's `keep`
+    uint64_t *k_used, *v_used;
+    template <class S> __device__ __forceinline__ void begin(bool draws) const
+    {
         for (int k = 0; k < 2; k++) {
             tt__phases_init(&q_there[k], 129);
-            tt__phases_init(&q_used[k], 4 * GROUPS);
+            tt__phases_init(&q_used[k], 4 * S::GROUPS);
         }
-        for (int k = 0; k < STAGES; k++) {
+        for (int k = 0; k < S::STAGES; k++) {
             tt__phases_init(&k_there[k], 128);
-            tt__phases_init(&v_there[k], DROPS ? 256 : 128);
-            tt__phases_init(&k_used[k], 4 * GROUPS);
-            tt__phases_init(&v_used[k], 4 * GROUPS);
+            tt__phases_init(&v_there[k], draws ? 256 : 128);
+            tt__phases_init(&k_used[k], 4 * S::GROUPS);
+            tt__phases_init(&v_used[k], 4 * S::GROUPS);
         }
     }
-    __syncthreads();
-    if (group < 0) {
-        tt__fewer_registers<FEW>();
-        uint32_t k0 = 0, k1 = 0;
-        if (DROPS) {
-            const uint64_t random = attention_key(p);
-            k0 = (uint32_t)random;
-            k1 = (uint32_t)(random >> 32);
+};
+
+// What the threads of a block's first group do.
+template <class T, int D, bool DROPS> struct attention_wide_copies {
+    typedef attention_wide_sizes<D> S;
+    enum { GROUPS = S::GROUPS, QUERIES = S::QUERIES, KEYS = S::KEYS, STAGES = S::STAGES };
+    const attention_args &p;
+    attention_wide_tiles<T, D, DROPS> &tile;
+    const attention_wide_barriers &barriers;
+    attention_item *items, (*found)[32]; // of each warp that copies, the next
+    uint32_t k0, k1;                     // attention_key
+    int last, last_key; // the tile for which is to be drawn yet: its item in found[warp], -1: there is none
+    int fetched, taken; // tiles of keys; items
+
+    __device__ __forceinline__ void draw()
+    {
+        if (!DROPS || last < 0) return;
+        const attention_item &item = found[threadIdx.x / 32][last];
+        const int stage = (fetched - 1) % STAGES;
+        for (int i = (int)threadIdx.x; i < QUERIES * KEYS / 32; i += 128) {
+            const int query = i % QUERIES, part = i / QUERIES;
+            const int row = attention_row(p, item.first + min(query, item.count - 1));
+            uint32_t bits = 0;
+            tt__forget(k0);
+            tt__forget(k1);
+            const uint64_t random = (uint64_t)k1 << 32 | k0;
+            TT__UNROLL for (int k = 0; k < 4; k++)
+                bits |= attention_keep(p, random, row, last_key / 8 + 4 * part + k, item.head) << 8 * k;
+            tile.keep[stage][part][query] = bits;
         }
-        int last = -1, last_key = 0; // the tile for which is to be drawn yet: its item in found[warp]
-        int fetched = 0, taken = 0;  // tiles of keys; items
-        const auto draw = [&]() {
-            if (!DROPS || last < 0) return;
-            const attention_item &item = found[threadIdx.x / 32][last];
-            const int stage = (fetched - 1) % STAGES;
-            for (int i = (int)threadIdx.x; i < QUERIES * KEYS / 32; i += 128) {
-                const int query = i % QUERIES, part = i / QUERIES;
-                const int row = attention_row(p, item.first + min(query, item.count - 1));
-                uint32_t bits = 0;
-                tt__forget(k0);
-                tt__forget(k1);
-                const uint64_t random = (uint64_t)k1 << 32 | k0;
-                TT__UNROLL for (int k = 0; k < 4; k++)
-                    bits |= attention_keep(p, random, row, last_key / 8 + 4 * part + k, item.head) << 8 * k;
-                tile.keep[stage][part][query] = bits;
-            }
-            tt__phases_arrive(&v_there[stage]);
-            last = -1;
-        };
-        const auto take = [&](const attention_item &item) {
-            if (taken > 1) tt__phases_wait(&q_used[taken % 2], (taken / 2 & 1) ^ 1);
-            if (threadIdx.x == 0) {
-                items[taken % 2] = item;
-                tt__phases_arrive(&q_there[taken % 2]);
-            }
-        };
+        tt__phases_arrive(&barriers.v_there[stage]);
+        last = -1;
+    }
+
+    __device__ __forceinline__ void take(const attention_item &item)
+    {
+        if (taken > 1) tt__phases_wait(&barriers.q_used[taken % 2], (taken / 2 & 1) ^ 1);
+        if (threadIdx.x == 0) {
+            items[taken % 2] = item;
+            tt__phases_arrive(&barriers.q_there[taken % 2]);
+        }
+    }
+
+    // The queries, keys and values of the item found[warp][lane].
+    __device__ __forceinline__ void copy(int lane)
+    {
+        const int slot = taken % 2;
+        const attention_item &item = found[threadIdx.x / 32][lane];
+        take(item);
+        for (int k = 0; k < GROUPS; k++)
+            attention_copy<T, D, 64>(tile.q[slot][k], p.q, p.query_at, item.first + 64 * k,
+                                     item.count - 64 * k, item.head, p.head_size);
+        tt__phases_arrive_with_copies(&barriers.q_there[slot]);
+        const int end = attention_item_end(p, item.length, item.at + item.count);
+        const int key_head = item.head / p.group;
+        for (int key = attention_item_begin<KEYS>(p, item.at); key < end; key += KEYS) {
+            const int stage = fetched % STAGES, parity = (fetched / STAGES & 1) ^ 1;
+            if (fetched >= STAGES) tt__phases_wait(&barriers.k_used[stage], parity);
+            attention_copy<T, D, KEYS>(tile.k[stage], p.k, NULL, item.begin + key, item.length - key,
+                                       key_head, p.head_size);
+            tt__phases_arrive_with_copies(&barriers.k_there[stage]);
+            if (fetched >= STAGES) tt__phases_wait(&barriers.v_used[stage], parity);
+            attention_copy<T, D, KEYS>(tile.v[stage], p.v, NULL, item.begin + key, item.length - key,
+                                       key_head, p.head_size);
+            tt__phases_arrive_with_copies(&barriers.v_there[stage]);
+            draw();
+            fetched++;
+            last = lane;
+            last_key = key;
+        }
+        taken++;
+    }
+
+    __device__ __forceinline__ void run()
+    {
         for (int from = 0; from < p.item_rounds; from += 32) { // the warp looks for so many at once
             const int round = from + (int)threadIdx.x % 32;
             attention_item mine = {0, 0, 0, 0, -1, 0};
@@ -181,184 +207,135 @@ void attention_forward_wide(attention_args p)
             __syncwarp();
             found[threadIdx.x / 32][threadIdx.x % 32] = mine;
             __syncwarp();
-            for (uint32_t all = __ballot_sync(0xffffffffu, mine.count > 0); all; all &= all - 1) {
-                const int lane = __ffs((int)all) - 1, slot = taken % 2;
-                const attention_item &item = found[threadIdx.x / 32][lane];
-                take(item);
-                for (int k = 0; k < GROUPS; k++)
-                    attention_copy<T, D, 64>(tile.q[slot][k], p.q, p.query_at, item.first + 64 * k,
-                                             item.count - 64 * k, item.head, p.head_size);
-                tt__phases_arrive_with_copies(&q_there[slot]);
-                const int end = attention_item_end(p, item.length, item.at + item.count);
-                const int key_head = item.head / p.group;
-                for (int key = attention_item_begin<KEYS>(p, item.at); key < end; key += KEYS) {
-                    const int stage = fetched % STAGES, parity = (fetched / STAGES & 1) ^ 1;
-                    if (fetched >= STAGES) tt__phases_wait(&k_used[stage], parity);
-                    attention_copy<T, D, KEYS>(tile.k[stage], p.k, NULL, item.begin + key, item.length - key,
-                                               key_head, p.head_size);
-                    tt__phases_arrive_with_copies(&k_there[stage]);
-                    if (fetched >= STAGES) tt__phases_wait(&v_used[stage], parity);
-                    attention_copy<T, D, KEYS>(tile.v[stage], p.v, NULL, item.begin + key, item.length - key,
-                                               key_head, p.head_size);
-                    tt__phases_arrive_with_copies(&v_there[stage]);
-                    draw();
-                    fetched++;
-                    last = lane;
-                    last_key = key;
-                }
-                taken++;
-            }
+            for (uint32_t all = __ballot_sync(0xffffffffu, mine.count > 0); all; all &= all - 1)
+                copy(__ffs((int)all) - 1);
         }
         draw();
         take({0, 0, 0, 0, -1, 0});
-        tt__phases_arrive_with_copies(&q_there[taken % 2]);
+        tt__phases_arrive_with_copies(&barriers.q_there[taken % 2]);
         tt__cp_async_wait<0>();
-        return;
     }
-    tt__more_registers<MANY>();
-    const int team = 64 * group, mine = team + __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) % 4 * 16;
-    const float factor = fabsf(p.scale) * TT__LOG2E;
-    // Computed where they are used, so that no register keeps them.
-    const auto lane_of = [&]() { return tt__opaque((int)threadIdx.x) % 32; };
-    const auto arrive = [&](uint64_t *barrier) { if (lane_of() == 0) tt__phases_arrive(barrier); };
-    int used = 0; // tiles of keys
-    for (int taken = 0;; taken++) {
-        const int slot = taken % 2;
-        tt__phases_wait(&q_there[slot], taken / 2 & 1);
-        const attention_item &item = items[slot];
-        const int count = item.count;
-        if (count < 0) break;
-        const int begin = attention_item_begin<KEYS>(p, item.at);
-        // Of the keys that any of the item's queries sees, those from `end` on are seen by none of the
-        // group's; keys up to `all` are seen by each of the warp's.
-        const int item_end = attention_item_end(p, item.length, item.at + count);
-        const int end = team < count
-            ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
-        const int all = p.query_row ? 0 : attention_item_end(p, item.length, item.at + mine + 1);
-        float most[2] = {0, 0}, sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
-        uint32_t w[KEYS / 16][4];
-        const auto multiply = [&]() { // queries by keys
-            const int stage = used % STAGES;
-            tt__phases_wait(&k_there[stage], used / STAGES & 1);
-            tt__wgmma_publish();
-            tt__wgmma_fence();
-            attention_wide_scores<T, D, KEYS>(s, tile.q[slot][group], tile.k[stage]);
-            tt__wgmma_commit();
+};
+
+// What the threads of group `group` of the others do. A warp's queries begin at `mine`, its group's at `team`
+// of the item's. Lanes are computed where they are used, so that no register keeps them.
+template <class T, int D, bool DROPS> struct attention_wide_products {
+    typedef attention_wide_sizes<D> S;
+    enum { KEYS = S::KEYS, STAGES = S::STAGES };
+    const attention_args &p;
+    attention_wide_tiles<T, D, DROPS> &tile;
+    const attention_wide_barriers &barriers;
+    int group, team, mine;
+    float factor;
+    int used; // tiles of keys
+
+    __device__ __forceinline__ int lane_of() const { return tt__opaque((int)threadIdx.x) % 32; }
+    __device__ __forceinline__ void arrive(uint64_t *barrier) const
+    {
+        if (lane_of() == 0) tt__phases_arrive(barrier);
+    }
+
+    __device__ __forceinline__ void multiply(float (&s)[KEYS / 8][4], int slot) const // queries by keys
+    {
+        const int stage = used % STAGES;
+        tt__phases_wait(&barriers.k_there[stage], used / STAGES & 1);
+        tt__wgmma_publish();
+        tt__wgmma_fence();
+        attention_wide_scores<T, D, KEYS>(s, tile.q[slot][group], tile.k[stage]);
+        tt__wgmma_commit();
+    }
+
+    __device__ __forceinline__ void add_values(float (&out)[D / 8][4], uint32_t (&w)[KEYS / 16][4],
+                                               int used) const
+    {
+        const int stage = used % STAGES;
+        tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
+        tt__wgmma_publish();
+        tt__wgmma_ready(w);
+        tt__wgmma_done(out);
+        tt__wgmma_fence();
+        attention_wide_values<T, D, KEYS>(out, w, tile.v[stage]);
+        tt__wgmma_commit();
+    }
+
+    // Keys of [key, key + KEYS) that a query does not see. Those up to `all` each of the warp's does.
+    __device__ __forceinline__ void mask(float (&s)[KEYS / 8][4], const attention_item &item, int key,
+                                         int all) const
+    {
+        const auto row_of = [&](int h, int lane) {
+            const int i = min(mine + 8 * h + lane / 4, item.count - 1);
+            return attention_row(p, item.first + i) - item.begin;
         };
-        const auto add_values = [&](int used) {
-            const int stage = used % STAGES;
-            tt__phases_wait(&v_there[stage], used / STAGES & 1);
-            tt__wgmma_publish();
-            tt__wgmma_ready(w);
-            tt__wgmma_done(out);
-            tt__wgmma_fence();
-            attention_wide_values<T, D, KEYS>(out, w, tile.v[stage]);
-            tt__wgmma_commit();
-        };
-        const auto weigh = [&](int key) { // scores become weights
-            if (key + KEYS > all)
-                TT__UNROLL for (int h = 0; h < 2; h++) {
-                    const int lane = lane_of(), pair = lane % 4 * 2;
-                    const int i = min(mine + 8 * h + lane / 4, item.count - 1);
-                    const int row = attention_row(p, item.first + i) - item.begin;
-                    const int last = (p.causal ? row : p.window ? min(row + p.window, item.length) - 1
-                                      : item.length - 1) - key - pair;
-                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                        TT__UNROLL for (int e = 0; e < 2; e++)
-                            if (8 * n + e > last) s[n][2 * h + e] = -INFINITY;
-                }
-            if (p.window)
-                TT__UNROLL for (int h = 0; h < 2; h++) {
-                    const int lane = lane_of(), pair = lane % 4 * 2;
-                    const int i = min(mine + 8 * h + lane / 4, item.count - 1);
-                    const int row = attention_row(p, item.first + i) - item.begin;
-                    const int from = row - p.window + 1 - key - pair;
-                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                        TT__UNROLL for (int e = 0; e < 2; e++)
-                            if (8 * n + e < from) s[n][2 * h + e] = -INFINITY;
-                }
-            // Both rows side by side, each in two chains: the latency of a chain is what this takes.
-            float now[4] = {most[0], s[0][1], most[1], s[0][3]}, total[4] = {0, 0, 0, 0};
-            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                TT__UNROLL for (int i = 0; i < 4; i++) now[i] = fmaxf(now[i], s[n][i]);
-            TT__UNROLL for (int h = 0; h < 2; h++) now[h] = fmaxf(now[2 * h], now[2 * h + 1]);
-            TT__UNROLL for (int m = 1; m < 4; m *= 2)
-                TT__UNROLL for (int h = 0; h < 2; h++)
-                    now[h] = fmaxf(now[h], __shfl_xor_sync(0xffffffffu, now[h], m));
-            float offset[2];
+        if (key + KEYS > all)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                correction[h] = tt__exp2((most[h] - now[h]) * factor);
-                // Before a window there are tiles of which a query sees nothing.
-                offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
-                most[h] = now[h];
+                const int lane = lane_of(), row = row_of(h, lane);
+                const int last = (p.causal ? row : p.window ? min(row + p.window, item.length) - 1
+                                  : item.length - 1) - key - lane % 4 * 2;
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int e = 0; e < 2; e++)
+                        if (8 * n + e > last) s[n][2 * h + e] = -INFINITY;
             }
-            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                TT__UNROLL for (int i = 0; i < 4; i++) {
-                    s[n][i] = tt__exp2(fmaf(s[n][i], factor, offset[i / 2]));
-                    total[i] += s[n][i];
-                }
+        if (p.window)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                const int lane = lane_of(), from = row_of(h, lane) - p.window + 1 - key - lane % 4 * 2;
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int e = 0; e < 2; e++)
+                        if (8 * n + e < from) s[n][2 * h + e] = -INFINITY;
+            }
+    }
+
+    // Scores become weights. Both rows side by side, each in two chains: the latency of a chain is what this
+    // takes.
+    __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&most)[2], float (&sum)[2],
+                                          float (&correction)[2]) const
+    {
+        float now[4] = {most[0], s[0][1], most[1], s[0][3]}, total[4] = {0, 0, 0, 0};
+        TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+            TT__UNROLL for (int i = 0; i < 4; i++) now[i] = fmaxf(now[i], s[n][i]);
+        TT__UNROLL for (int h = 0; h < 2; h++) now[h] = fmaxf(now[2 * h], now[2 * h + 1]);
+        TT__UNROLL for (int m = 1; m < 4; m *= 2)
             TT__UNROLL for (int h = 0; h < 2; h++)
-                sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
-        };
-        const auto round = [&]() { // weights that are kept, as the operand of a product
-            TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
-                TT__UNROLL for (int i = 0; i < 4; i++)
-                    w[k][i] = pack<T>(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
-            if (!DROPS) return;
-            const int stage = used % STAGES, lane = lane_of(), pair = lane % 4 * 2;
-            tt__phases_wait(&v_there[stage], used / STAGES & 1);
-            TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
-                TT__UNROLL for (int h = 0; h < 2; h++) {
-                    // The highest bits of bytes are those of the thread's first keys of 8, or its second.
-                    const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
-                    const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
-                    TT__UNROLL for (int n = 0; n < 4; n++)
-                        w[2 * part + n / 2][n % 2 * 2 + h] &= tt__bytes(low, high, 0xcc88u + 0x1111u * n);
-                }
-        };
-        TT__UNROLL for (int h = 0; h < 2; h++) { most[h] = -3.4028235e38f; sum[h] = 0; }
-        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
-        int key = begin;
-        for (; key < end; key += KEYS) {
-            if (OVERLAPS && key > begin) {
-                used++;
-                multiply();
-                add_values(used - 1);
-                tt__wgmma_wait<1>();
-                tt__wgmma_done(s);
-                arrive(&k_used[used % STAGES]);
-                weigh(key);
-                tt__wgmma_wait<0>();
-                tt__wgmma_done(out);
-                arrive(&v_used[(used - 1) % STAGES]);
-            } else {
-                multiply();
-                tt__wgmma_wait<0>();
-                tt__wgmma_done(s);
-                arrive(&k_used[used % STAGES]);
-                weigh(key);
+                now[h] = fmaxf(now[h], __shfl_xor_sync(0xffffffffu, now[h], m));
+        float offset[2];
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            correction[h] = tt__exp2((most[h] - now[h]) * factor);
+            // Before a window there are tiles of which a query sees nothing.
+            offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
+            most[h] = now[h];
+        }
+        TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+            TT__UNROLL for (int i = 0; i < 4; i++) {
+                s[n][i] = tt__exp2(fmaf(s[n][i], factor, offset[i / 2]));
+                total[i] += s[n][i];
             }
-            if (key > begin && __any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1))
-                TT__UNROLL for (int n = 0; n < D / 8; n++)
-                    TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] *= correction[i / 2];
-            round();
-            if (OVERLAPS && key + KEYS < end) continue;
-            add_values(used);
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(out);
-            arrive(&v_used[used % STAGES]);
-            used++;
-        }
-        for (; key < item_end; key += KEYS) { // of other groups alone
-            const int stage = used % STAGES, parity = used / STAGES & 1;
-            tt__phases_wait(&k_there[stage], parity);
-            arrive(&k_used[stage]);
-            tt__phases_wait(&v_there[stage], parity);
-            arrive(&v_used[stage]);
-            used++;
-        }
-        // The warp's rows of the queries, which are used, get its rows of the output, and from there whole
-        // vectors go to memory.
+        TT__UNROLL for (int h = 0; h < 2; h++)
+            sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
+    }
+
+    // Weights that are kept, as the operand of a product.
+    __device__ __forceinline__ void round(uint32_t (&w)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) const
+    {
+        TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
+            TT__UNROLL for (int i = 0; i < 4; i++)
+                w[k][i] = pack<T>(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
+        if (!DROPS) return;
+        const int stage = used % STAGES, lane = lane_of(), pair = lane % 4 * 2;
+        tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
+        TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                // The highest bits of bytes are those of the thread's first keys of 8, or its second.
+                const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
+                const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
+                TT__UNROLL for (int n = 0; n < 4; n++)
+                    w[2 * part + n / 2][n % 2 * 2 + h] &= tt__bytes(low, high, 0xcc88u + 0x1111u * n);
+            }
+    }
+
+    // The warp's rows of the queries, which are used, get its rows of the output, and from there whole
+    // vectors go to memory.
+    __device__ __forceinline__ void store(const float (&out)[D / 8][4], const float (&most)[2],
+                                          const float (&sum)[2], const attention_item &item, int slot) const
+    {
         const int lane = lane_of(), pair = lane % 4 * 2;
         T *const rows = tile.q[slot][group] + (mine - team) * 64;
         __syncwarp(); // all lanes have waited for the products that read these rows
@@ -383,7 +360,106 @@ void attention_forward_wide(attention_args p)
                 *(const uint4 *)(rows + c / 8 * 64 * 64 + r * 64 + (c % 8 ^ r % 8) * 8);
         }
         __syncwarp();
-        if (lane == 0) tt__phases_arrive(&q_used[slot]);
+        if (lane == 0) tt__phases_arrive(&barriers.q_used[slot]);
+    }
+
+    __device__ __forceinline__ void run(const attention_item &item, int slot)
+    {
+        const int count = item.count, begin = attention_item_begin<KEYS>(p, item.at);
+        // Of the keys that any of the item's queries sees, those from `end` on are seen by none of the
+        // group's; keys up to `all` are seen by each of the warp's.
+        const int item_end = attention_item_end(p, item.length, item.at + count);
+        const int end = team < count
+            ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
+        const int all = p.query_row ? 0 : attention_item_end(p, item.length, item.at + mine + 1);
+        float most[2], sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
+        uint32_t w[KEYS / 16][4];
+        TT__UNROLL for (int h = 0; h < 2; h++) { most[h] = -3.4028235e38f; sum[h] = 0; }
+        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
+        int key = begin;
+        for (; key < end; key += KEYS) {
+            if (S::OVERLAPS && key > begin) {
+                used++;
+                multiply(s, slot);
+                add_values(out, w, used - 1);
+                tt__wgmma_wait<1>();
+                tt__wgmma_done(s);
+                arrive(&barriers.k_used[used % STAGES]);
+                mask(s, item, key, all);
+                weigh(s, most, sum, correction);
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(out);
+                arrive(&barriers.v_used[(used - 1) % STAGES]);
+            } else {
+                multiply(s, slot);
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(s);
+                arrive(&barriers.k_used[used % STAGES]);
+                mask(s, item, key, all);
+                weigh(s, most, sum, correction);
+            }
+            if (key > begin && __any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1))
+                TT__UNROLL for (int n = 0; n < D / 8; n++)
+                    TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] *= correction[i / 2];
+            round(w, s);
+            if (S::OVERLAPS && key + KEYS < end) continue;
+            add_values(out, w, used);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(out);
+            arrive(&barriers.v_used[used % STAGES]);
+            used++;
+        }
+        for (; key < item_end; key += KEYS) { // of other groups alone
+            const int stage = used % STAGES, parity = used / STAGES & 1;
+            tt__phases_wait(&barriers.k_there[stage], parity);
+            arrive(&barriers.k_used[stage]);
+            tt__phases_wait(&barriers.v_there[stage], parity);
+            arrive(&barriers.v_used[stage]);
+            used++;
+        }
+        store(out, most, sum, item, slot);
+    }
+};
+
+template <class T, int D, bool DROPS>
+__global__ __launch_bounds__(128 * (attention_wide_sizes<D>::GROUPS + 1), attention_wide_sizes<D>::BLOCKS)
+void attention_forward_wide(attention_args p)
+{
+    tt__begin_kernel();
+    typedef attention_wide_sizes<D> S;
+    enum { FEW = DROPS ? 48 : D > 64 ? 40 : 32,
+           MANY = (S::GIVEN * (S::GROUPS + 1) - FEW) / S::GROUPS / 8 * 8 };
+    TT__SHARED(uint64_t, q_there, [2]);
+    TT__SHARED(uint64_t, q_used, [2]);
+    TT__SHARED(uint64_t, k_there, [S::STAGES]);
+    TT__SHARED(uint64_t, v_there, [S::STAGES]);
+    TT__SHARED(uint64_t, k_used, [S::STAGES]);
+    TT__SHARED(uint64_t, v_used, [S::STAGES]);
+    TT__SHARED(attention_item, items, [2]);
+    TT__SHARED(attention_item, found, [4][32]);
+    TT__DYN_SHARED(T, shared);
+    auto &tile = *(attention_wide_tiles<T, D, DROPS> *)attention_room(shared);
+    const attention_wide_barriers barriers = {q_there, q_used, k_there, v_there, k_used, v_used};
+    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
+    if (threadIdx.x == 0) barriers.begin<S>(DROPS);
+    __syncthreads();
+    if (group < 0) {
+        tt__fewer_registers<FEW>();
+        const uint64_t random = DROPS ? attention_key(p) : 0;
+        attention_wide_copies<T, D, DROPS> copies =
+            {p, tile, barriers, items, found, (uint32_t)random, (uint32_t)(random >> 32), -1, 0, 0, 0};
+        copies.run();
+        return;
+    }
+    tt__more_registers<MANY>();
+    const int team = 64 * group, mine = team + __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) % 4 * 16;
+    attention_wide_products<T, D, DROPS> products =
+        {p, tile, barriers, group, team, mine, fabsf(p.scale) * TT__LOG2E, 0};
+    for (int taken = 0;; taken++) {
+        const int slot = taken % 2;
+        tt__phases_wait(&q_there[slot], taken / 2 & 1);
+        if (items[slot].count < 0) break;
+        products.run(items[slot], slot);
     }
 }
 

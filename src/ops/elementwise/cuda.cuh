@@ -26,61 +26,27 @@ cudaError_t run_scale(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
-// y = a + b. Bytes: a, b and y once.
-struct op_add {
+// y = a + b or a b, where b is a matrix or (ROW) a row. Bytes: a, b and y once.
+template <bool TIMES, bool ROW> struct op_two {
     static constexpr int KIND = HOT;
+    static constexpr bool BY_ROW = ROW;
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         float b[8];
         load_group(v, g.a, r, c, n, g.vector);
-        load_group(b, g.b, r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] += b[j];
+        load_group(b, g.b, ROW ? 0 : r, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = TIMES ? v[j] * b[j] : v[j] + b[j];
         return true;
     }
 };
+struct op_add : op_two<false, false> {};
+struct op_add_row : op_two<false, true> {};
+struct op_mul : op_two<true, false> {};
 
-cudaError_t run_add(const tt__launch *l)
+template <class OP> cudaError_t run_two(const tt__launch *l)
 {
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add());
-}
-
-// y = a + row. Bytes: a and y once.
-struct op_add_row {
-    static constexpr int KIND = HOT;
-    __device__ void begin() {}
-    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
-    {
-        float row[8];
-        load_group(v, g.a, r, c, n, g.vector);
-        load_group(row, g.b, 0, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] += row[j];
-        return true;
-    }
-};
-
-cudaError_t run_add_row(const tt__launch *l)
-{
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], true, op_add_row());
-}
-
-// y = a b. Bytes: a, b and y once.
-struct op_mul {
-    static constexpr int KIND = HOT;
-    __device__ void begin() {}
-    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
-    {
-        float b[8];
-        load_group(v, g.a, r, c, n, g.vector);
-        load_group(b, g.b, r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= b[j];
-        return true;
-    }
-};
-
-cudaError_t run_mul(const tt__launch *l)
-{
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_mul());
+    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], OP::BY_ROW, OP());
 }
 
 // Rotary positions. A thread turns the same pairs, up to 8, of TURN_HEADS heads. Bytes: x and y once.

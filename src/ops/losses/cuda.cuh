@@ -16,19 +16,6 @@ namespace {
 #define TT__LOSS_BLOCKS 1024
 #endif
 
-// The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
-template <int THREADS> __device__ __forceinline__ double block_sum(double v)
-{
-    TT__SHARED(double, part, [THREADS / 32]);
-    TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
-    __syncthreads(); // an earlier call may still be read
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
-    __syncthreads();
-    double sum = 0;
-    TT__UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
-    return sum;
-}
-
 __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
 {
     return weights.data ? load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;

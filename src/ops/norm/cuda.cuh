@@ -85,6 +85,19 @@ __device__ __forceinline__ void put_row(const tt__mat &m, int64_t r, const row_t
     }
 }
 
+template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const row_bits<X> &from)
+{
+    float u[8];
+    widen_row(u, from);
+    TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
+}
+
+// The matrices begin `by` rows later.
+template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &...m)
+{
+    ((m.data = row_at(m, by)), ...);
+}
+
 // The sums of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
 // number `first` of the block. All threads of the block call it; `part` is of all warps, and free.
 template <int MOST, int N>
@@ -167,12 +180,8 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
     tt__mat from = DROP ? drop.from : x;
     const bool adds_residual = DROP && drop.residual.data, keeps = stats.data;
-    const auto move = [](tt__mat &m, int64_t by) { m.data = row_at(m, by); };
-    move(from, r);
-    move(y, r);
-    if (DROP) move(x, r);
-    if (DROP) move(drop.residual, r);
-    move(stats, r);
+    move_rows(r, from, y, stats);
+    if (DROP) move_rows(r, x, drop.residual);
     const auto fetch = [&](int64_t first) {
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const bool there = first + i * B::TEAMS < rows;
@@ -180,8 +189,8 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
             if constexpr (DROP)
                 fetch_row(residual[i], drop.residual, i * B::TEAMS, t, there && adds_residual);
         }
-        move(from, step);
-        if (DROP) move(drop.residual, step);
+        move_rows(step, from);
+        if (DROP) move_rows(step, drop.residual);
     };
     if (AHEAD) fetch(r);
     fetch_row(bits, w, 0, t);
@@ -192,16 +201,13 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     }
     if constexpr (DROP) drop.op.begin();
     for (; r - team < rows; r += step) { // a whole block
-        float v[ROWS][8], u[8], sum[ROWS], squares[ROWS];
+        float v[ROWS][8], sum[ROWS], squares[ROWS];
         if (!AHEAD) fetch(r);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             widen_row(v[i], next[i]);
             if constexpr (DROP) {
                 drop.op.apply(min(r + i * B::TEAMS, rows - 1), (uint32_t)t.at, v[i]);
-                if (adds_residual) {
-                    widen_row(u, residual[i]);
-                    TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] += u[j];
-                }
+                if (adds_residual) add_row(v[i], residual[i]);
                 if (r + i * B::TEAMS < rows) put_row<X>(x, i * B::TEAMS, t, v[i]);
             }
             sum[i] = 0;
@@ -225,15 +231,13 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
             if (add) {
                 row_bits<X> old;
                 fetch_row(old, y, i * B::TEAMS, t);
-                widen_row(u, old);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] += u[j];
+                add_row(v[i], old);
             }
             put_row<X>(y, i * B::TEAMS, t, v[i]);
             if (keeps && t.at == 0) set_stats(stats, i * B::TEAMS, centred, sum[i], rstd);
         }
-        move(y, step);
-        move(stats, step);
-        if (DROP) move(x, step);
+        move_rows(step, y, stats);
+        if (DROP) move_rows(step, x);
         if (!centred) __syncthreads(); // square_part is read
     }
 }
@@ -323,129 +327,17 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 
 cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 
-// With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
-// = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
-// added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. A row in the registers
-// of its threads, and so are sums over rows. bf16 rows of
-// the next turn are on their way meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with
-// dropout, of typed operands; dx is there, and rows of its dropout are as far apart.
-template <int X, int W, bool NARROW, bool DROP>
-__global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
-    layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
-                       float *partial, bool add, bool vector, bool sums, float each, norm_dropout drop)
+// What a block of TEAMS teams leaves of sums over its rows: to (2, cols) = dw and db, or (3, cols) with ds.
+// memory: (TEAMS, 4, threads of a row), if there are several.
+template <int TEAMS>
+__device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const row_thread &t, int team,
+                                                  float4 *memory, const float (&dw)[8], const float (&db)[8],
+                                                  const float (&ds)[8], bool sums)
 {
-    tt__begin_kernel();
-    typedef backward_block<NARROW, X> B;
-    constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
-    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
-    TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
-    if (X != ANY) {
-        dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
-        w.dtype = (tt_dtype)W;
-        vector = true;
-    }
-    constexpr bool AHEAD = X == TT_BF16;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-    constexpr bool OLD_AHEAD = false; // the compiler would spill a register
-#else
-    constexpr bool OLD_AHEAD = AHEAD;
-#endif
-    const int width = (int)blockDim.x / TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
-    const row_thread t = {(int)threadIdx.x - team * width, width, vector};
-    const bool leaves = dx.data != NULL, centred = stats.cols == 2;
-    add = add && leaves;
-    float dw[8], db[8], ds[8], scale[8];
-    row_bits<X> next_dy[ROWS], next_x[ROWS], old[ROWS];
-    row_stats next[ROWS];
-    row_bits<W> bits;
-    TT__UNROLL for (int j = 0; j < 8; j++) dw[j] = db[j] = ds[j] = 0;
-    // Operands and results begin at the thread's first row in the turn at hand or, of what is fetched ahead,
-    // the next; `left`: rows of the block from there on.
-    const int64_t from = (int64_t)blockIdx.x * rows_each;
-    const int64_t end = min(x.rows, from + rows_each);
-    int left = (int)(end - from) - team;
-    const auto move = [](tt__mat &m, int64_t by) { m.data = row_at(m, by); };
-    // Bytes from dy to x, where rows are as far apart: a pointer less to keep.
-    const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
-    move(dy, from + team);
-    if (X == ANY) move(x, from + team);
-    const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
-    move(dx, from + team);
-    move(stats, from + team);
-    const auto fetch_one = [&](int i, int many) {
-        const bool there = i * TEAMS < many;
-        fetch_row(next_dy[i], dy, i * TEAMS, t, there);
-        if (X != ANY) x.data = (char *)dy.data + beside;
-        fetch_row(next_x[i], x, i * TEAMS, t, there);
-        next[i] = there ? get_stats(stats, i * TEAMS) : row_stats{centred, 0, 0};
-    };
-    const auto fetch = [&](int many) {
-        TT__UNROLL for (int i = 0; i < ROWS; i++) fetch_one(i, many);
-        move(dy, B::TURN);
-        move(stats, B::TURN);
-    };
-    const auto fetch_old = [&](int many) {
-        TT__UNROLL for (int i = 0; i < ROWS; i++)
-            fetch_row(old[i], dx, i * TEAMS, t, add && i * TEAMS < many);
-    };
-    if (AHEAD) fetch(left);
-    if (OLD_AHEAD) fetch_old(left);
-    fetch_row(bits, w, 0, t);
-    widen_row(scale, bits);
-    if constexpr (DROP) drop.op.begin();
-    for (; left + team > 0; left -= B::TURN) { // a whole block; TURN is a power of 2
-        float g[ROWS][8], n[ROWS][8], sum[2 * ROWS], rstd[ROWS];
-        if (X == TT_F32) fetch(left);
-        TT__UNROLL for (int i = 0; i < ROWS; i++) {
-            if (X == ANY) fetch_one(i, left);
-            const float shift = -next[i].mean * next[i].rstd;
-            rstd[i] = next[i].rstd;
-            widen_row(g[i], next_dy[i]);
-            widen_row(n[i], next_x[i]);
-            sum[2 * i] = sum[2 * i + 1] = 0;
-            TT__UNROLL for (int j = 0; j < 8; j++) {
-                n[i][j] = n[i][j] * rstd[i] + shift;
-                dw[j] += g[i][j] * n[i][j];
-                db[j] += g[i][j];
-                g[i][j] *= scale[j];
-                sum[2 * i] += g[i][j];
-                sum[2 * i + 1] += g[i][j] * n[i][j];
-            }
-        }
-        if (AHEAD) fetch(left - B::TURN);
-        if (X == ANY) {
-            move(dy, B::TURN);
-            move(x, B::TURN);
-            move(stats, B::TURN);
-        }
-        if (!leaves) continue;
-        if (X != ANY && !OLD_AHEAD) fetch_old(left);
-        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // by turns
-        TT__UNROLL for (int i = 0; i < ROWS; i++) {
-            const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
-            const float of_n = -rstd[i] * avg_gn, rest = -rstd[i] * avg_g;
-            if (i * TEAMS >= left) continue;
-            TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * rstd[i] + (n[i][j] * of_n + rest);
-            if (add) {
-                if (X == ANY) fetch_row(old[i], dx, i * TEAMS, t);
-                widen_row(n[i], old[i]);
-                TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] += n[i][j];
-            }
-            put_row<X>(dx, i * TEAMS, t, g[i]);
-            if constexpr (DROP) {
-                drop.op.apply(end - left + i * TEAMS, (uint32_t)t.at, g[i]);
-                drop.to.data = (char *)dx.data + dropped;
-                put_row<X>(drop.to, i * TEAMS, t, g[i]);
-            }
-            TT__UNROLL for (int j = 0; j < 8; j++) ds[j] += g[i][j];
-        }
-        move(dx, B::TURN);
-        if (OLD_AHEAD) fetch_old(left - B::TURN);
-    }
-    float *const to_sums = partial + (int64_t)blockIdx.x * (sums ? 3 : 2) * x.cols;
+    const int width = t.of;
     const auto store = [&](int kind, const float (&v)[8]) {
         TT__UNROLL for (int j = 0; j < 8; j++)
-            if (t.column(j) < x.cols) to_sums[kind * x.cols + t.column(j)] = v[j];
+            if (t.column(j) < cols) to[kind * cols + t.column(j)] = v[j];
     };
     if constexpr (TEAMS == 1) {
         store(0, dw);
@@ -476,6 +368,129 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
         __syncthreads();
         if (team == 2) sum_up(2, 0, TEAMS);
     }
+}
+
+// Whether layernorm_backward fetches what dx is added to with the rest of the next turn's rows.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool FETCHES_OLD_AHEAD = false; // the compiler would spill a register
+#else
+constexpr bool FETCHES_OLD_AHEAD = true;
+#endif
+
+// Of a row of dy (g) and of x (n): n becomes (x - mean) / std, g becomes dy w; sum gets the thread's sums of
+// g and of g n, and dw and db, which go over rows, those of dy n and dy.
+__device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
+                                               float (&db)[8], const float (&scale)[8], const row_stats &of)
+{
+    const float shift = -of.mean * of.rstd;
+    sum[0] = sum[1] = 0;
+    TT__UNROLL for (int j = 0; j < 8; j++) {
+        n[j] = n[j] * of.rstd + shift;
+        dw[j] += g[j] * n[j];
+        db[j] += g[j];
+        g[j] *= scale[j];
+        sum[0] += g[j];
+        sum[1] += g[j] * n[j];
+    }
+}
+
+// With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
+// = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
+// added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. A row in the registers
+// of its threads, and so are sums over rows. bf16 rows of
+// the next turn are on their way meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with
+// dropout, of typed operands; dx is there, and rows of its dropout are as far apart.
+template <int X, int W, bool NARROW, bool DROP>
+__global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
+    layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
+                       float *partial, bool add, bool vector, bool sums, float each, norm_dropout drop)
+{
+    tt__begin_kernel();
+    typedef backward_block<NARROW, X> B;
+    constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
+    TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
+    if (X != ANY) {
+        dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
+        w.dtype = (tt_dtype)W;
+        vector = true;
+    }
+    constexpr bool AHEAD = X == TT_BF16, OLD_AHEAD = AHEAD && FETCHES_OLD_AHEAD;
+    const int width = (int)blockDim.x / TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
+    const row_thread t = {(int)threadIdx.x - team * width, width, vector};
+    const bool leaves = dx.data != NULL, centred = stats.cols == 2;
+    add = add && leaves;
+    float dw[8] = {}, db[8] = {}, ds[8] = {}, scale[8];
+    row_bits<X> next_dy[ROWS], next_x[ROWS], old[ROWS];
+    row_stats next[ROWS];
+    row_bits<W> bits;
+    // Operands and results begin at the thread's first row in the turn at hand or, of what is fetched ahead,
+    // the next; `left`: rows of the block from there on.
+    const int64_t from = (int64_t)blockIdx.x * rows_each;
+    const int64_t end = min(x.rows, from + rows_each);
+    int left = (int)(end - from) - team;
+    // Bytes from dy to x, where rows are as far apart: a pointer less to keep.
+    const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
+    const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
+    move_rows(from + team, dy, dx, stats);
+    if (X == ANY) move_rows(from + team, x);
+    const auto fetch_one = [&](int i, int many) {
+        const bool there = i * TEAMS < many;
+        fetch_row(next_dy[i], dy, i * TEAMS, t, there);
+        if (X != ANY) x.data = (char *)dy.data + beside;
+        fetch_row(next_x[i], x, i * TEAMS, t, there);
+        next[i] = there ? get_stats(stats, i * TEAMS) : row_stats{centred, 0, 0};
+    };
+    const auto fetch = [&](int many) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++) fetch_one(i, many);
+        move_rows(B::TURN, dy, stats);
+    };
+    const auto fetch_old = [&](int many) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++)
+            fetch_row(old[i], dx, i * TEAMS, t, add && i * TEAMS < many);
+    };
+    if (AHEAD) fetch(left);
+    if (OLD_AHEAD) fetch_old(left);
+    fetch_row(bits, w, 0, t);
+    widen_row(scale, bits);
+    if constexpr (DROP) drop.op.begin();
+    for (; left + team > 0; left -= B::TURN) { // a whole block; TURN is a power of 2
+        float g[ROWS][8], n[ROWS][8], sum[2 * ROWS], rstd[ROWS];
+        if (X == TT_F32) fetch(left);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            if (X == ANY) fetch_one(i, left);
+            rstd[i] = next[i].rstd;
+            widen_row(g[i], next_dy[i]);
+            widen_row(n[i], next_x[i]);
+            begin_gradient(g[i], n[i], sum + 2 * i, dw, db, scale, next[i]);
+        }
+        if (AHEAD) fetch(left - B::TURN);
+        if (X == ANY) move_rows(B::TURN, dy, x, stats);
+        if (!leaves) continue;
+        if (X != ANY && !OLD_AHEAD) fetch_old(left);
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // by turns
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
+            const float of_n = -rstd[i] * avg_gn, rest = -rstd[i] * avg_g;
+            if (i * TEAMS >= left) continue;
+            TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * rstd[i] + (n[i][j] * of_n + rest);
+            if (add) {
+                if (X == ANY) fetch_row(old[i], dx, i * TEAMS, t);
+                add_row(g[i], old[i]);
+            }
+            put_row<X>(dx, i * TEAMS, t, g[i]);
+            if constexpr (DROP) {
+                drop.op.apply(end - left + i * TEAMS, (uint32_t)t.at, g[i]);
+                drop.to.data = (char *)dx.data + dropped;
+                put_row<X>(drop.to, i * TEAMS, t, g[i]);
+            }
+            TT__UNROLL for (int j = 0; j < 8; j++) ds[j] += g[i][j];
+        }
+        move_rows(B::TURN, dx);
+        if (OLD_AHEAD) fetch_old(left - B::TURN);
+    }
+    store_column_sums<TEAMS>(partial + (int64_t)blockIdx.x * (sums ? 3 : 2) * x.cols, x.cols, t, team, memory,
+                             dw, db, ds, sums);
 }
 
 // The same for wider rows: dx, a block a row. Four blocks a processor: for eight, the compiler spills
