@@ -131,7 +131,7 @@ CUDA_ARCHS  ?= 80 90a 100
 CUDA_CODE   ?= $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
                -gencode arch=compute_90,code=compute_90
 CUDA_LIBS   := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart -lstdc++
-nvcc         = $(NVCC) -O3 -std=c++17 $(CUDA_WERROR) $(1) $(CUDA_CODE) -I$(JOINED_IN) -I. -c $(source) -o $@
+nvcc         = $(NVCC) -O3 -std=c++17 $(CUDA_WERROR) $(1) $(CUDA_CODE) -I. -c $< -o $@
 vpath %.c examples tests bench
 
 cuda: $(EXAMPLES:$(B)/%=$(B)/cuda/%)
