@@ -1,0 +1,115 @@
+/* Plain loops in double precision, and beside them what records the op: losses. */
+#pragma once
+
+TEST_PLAIN static void eval_cross_entropy(node *n)
+{
+    int classes = IN(0)->cols;
+    double loss = 0, total = 0;
+    for (int r = 0; r < IN(0)->rows; r++) {
+        const double *x = IN(0)->v + r * classes;
+        double most = x[0], sum = 0;
+        int target = IN(1)->index[r];
+        if (target == n->k) continue;
+        double w = n->flag ? IN(2)->v[target] : n->in[2] ? IN(2)->v[r] : 1;
+        for (int c = 0; c < classes; c++) most = x[c] > most ? x[c] : most;
+        for (int c = 0; c < classes; c++) sum += exp(x[c] - most);
+        loss += w * (1 - n->a) * (most + log(sum) - x[target]);
+        for (int c = 0; c < classes; c++)
+            loss += (n->flag ? IN(2)->v[c] : w) * n->a / classes * (most + log(sum) - x[c]);
+        total += w;
+        note(n, fabs(most) + log(sum) + fabs(x[target]));
+    }
+    n->v[0] = loss / total;
+}
+
+/* Targets below `classes`; with `ignored` every third counts for nothing, but not the first. Weights are
+   those of rows or of classes. */
+enum { UNWEIGHTED, BY_ROW, BY_CLASS };
+static int cross_entropy(int logits, bool ignored, float smoothing, int weighted)
+{
+    node *x = &g->nodes[logits];
+    int targets = new_index(x->kind, x->rows, x->cols),
+        weights = weighted == BY_CLASS ? input(FIXED, 1, x->cols, 1)
+                  : weighted ? input(x->kind, x->rows, 1, 1) : 0;
+    tt_cross_entropy_options o = tt_cross_entropy_options_default();
+    if (ignored) o.ignore_index = -7;
+    for (int r = 2; r < x->rows && ignored; r += 3) g->nodes[targets].index[r] = -7;
+    for (int r = 0; r < g->nodes[weights].rows * g->nodes[weights].cols && weighted; r++)
+        g->nodes[weights].v[r] = (double)(float)fabs(g->nodes[weights].v[r]) +
+                                 0.125 * (r == 0 || weighted == BY_CLASS);
+    int at = new_node(eval_cross_entropy, FIXED, 1, 1, logits, targets, weights);
+    node *n = &g->nodes[at];
+    o.label_smoothing = smoothing;
+    if (weighted == BY_CLASS) o.class_weights = g->nodes[weights].t;
+    else o.weights = g->nodes[weights].t;
+    n->flag = weighted == BY_CLASS;
+    n->k = o.ignore_index;
+    n->a = smoothing;
+    n->loss = true;
+    record(at, tt_cross_entropy(g->tape, g->nodes[logits].t, g->nodes[targets].t, &o));
+    return at;
+}
+
+TEST_PLAIN static void eval_soft_cross_entropy(node *n)
+{
+    const int classes = IN(0)->cols;
+    double loss = 0, total = 0;
+    for (int r = 0; r < IN(0)->rows; r++) {
+        const double *x = IN(0)->v + r * classes, *p = IN(1)->v + r * classes, w = n->in[2] ? IN(2)->v[r] : 1;
+        double most = x[0], sum = 0;
+        for (int c = 1; c < classes; c++) most = x[c] > most ? x[c] : most;
+        for (int c = 0; c < classes; c++) sum += exp(x[c] - most);
+        for (int c = 0; c < classes; c++) {
+            const double term = p[c] * (most + log(sum) - x[c]);
+            loss += w * term;
+            note(n, fabs(p[c]) * (fabs(most) + log(sum) + fabs(x[c])));
+        }
+        total += w;
+    }
+    n->v[0] = loss / total;
+    note(n, n->v[0]); /* of many classes, more than any of its terms: it is an f32, too */
+}
+
+/* Targets of which some are 0, and which do not sum to 1. */
+static int soft_cross_entropy(int logits, bool weighted)
+{
+    node *x = &g->nodes[logits];
+    const int kind = x->kind, rows = x->rows, cols = x->cols;
+    const int targets = input(kind, rows, cols, 1), weights = weighted ? input(kind, rows, 1, 1) : 0;
+    for (int k = 0; k < rows * cols; k++)
+        g->nodes[targets].v[k] = k % 3 == 1 ? 0 : (double)(float)fabs(g->nodes[targets].v[k]);
+    for (int r = 0; r < rows && weighted; r++)
+        g->nodes[weights].v[r] = (double)(float)fabs(g->nodes[weights].v[r]) + 0.125 * (r == 0);
+    const int at = new_node(eval_soft_cross_entropy, FIXED, 1, 1, logits, targets, weights);
+    g->nodes[at].loss = true;
+    record(at, tt_soft_cross_entropy(g->tape, g->nodes[logits].t, g->nodes[targets].t, g->nodes[weights].t));
+    return at;
+}
+
+TEST_PLAIN static void eval_squared_error(node *n)
+{
+    int cols = IN(0)->cols;
+    double loss = 0, total = 0;
+    for (int r = 0; r < IN(0)->rows; r++) {
+        double sum = 0, w = n->in[2] ? IN(2)->v[r] : 1;
+        for (int c = 0; c < cols; c++) {
+            double d = IN(0)->v[r * cols + c] - IN(1)->v[r * cols + c];
+            sum += d * d;
+            note(n, d * d);
+        }
+        loss += w * sum / cols;
+        total += w;
+    }
+    n->v[0] = loss / total;
+}
+
+static int squared_error(int x, int target, bool weighted)
+{
+    int weights = weighted ? input(g->nodes[x].kind, g->nodes[x].rows, 1, 1) : 0;
+    for (int r = 0; r < g->nodes[x].rows && weighted; r++)
+        g->nodes[weights].v[r] = fabs(g->nodes[weights].v[r]) + 0.25 * (r == 0);
+    int at = new_node(eval_squared_error, FIXED, 1, 1, x, target, weights);
+    g->nodes[at].loss = true;
+    record(at, tt_mean_squared_error(g->tape, g->nodes[x].t, g->nodes[target].t, g->nodes[weights].t));
+    return at;
+}

@@ -1,0 +1,47 @@
+/* Plain loops in double precision, and beside them what records the op: norms. */
+#pragma once
+
+TEST_PLAIN static void eval_layernorm(node *n)
+{
+    for (int r = 0; r < n->rows; r++) {
+        const double *x = IN(0)->v + r * n->cols;
+        double mean = 0, variance = 0;
+        for (int c = 0; c < n->cols; c++) mean += x[c] / n->cols;
+        for (int c = 0; c < n->cols; c++) variance += (x[c] - mean) * (x[c] - mean) / n->cols;
+        double rstd = 1 / sqrt(variance + n->a);
+        for (int c = 0; c < n->cols; c++) {
+            double b = n->in[2] ? IN(2)->v[c] : 0;
+            n->v[r * n->cols + c] = (x[c] - mean) * rstd * IN(1)->v[c] + b;
+            note(n, (fabs(x[c]) + fabs(mean)) * rstd * fabs(IN(1)->v[c]) + fabs(b));
+        }
+    }
+}
+
+static int layernorm(int x, int w, int b, float eps)
+{
+    int at = new_node(eval_layernorm, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, w, b);
+    g->nodes[at].a = eps;
+    record(at, tt_layernorm(g->tape, g->nodes[x].t, g->nodes[w].param, g->nodes[b].param, eps));
+    return at;
+}
+
+TEST_PLAIN static void eval_rmsnorm(node *n)
+{
+    for (int r = 0; r < n->rows; r++) {
+        const double *x = IN(0)->v + r * n->cols;
+        double squares = 0;
+        for (int c = 0; c < n->cols; c++) squares += x[c] * x[c] / n->cols;
+        for (int c = 0; c < n->cols; c++) {
+            n->v[r * n->cols + c] = x[c] / sqrt(squares + n->a) * IN(1)->v[c];
+            note(n, n->v[r * n->cols + c]);
+        }
+    }
+}
+
+static int rmsnorm(int x, int w, float eps)
+{
+    int at = new_node(eval_rmsnorm, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, w, 0);
+    g->nodes[at].a = eps;
+    record(at, tt_rmsnorm(g->tape, g->nodes[x].t, g->nodes[w].param, eps));
+    return at;
+}

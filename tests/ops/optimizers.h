@@ -1,0 +1,312 @@
+/* Updates of parameters: stochastic rounding, pieces, weights that are narrowed while they are read. */
+#pragma once
+
+/* Rounds up with a probability equal to the dropped fraction; r holds 16 random bits. */
+static uint16_t bf16_stochastic(float x, uint32_t r)
+{
+    uint32_t u = tt__bits(x);
+    if ((u & 0x7f800000u) == 0x7f800000u) return tt__to_bf16(x);
+    return (uint16_t)((u + (r & 0xffff)) >> 16);
+}
+
+/* As bf16_stochastic, where nearest does not overflow either. */
+static uint16_t f16_stochastic(float x, uint32_t r)
+{
+    uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
+    if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 65504 and more */
+    if (magnitude >= 0x38800000u) return (uint16_t)(sign | ((magnitude - 0x38000000u + (r & 0x1fff)) >> 13));
+    float units = tt__float(magnitude) * 0x1p24f; /* of the subnormals; exact */
+    return (uint16_t)(sign | ((uint32_t)units +
+                              ((units - (float)(uint32_t)units) * 65536 + (float)(r & 0xffff) >= 65536)));
+}
+
+/* Every step moves 16-bit parameters of 1.5 by a 64th of their unit in the last place, u = 2^-7 or 2^-10.
+   Rounding to nearest would leave them where they are; stochastic rounding moves their mean as exact
+   arithmetic does, up to 5 standard deviations of u / sqrt(4096). */
+TEST(stochastic_rounding_is_unbiased)
+{
+    enum { N = 4096 };
+    static float values[N], targets[N];
+    for (int k = 0; k < 4; k++) {
+        const int steps = k % 2 ? 64 : 32;
+        const bool f16 = k >= 2;
+        const double u = f16 ? 0x1p-10 : 0x1p-7, lr = 32 * u;
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        int64_t dims[2] = {64, 64};
+        tt_init zeros = {TT_INIT_ZEROS, 0};
+        tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value y = tt_input(t, "y", TT_F32, 64, 64),
+                 loss = tt_mean_squared_error(t, tt_param_value(t, w), y, tt__handle(t, 0));
+        tt_compile_options o = tt_compile_options_default();
+        double exact = 1.5, mean = 0;
+        o.precision = f16 ? "16-true" : "bf16-true";
+        o.optimizer.kind = TT_SGD;
+        o.optimizer.weight_decay = 0;
+        for (int e = 0; e < N; e++) { values[e] = 1.5f; targets[e] = 0.5f; }
+        tt_param_set(w, values);
+        tt_program *p = tt_compile(t, loss, &o);
+        if (CHECK(p != NULL)) {
+            for (int s = 0; s < steps; s++) {
+                CHECK(tt_set(p, y, targets, 64) == TT_OK && tt_step(p, (float)lr, NULL) == TT_OK);
+                exact -= lr * 2 * (exact - 0.5) / N;
+            }
+            tt_param_get(w, values);
+            for (int e = 0; e < N; e++) mean += values[e] / N;
+            CHECK_NEAR(mean, exact, 5 * u / 64);
+            CHECK(1.5 - mean > 0.4 * u);
+            float before[N];
+            memcpy(before, values, sizeof before);
+            CHECK(tt_set(p, y, targets, 64) == TT_OK && tt_step(p, 0, NULL) == TT_OK);
+            tt_param_get(w, values);
+            CHECK(same_params(before, values, N)); /* what 16 bits hold exactly is not rounded */
+        }
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+#ifdef TINYTRAIN_CUDA
+/* Runs an instruction, whose operands are the host's, on a GPU. workspace_after: where not NULL, it gets what
+   that then has. */
+static void *workspace_after;
+static bool run_on_cuda(const tt__launch *host, size_t workspace)
+{
+    const tt__backend *b = &tt__cuda_backend;
+    char error[256] = "";
+    enum { WORKSPACE = TT__MAX_IN + TT__MAX_OUT, RESIDENT, MEMORIES };
+    void *memory[MEMORIES] = {0};
+    tt__launch l = *host;
+    tt__device *d = l.device = b->open(tt__cpu_of(host)->ctx, 0, 1, error, sizeof error);
+    bool ok = report(d != NULL, "%s", error);
+    if (ok && workspace)
+        ok = (l.workspace = memory[WORKSPACE] = b->allocate(d, workspace)) &&
+             (l.resident = memory[RESIDENT] = b->allocate(d, TT__CUDA_RESIDENT));
+    for (int to = 0; to < 2; to++) {
+        for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT && ok; k++) {
+            tt__mat *m = k < TT__MAX_IN ? &l.in[k] : &l.out[k - TT__MAX_IN];
+            const tt__mat *h = k < TT__MAX_IN ? &host->in[k] : &host->out[k - TT__MAX_IN];
+            /* fp8 lies row by row or column by column. */
+            const int64_t lines = tt__is_fp8(h->dtype) ? tt__max(h->rows, h->cols) : h->rows;
+            size_t bytes = (size_t)(lines * h->ld) * tt_dtype_bytes(h->dtype);
+            if (!h->data) continue;
+            if (to) ok = b->read(d, h->data, m->data, bytes) == TT_OK;
+            else
+                ok = (m->data = memory[k] = b->allocate(d, bytes)) != NULL &&
+                     b->copy(d, TT__COMPUTE_STREAM, m->data, h->data, bytes) == TT_OK && b->wait(d) == TT_OK;
+        }
+        if (ok && !to) ok = b->launch(&l, 1) == TT_OK;
+    }
+    if (ok && workspace_after) ok = b->read(d, workspace_after, l.workspace, workspace) == TT_OK;
+    if (d) report(ok, "%s", b->error(d));
+    for (int k = 0; k < MEMORIES; k++) if (memory[k]) b->release(d, memory[k]);
+    b->close(d);
+    return ok;
+}
+#else
+static bool run_on_cuda(const tt__launch *host, size_t workspace)
+{
+    (void)host;
+    (void)workspace;
+    return false;
+}
+#endif
+
+/* Each instruction set rounds as the functions above do with the documented numbers: halves of the words of
+   Philox counter {element / 8} under the key of step, tensor and instruction. From 0 with a rate of 1, a step
+   of SGD leaves the gradient's negative: numbers of every size, near the limits of both dtypes, infinite and
+   not a number, in a last chunk that is no whole number of vectors. */
+TEST(stochastic_rounding_of_each_isa)
+{
+    enum { N = 2 * TT__CHUNK + 1237 };
+    static const char *const isa[] = {"portable", "avx2", "avx512", "neon", "cuda"};
+    static const uint32_t edges[] = {0,          0x80000000, 1,          0x7fffff,   0x800000,
+                                     0x33000000, 0x33800001, 0x387fffff, 0x38800000, 0x477fdfff,
+                                     0x477fe000, 0x477fefff, 0x477ff000, 0xc7800000, 0x7f7f0000,
+                                     0x7f7fffff, 0x7f800000, 0xff800000, 0x7f800001, 0xffc12345};
+    static float g[N];
+    static uint16_t h[N];
+    uint64_t s = 23;
+    for (int e = 0; e < N; e++)
+        g[e] = tt__float(e % 3 == 0 ? edges[e / 3 % TT__COUNT(edges)]
+                         : e % 3 == 1 ? test_random(&s)
+                         : (test_random(&s) & 0x8fffffff) + 0x32000000);
+    for (int k = 0; k < TT__COUNT(isa); k++) {
+        if (!has_isa(isa[k])) continue;
+        for (int threads = 1; threads <= (is_cuda(isa[k]) ? 1 : 2); threads++) {
+            for (int f16 = 0; f16 < 2; f16++) {
+                test_allocator a;
+                tt_context_options co = test_options(&a);
+                co.threads = threads;
+                tt_context *ctx = open_isa(co, isa[k]);
+                tt__instr i = tt__new_instr(TT__OP_SGD);
+                float clip[2] = {1, 1};
+                tt__run run;
+                tt__launch l;
+                int wrong = 0;
+                memset(&run, 0, sizeof run);
+                memset(&l, 0, sizeof l);
+                memset(h, 0, sizeof h);
+                run.seed = 5;
+                run.step = 3;
+                run.lr = 1;
+                i.random = 7;
+                l.device = (tt__device *)(void *)&ctx->cpu;
+                l.instr = &i;
+                l.in[TT__RUN_IN].data = &run;
+                l.in[TT__RUN_IN].dtype = TT_U8;
+                l.in[TT__RUN_IN].rows = 1;
+                l.in[TT__RUN_IN].cols = l.in[TT__RUN_IN].ld = sizeof run;
+                l.in[0].data = g;
+                l.in[0].dtype = TT_F32;
+                l.in[0].rows = 1;
+                l.in[0].cols = l.in[0].ld = N;
+                l.in[1].data = clip;
+                l.in[1].rows = 1;
+                l.in[1].cols = l.in[1].ld = 2;
+                l.out[0].data = h;
+                l.out[0].dtype = f16 ? TT_F16 : TT_BF16;
+                l.out[0].rows = 1;
+                l.out[0].cols = l.out[0].ld = N;
+                l.workspace = calloc((size_t)threads * TT__ROW_BUFFERS, tt__row_bytes(TT__CHUNK));
+                CHECK(is_cuda(isa[k]) ? run_on_cuda(&l, 0) : ctx->cpu.isa->run[TT__OP_SGD](&l) == TT_OK);
+                uint64_t key = tt__stream_key(run.seed, TT__RANDOM_ROUNDING, 3, 7);
+                for (int e = 0; e < N; e++) {
+                    uint32_t counter[4] = {(uint32_t)e / 8, 0, 0, 0}, u[4];
+                    tt__philox_rounds(TT__DRAW_ROUNDS, counter, key, u);
+                    uint32_t bits = u[e % 8 / 2] >> (e % 2 * 16);
+                    float x = 0.0f - (g[e] + 0.0f);
+                    uint16_t expected = f16 ? f16_stochastic(x, bits) : bf16_stochastic(x, bits);
+                    if (x != x)
+                        wrong += f16 ? tt__from_f16(h[e]) == tt__from_f16(h[e])
+                                     : tt__from_bf16(h[e]) == tt__from_bf16(h[e]);
+                    else wrong += h[e] != expected;
+                }
+                snprintf(where, sizeof where, "%s, %s, %d threads", isa[k], f16 ? "f16" : "bf16", threads);
+                report(wrong == 0, "%d of %d numbers are rounded wrongly", wrong, N);
+                free(l.workspace);
+                TEST_CLOSE(ctx, &a);
+            }
+        }
+    }
+}
+
+/* A parameter of which each of three ranks updates its piece, with random rounding, has the bits of one that
+   is updated whole. */
+TEST(pieces_are_updated_as_the_whole)
+{
+    enum { N = 5 * TT__CHUNK + 1237, RANKS = 3, OUTPUTS = 3 };
+    static const char *const isa[] = {"portable", "avx2", "avx512", "neon", "cuda"};
+    static const int op[] = {TT__OP_ADAM, TT__OP_SGD};
+    static const tt_dtype dtype[] = {TT_BF16, TT_F16, TT_F32};
+    static float made[2][1 + OUTPUTS][N]; /* [whole, pieces][gradient, parameter and state] */
+    for (int c = 0; c < TT__COUNT(isa) * TT__COUNT(op) * TT__COUNT(dtype); c++) {
+        const char *on = isa[c / (TT__COUNT(op) * TT__COUNT(dtype))];
+        const tt_dtype type = dtype[c % TT__COUNT(dtype)];
+        const size_t item = tt_dtype_bytes(type);
+        test_allocator a;
+        uint64_t s = (uint64_t)c;
+        if (!has_isa(on)) continue;
+        tt_context_options co = test_options(&a);
+        tt_context *ctx = open_isa(co, on);
+        tt__instr i = tt__new_instr(op[c / TT__COUNT(dtype) % TT__COUNT(op)]);
+        const int outputs = i.op == TT__OP_ADAM ? 3 : 2;
+        float clip[2] = {1, 1};
+        tt__run run;
+        tt__launch l;
+        bool ok = true;
+        memset(&run, 0, sizeof run);
+        memset(&l, 0, sizeof l);
+        run.seed = 5;
+        run.lr = 0.1f;
+        i.random = 7;
+        i.attr.beta1 = 0.9f;
+        i.attr.beta2 = 0.99f;
+        i.attr.eps = 1e-8f;
+        l.device = (tt__device *)(void *)&ctx->cpu;
+        l.instr = &i;
+        const tt__mat of_run = {&run, TT_U8, 1, sizeof run, sizeof run}, of_clip = {clip, TT_F32, 1, 2, 2};
+        l.in[TT__RUN_IN] = of_run;
+        l.in[1] = of_clip;
+        for (int m = 0; m <= outputs; m++)
+            for (int e = 0; e < N; e++) {
+                float x = (m == 3 ? 0 : -0.5f) + (float)test_random(&s) * 0x1p-32f;
+                tt__convert((char *)made[0][m] + (size_t)e * item, type, &x, TT_F32, 1);
+            }
+        memcpy(made[1], made[0], sizeof made[0]);
+        l.workspace = calloc(TT__ROW_BUFFERS, tt__row_bytes(TT__CHUNK));
+        for (int r = -1; r < RANKS && ok; r++) { /* -1: whole */
+            const int64_t n = tt__piece(N, TT__CHUNK, false, r < 0 ? 0 : r, r < 0 ? 1 : RANKS, &l.first);
+            for (int m = 0; m <= outputs; m++) {
+                const tt__mat of = {(char *)made[r >= 0][m] + (size_t)l.first * item, type, 1, n, n};
+                if (m) l.out[m - 1] = of;
+                else l.in[0] = of;
+            }
+            ok = CHECK(is_cuda(on) ? run_on_cuda(&l, 0) : ctx->cpu.isa->run[i.op](&l) == TT_OK);
+        }
+        snprintf(where, sizeof where, "%s, %s, %s", on, tt__ops[i.op].name, tt_dtype_name(type));
+        report(memcmp(made[1], made[0], sizeof made[0]) == 0, "pieces have other bits than the whole");
+        free(l.workspace);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* A weight that is rounded while it is read gives the bits of a rounded copy: products of few rows, of few
+   sums and packed ones, with cut tiles. */
+TEST(weights_narrowed_while_read)
+{
+    enum { MOST = 600 * 130 };
+    static const char *const isa[] = {"portable",     "avx2", "avx512",  "avx512_dot",
+                                      "avx512_tiles", "neon", "neon_dot"};
+    /* rows, out, width */
+    static const int shape[][3] = {{1, 1, 1}, {3, 40, 130}, {20, 130, 70}, {31, 7, 600}, {100, 130, 33}};
+    static float w[MOST], got[2][MOST];
+    static uint16_t x[MOST], copy[MOST];
+    for (int k = 0; k < TT__COUNT(isa); k++) {
+        if (!has_isa(isa[k])) continue;
+        for (int f16 = 0; f16 < (is_bf16(isa[k]) ? 1 : 2); f16++)
+            for (int s = 0; s < 2 * TT__COUNT(shape); s++) {
+                /* odd: the gradient of x */
+                const int *z = shape[s / 2], rows = z[0], from = s % 2 ? z[1] : z[2],
+                          to = s % 2 ? z[2] : z[1];
+                const tt_dtype half = f16 ? TT_F16 : TT_BF16;
+                uint64_t random = (uint64_t)s + 99;
+                test_allocator a;
+                tt_context_options co = test_options(&a);
+                co.threads = 2;
+                tt_context *ctx = open_isa(co, isa[k]);
+                for (int e = 0; e < MOST; e++) w[e] = (float)test_random(&random) * 0x1p-31f - 1;
+                for (int e = 0; e < MOST; e++) tt__convert(&copy[e], half, &w[e], TT_F32, 1);
+                for (int e = 0; e < MOST; e++) {
+                    float y = (float)test_random(&random) * 0x1p-31f - 1;
+                    tt__convert(&x[e], half, &y, TT_F32, 1);
+                }
+                memset(got, 0, sizeof got);
+                for (int narrow = 0; narrow < 2; narrow++) {
+                    tt__instr i = tt__new_instr(s % 2 ? TT__OP_LINEAR_DX : TT__OP_LINEAR);
+                    tt__launch l;
+                    memset(&l, 0, sizeof l);
+                    i.attr.narrow = narrow ? half : TT_F32;
+                    l.device = (tt__device *)(void *)&ctx->cpu;
+                    l.instr = &i;
+                    tt__mat in = {x, half, rows, from, from}, weight = {copy, half, z[1], z[2], z[2]},
+                            out = {got[narrow], TT_F32, rows, to, to};
+                    if (narrow) { weight.data = w; weight.dtype = TT_F32; }
+                    l.in[0] = in;
+                    l.in[1] = weight;
+                    l.out[0] = out;
+                    size_t bytes = tt__gemm_workspace(rows, to, from);
+                    l.workspace = tt__alloc(ctx, bytes);
+                    CHECK(l.workspace && ctx->cpu.isa->run[i.op](&l) == TT_OK);
+                    tt__free(ctx, l.workspace);
+                }
+                snprintf(where, sizeof where, "%s, %s, %d x %d, %s of width %d", isa[k], tt_dtype_name(half),
+                         z[1], z[2], s % 2 ? "gradients" : "rows", from);
+                report(memcmp(got[0], got[1], sizeof got[0]) == 0, "bits differ");
+                report(rows * to == 1 || got[0][0] != got[0][1], "nothing is computed");
+                TEST_CLOSE(ctx, &a);
+            }
+    }
+}
