@@ -3238,6 +3238,9 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
 }
 
 /* ==== src/base/machine.h */
+/* ----------------------------------------------------------------------------------------------- the machine
+   What the process may use of the machine: processors and memory, by affinity and by control groups. */
+
 #if defined(__linux__)
 /* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */
 static double tt__quota_in(const char *folder)
@@ -11897,6 +11900,9 @@ static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t
 }
 
 /* ==== src/ops/cpu_launch.h */
+/* --------------------------------------------------------------------------------------- launches on the CPU
+   How a kernel divides its rows among threads, with the same bits for any number of them. */
+
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job {
     const tt__launch *l;
@@ -12039,6 +12045,8 @@ static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, in
 }
 
 /* ==== src/ops/cpu_draw.h */
+/* ------------------------------------------------------------------------------ random numbers of kernels */
+
 static uint64_t tt__dropout_key(const tt__launch *l)
 {
     const tt__run *run = TT__RUN_OF(l);
@@ -14854,6 +14862,9 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
     TT__RUN_MAP(OP, first, count)
 
 /* ==== src/ops/elementwise/cpu.h */
+/* ---------------------------------------------------------------------------------------- element by element
+   Kernels whose rows, or elements, depend on the same rows of their operands. */
+
 TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(ADD, 0, 2, TT__K(axpby)(y, 1, x[0], 1, x[1], n))
@@ -15049,7 +15060,7 @@ TT__FN tt_status TT__K(run_SUM_ROWS)(const tt__launch *l)
 }
 
 /* ==== src/ops/linear/cpu.h */
-/* -------------------------------------------------------------------------------------- linear, attention */
+/* -------------------------------------------------------------------------------- linear layers: launches */
 
 /* C = out[0] (m, n) of products with A and B, whose rows (columns, where so said) run along the sum of k. */
 TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns,
@@ -15107,6 +15118,8 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
 }
 
 /* ==== src/ops/attention/cpu.h */
+/* ------------------------------------------------------------------------------------ attention: launches */
+
 /* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that are queries, which the workspace has in
    order. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
@@ -15271,7 +15284,7 @@ TT__FN tt_status TT__K(run_LAYERNORM_BACKWARD)(const tt__launch *l)
 TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K(run_LAYERNORM_BACKWARD)(l); }
 
 /* ==== src/ops/embedding/cpu.h */
-/* ----------------------------------------------------------------------------- embedding, gather, pooling */
+/* ---------------------------------------------------------------------------------------------- embedding */
 
 /* Rows [from, to) of out[0] are rows of m: of the same numbers, or of those in `index` less `first`; 0 where
    m has no such row. */
@@ -15341,6 +15354,8 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
 }
 
 /* ==== src/ops/rows/cpu.h */
+/* ---------------------------------------------------------------- rows: gather, scatter, pooling, patches */
+
 /* rows may repeat: added one after another */
 TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l)
 {
@@ -16184,7 +16199,8 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 #endif /* TT__KERNELS_ELSEWHERE */
 
 /* ==== src/cpu/undo.h */
-/* What differs from pass to pass, but TT__LANES, of which the rest of the file sees that it is in a pass. */
+/* What differs between instruction sets is undone, but for TT__LANES, by which the file sees that it is in a
+   reading for one of them. */
 #undef TT__ISA
 #undef TT__TARGET
 #undef TT__NEON
@@ -16744,6 +16760,9 @@ static bool tt__trains_alone(void)
 }
 
 /* ==== src/ranks/mpi.h */
+/* ------------------------------------------------------------------------------------------------------- MPI
+   The transport between processes, where the program is compiled with TINYTRAIN_MPI. */
+
 #ifdef TINYTRAIN_MPI
 /* tt_files.remove of processes after the first. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
@@ -18183,6 +18202,9 @@ static const tt__backend tt__cpu_backend = {
 };
 
 /* ==== src/context/devices.h */
+/* --------------------------------------------------------------------------------------------- device groups
+   Kinds of devices; the devices of a program by their name, such as "cpu*4"; copies between memories. */
+
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
 #ifdef TINYTRAIN_CUDA
@@ -19524,6 +19546,9 @@ void tt_program_free(tt_program *p)
 }
 
 /* ==== src/compile/passes.h */
+/* --------------------------------------------------------------------------------------- the order of passes
+   The passes of a program, first those before the cut into stages and then those of each stage. */
+
 /* Marks the values with a trainable parameter behind them, which may have been frozen after recording. */
 static void tt__mark_gradients(tt_tape *t)
 {
@@ -19616,6 +19641,9 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
 #undef TT__PASS
 
 /* ==== src/compile/settings.h */
+/* -------------------------------------------------------------------------------------------------- settings
+   Options as they were resolved, and the rules that say which of them go together. */
+
 /* Fails if the device has no kernel for an instruction. */
 static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
 {
@@ -19815,6 +19843,10 @@ tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
 }
 
 /* ==== src/compile/build.h */
+/* ----------------------------------------------------------------------------------------------------- build
+   A plan of one stage: passes, placement, and whether the result fits. Nothing is kept of a build that
+   fails. */
+
 /* Places transient storages and workspaces, and what lies in the host's memory. */
 static tt_status tt__place_transients(tt__built *b)
 {
@@ -22870,6 +22902,9 @@ tt_status tt_allocate(tt_program *p)
 }
 
 /* ==== src/run/inputs.h */
+/* ---------------------------------------------------------------------------------------- inputs and results
+   Where values lie, what the caller sets and gets, and what a run needs to be set. */
+
 /* Of a view that has a rank's own rows: elements in front of them in the storage. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
@@ -23450,6 +23485,9 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
    the least that they could. */
 
 /* ==== src/run/processes.h */
+/* --------------------------------------------------------------------------------------- what processes send
+   The messages of collectives and of stages between processes, and the bytes that a plan counts. */
+
 static double tt__net_plan(const tt_program *head, double *least)
 {
     const tt__crew *crew = head->settings.crew;
@@ -23682,6 +23720,8 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
 }
 
 /* ==== src/run/launch.h */
+/* ---------------------------------------------------------------------------------- launches of a segment */
+
 /* How far a rank has come in a segment. */
 typedef struct tt__progress {
     tt__launch like;        /* what all launches have in common */
@@ -24175,6 +24215,9 @@ static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int
 }
 
 /* ==== src/run/results.h */
+/* -------------------------------------------------------------------------------------- segments and results
+   Runs a segment on all ranks, reads what losses counted, and judges what is not finite. */
+
 /* Runs a segment on all ranks. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {
@@ -24582,6 +24625,9 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
 }
 
 /* ==== src/run/step.h */
+/* ----------------------------------------------------------------------------------------------------- steps
+   tt_step, tt_micro_step, tt_update and tt_wait; norms that are not finite; gradients that a user reads. */
+
 /* What the last run of a program that does not train has found on one data rank. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
@@ -25310,6 +25356,9 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
 }
 
 /* ==== src/reports/plan.h */
+/* ------------------------------------------------------------------------------------------ plans as numbers
+   Bytes by category, at the peak, and of the largest values. */
+
 const char *tt_category_name(tt_category c)
 {
     static const char *const names[] = {"parameters", "gradients", "optimizer", "activations", "workspace",
@@ -25538,6 +25587,8 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
 }
 
 /* ==== src/reports/text.h */
+/* ------------------------------------------------------------------------------------------ plans as text */
+
 static bool tt__is_alphanumeric(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
@@ -25739,6 +25790,9 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 }
 
 /* ==== src/reports/picture.h */
+/* ----------------------------------------------------------------------------------------- pictures of plans
+   tt_plan_svg: the memory over the instructions of a step. */
+
 /* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
 static double tt__axis_step(double length, int marks)
 {
@@ -25961,6 +26015,8 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
 }
 
 /* ==== src/reports/program.h */
+/* --------------------------------------------------------------------------------------- programs as text */
+
 /* The text of a program, or of a stage of one. */
 static void tt__print_program(const tt_program *p, tt__text *to)
 {
@@ -26332,6 +26388,8 @@ typedef struct tt__unicode {
 } tt__unicode;
 
 /* ==== src/text/unicode.h */
+/* ------------------------------------------------ Unicode: the tables unpacked, and what is asked of them */
+
 /* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
 static uint32_t tt__unicode_number(const char **at)
 {
@@ -29705,13 +29763,16 @@ static const struct { const char *regex; tt__step_name name; tt__pattern pattern
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
      {"", TT__STEP_REGEX}, {false, false, false, 0}}, /* GPT-2 */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* LLaMA 3 */
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* LLaMA 3 */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
      "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 1}}, /* Qwen2 */
     {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
-     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* cl100k */
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+",
+     {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* cl100k */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
-     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}},
+     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+",
+     {"", TT__STEP_REGEX}, {true, true, true, 3}},
 };
 static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
 {
@@ -32382,6 +32443,9 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
 }
 
 /* ==== src/data/loaders.h */
+/* ------------------------------------------------------------------------------- loaders of texts and images
+   Opening, checks, seeking, and the micro-batches that tt_loader_next gives. */
+
 void tt_loader_free(tt_loader *l)
 {
     if (!l) return;
@@ -32969,7 +33033,8 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
     s->spelled[0] += begun;
     s->spelled[1] += ended;
-    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, s->tokenizer->finish.before.ids[k]);
+    const int32_t *before = s->tokenizer->finish.before.ids;
+    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
         if (id >= s->vocab)
@@ -34897,6 +34962,9 @@ static int tt__bert_offset(const tt_bert_config *c)
 }
 
 /* ==== src/models/bert.h */
+/* -------------------------------------------------------------------------------- BERT: the tape and folders
+   What tt_bert_encode and its kin record; config.json; loading and saving. */
+
 /* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
@@ -37992,6 +38060,8 @@ tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
 }
 
 /* ==== src/train/evaluate.h */
+/* ------------------------------------------------------------------------------ evaluation and prediction */
+
 /* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
    one rank would. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
@@ -39177,6 +39247,9 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
 }
 
 /* ==== src/train/fit.h */
+/* ------------------------------------------------------------------------------------------- tt_fit: the run
+   Epochs, validation, saving, resuming, and what happens when a loss diverges. */
+
 /* Has the run made a step, be it a skipped one? */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 

@@ -413,6 +413,9 @@ struct tt__device {
 /* ==== src/cuda/device.cuh */
 namespace {
 
+// --------------------------------------------------------------------------------------- devices and streams
+// The table of backend functions, but for launches.
+
 enum { TT__PRODUCT_CHOICES = 4096 };
 
 TT_PRINTF(3, 4)
@@ -1614,6 +1617,8 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
 /* ==== src/ops/elementwise/cuda.cuh */
 namespace {
 
+// ---------------------------------------------------------------------------------------- element by element
+
 // y = s x. Bytes: x and y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;
@@ -1979,6 +1984,8 @@ cudaError_t run_dropout(const tt__launch *l)
 
 /* ==== src/ops/rows/cuda.cuh */
 namespace {
+
+// ------------------------------------------------------------------- rows: gather, scatter, pooling, patches
 
 // y[r] = x[index[r] - first]; 0 where x has no such row. Bytes: the rows of y twice.
 struct op_gather {
@@ -6559,6 +6566,8 @@ void attention_forward_wide(attention_args p)
 /* ==== src/ops/attention/cuda_backward.cuh */
 namespace {
 
+// ------------------------------------------------------------------- the backward on tensor cores (mma.sync)
+
 // The sum of dout * out of a head of row `row` of these, by the four threads that have the row's scores.
 template <class T>
 __device__ __forceinline__ float attention_delta_of(const attention_args &p, int row, int head)
@@ -6964,6 +6973,8 @@ __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
 
 /* ==== src/ops/attention/cuda_backward_wide.cuh */
 namespace {
+
+// ------------------------------------------------------- the backward in one pass, and by warpgroups (wgmma)
 
 // The sequence of a block of attention_backward: its rows of the batch, its queries, the head of its keys and
 // the end of the heads of q that these serve. thread: 0, which the compiler does not know.
@@ -8937,6 +8948,8 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
 
 /* ==== src/ops/linear/cuda.cuh */
 namespace {
+
+// --------------------------------------------------------------------------------------------- linear layers
 
 // Where the operands of l's product are fp8, both lie along the sum, with zeros up to a multiple of 16.
 void read_fp8(const tt__launch *l, product *g)

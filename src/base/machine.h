@@ -2,6 +2,9 @@
 #include "../api/standard.h"
 #include "system.h"
 
+/* ----------------------------------------------------------------------------------------------- the machine
+   What the process may use of the machine: processors and memory, by affinity and by control groups. */
+
 #if defined(__linux__)
 /* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */
 static double tt__quota_in(const char *folder)

@@ -13,6 +13,10 @@
 #include "passes.h"
 #include "settings.h"
 
+/* ----------------------------------------------------------------------------------------------------- build
+   A plan of one stage: passes, placement, and whether the result fits. Nothing is kept of a build that
+   fails. */
+
 /* Places transient storages and workspaces, and what lies in the host's memory. */
 static tt_status tt__place_transients(tt__built *b)
 {

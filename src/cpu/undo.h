@@ -1,6 +1,7 @@
 #pragma once
 
-/* What differs from pass to pass, but TT__LANES, of which the rest of the file sees that it is in a pass. */
+/* What differs between instruction sets is undone, but for TT__LANES, by which the file sees that it is in a
+   reading for one of them. */
 #undef TT__ISA
 #undef TT__TARGET
 #undef TT__NEON

@@ -6,6 +6,9 @@
 
 namespace {
 
+// --------------------------------------------------------------------------------------- devices and streams
+// The table of backend functions, but for launches.
+
 enum { TT__PRODUCT_CHOICES = 4096 };
 
 TT_PRINTF(3, 4)

@@ -7,6 +7,9 @@
 #include "loader.h"
 #include "images.h"
 
+/* ------------------------------------------------------------------------------- loaders of texts and images
+   Opening, checks, seeking, and the micro-batches that tt_loader_next gives. */
+
 void tt_loader_free(tt_loader *l)
 {
     if (!l) return;

@@ -144,7 +144,8 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
     s->spelled[0] += begun;
     s->spelled[1] += ended;
-    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, s->tokenizer->finish.before.ids[k]);
+    const int32_t *before = s->tokenizer->finish.before.ids;
+    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
         if (id >= s->vocab)

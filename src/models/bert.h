@@ -13,6 +13,9 @@
 #include "bert_layout.h"
 #include "big_bird.h"
 
+/* -------------------------------------------------------------------------------- BERT: the tape and folders
+   What tt_bert_encode and its kin record; config.json; loading and saving. */
+
 /* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {

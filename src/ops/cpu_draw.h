@@ -1,6 +1,8 @@
 #pragma once
 #include "../base/base.h"
 
+/* ------------------------------------------------------------------------------ random numbers of kernels */
+
 static uint64_t tt__dropout_key(const tt__launch *l)
 {
     const tt__run *run = TT__RUN_OF(l);

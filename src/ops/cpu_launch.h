@@ -2,6 +2,9 @@
 #include "../base/base.h"
 #include "scratch.h"
 
+/* --------------------------------------------------------------------------------------- launches on the CPU
+   How a kernel divides its rows among threads, with the same bits for any number of them. */
+
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job {
     const tt__launch *l;

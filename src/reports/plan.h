@@ -19,6 +19,9 @@
 #include "../run/memory.h"
 #include "../run/processes.h"
 
+/* ------------------------------------------------------------------------------------------ plans as numbers
+   Bytes by category, at the peak, and of the largest values. */
+
 const char *tt_category_name(tt_category c)
 {
     static const char *const names[] = {"parameters", "gradients", "optimizer", "activations", "workspace",

@@ -5,6 +5,8 @@
 #include "../context/memory.h"
 #include "../compile/program.h"
 
+/* --------------------------------------------------------------------------------------- programs as text */
+
 /* The text of a program, or of a stage of one. */
 static void tt__print_program(const tt_program *p, tt__text *to)
 {

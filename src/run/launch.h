@@ -18,6 +18,8 @@
 #include "processes.h"
 #include "stages.h"
 
+/* ---------------------------------------------------------------------------------- launches of a segment */
+
 /* How far a rank has come in a segment. */
 typedef struct tt__progress {
     tt__launch like;        /* what all launches have in common */

@@ -13,6 +13,9 @@
 #include "inputs.h"
 #include "collectives.h"
 
+/* --------------------------------------------------------------------------------------- what processes send
+   The messages of collectives and of stages between processes, and the bytes that a plan counts. */
+
 static double tt__net_plan(const tt_program *head, double *least)
 {
     const tt__crew *crew = head->settings.crew;

@@ -14,6 +14,9 @@
 #include "launch.h"
 #include "tune.h"
 
+/* -------------------------------------------------------------------------------------- segments and results
+   Runs a segment on all ranks, reads what losses counted, and judges what is not finite. */
+
 /* Runs a segment on all ranks. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {

@@ -209,13 +209,16 @@ static const struct { const char *regex; tt__step_name name; tt__pattern pattern
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
      {"", TT__STEP_REGEX}, {false, false, false, 0}}, /* GPT-2 */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* LLaMA 3 */
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* LLaMA 3 */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
      "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 1}}, /* Qwen2 */
     {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
-     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* cl100k */
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+",
+     {"", TT__STEP_REGEX}, {true, true, true, 3}}, /* cl100k */
     {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
-     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {"", TT__STEP_REGEX}, {true, true, true, 3}},
+     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+",
+     {"", TT__STEP_REGEX}, {true, true, true, 3}},
 };
 static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
 {

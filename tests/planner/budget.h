@@ -663,8 +663,8 @@ TEST(budgets_of_a_deep_network)
     const tt_wording flags = {"--budget", "A smaller --batch", say_flag, say_kilobytes, NULL};
     ctx->options.wording = flags;
     CHECK(!tt_compile(t, loss, &c));
-    snprintf(text, sizeof text, "the plan needs %zu kB, --budget is %zu kB: --recompute=cheap makes it %zu kB "
-             "(+0.0%% FLOPs), then --recompute=", plan[0].bytes / 1000, c.memory_budget / 1000,
+    snprintf(text, sizeof text, "the plan needs %zu kB, --budget is %zu kB: --recompute=cheap makes it "
+             "%zu kB (+0.0%% FLOPs), then --recompute=", plan[0].bytes / 1000, c.memory_budget / 1000,
              plan[1].bytes / 1000);
     CHECK_ERROR(ctx, TT_ERR_BUDGET, text);
     CHECK_ERROR(ctx, TT_ERR_BUDGET, ". A smaller --batch needs less; --precision=bf16-true ");

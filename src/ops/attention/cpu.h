@@ -8,6 +8,8 @@
 #include "../linear/cpu_computing.h"
 #include "cpu_kernels.h"
 
+/* ------------------------------------------------------------------------------------ attention: launches */
+
 /* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that are queries, which the workspace has in
    order. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)

@@ -9,6 +9,8 @@
 
 namespace {
 
+// ------------------------------------------------------------------- the backward on tensor cores (mma.sync)
+
 // The sum of dout * out of a head of row `row` of these, by the four threads that have the row's scores.
 template <class T>
 __device__ __forceinline__ float attention_delta_of(const attention_args &p, int row, int head)

@@ -10,6 +10,8 @@
 
 namespace {
 
+// ------------------------------------------------------- the backward in one pass, and by warpgroups (wgmma)
+
 // The sequence of a block of attention_backward: its rows of the batch, its queries, the head of its keys and
 // the end of the heads of q that these serve. thread: 0, which the compiler does not know.
 struct attention_whole {

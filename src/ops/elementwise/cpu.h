@@ -11,6 +11,9 @@
 #include "../attention/cpu_blocks.h"
 #include "../cpu_rows.h"
 
+/* ---------------------------------------------------------------------------------------- element by element
+   Kernels whose rows, or elements, depend on the same rows of their operands. */
+
 TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(ADD, 0, 2, TT__K(axpby)(y, 1, x[0], 1, x[1], n))

@@ -7,6 +7,8 @@
 
 namespace {
 
+// ---------------------------------------------------------------------------------------- element by element
+
 // y = s x. Bytes: x and y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;

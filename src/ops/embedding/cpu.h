@@ -5,7 +5,7 @@
 #include "../../cpu/rows.h"
 #include "../cpu_rows.h"
 
-/* ----------------------------------------------------------------------------- embedding, gather, pooling */
+/* ---------------------------------------------------------------------------------------------- embedding */
 
 /* Rows [from, to) of out[0] are rows of m: of the same numbers, or of those in `index` less `first`; 0 where
    m has no such row. */

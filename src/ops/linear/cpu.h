@@ -6,7 +6,7 @@
 #include "cpu_products.h"
 #include "../cpu_column_sums.h"
 
-/* -------------------------------------------------------------------------------------- linear, attention */
+/* -------------------------------------------------------------------------------- linear layers: launches */
 
 /* C = out[0] (m, n) of products with A and B, whose rows (columns, where so said) run along the sum of k. */
 TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns,

@@ -8,6 +8,8 @@
 
 namespace {
 
+// --------------------------------------------------------------------------------------------- linear layers
+
 // Where the operands of l's product are fp8, both lie along the sum, with zeros up to a multiple of 16.
 void read_fp8(const tt__launch *l, product *g)
 {

@@ -7,6 +7,8 @@
 #include "../cpu_rows.h"
 #include "../embedding/cpu.h"
 
+/* ---------------------------------------------------------------- rows: gather, scatter, pooling, patches */
+
 /* rows may repeat: added one after another */
 TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l)
 {

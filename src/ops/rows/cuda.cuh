@@ -7,6 +7,8 @@
 
 namespace {
 
+// ------------------------------------------------------------------- rows: gather, scatter, pooling, patches
+
 // y[r] = x[index[r] - first]; 0 where x has no such row. Bytes: the rows of y twice.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
