@@ -8605,7 +8605,6 @@ typedef enum tt__recompute {
     TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS,
     TT__RECOMPUTE_BUDGET    /* of options, not of choices */
 } tt__recompute;
-static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
 typedef struct tt__recomputer {
     tt_tape *t;
@@ -19140,10 +19139,11 @@ enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
    the event after which it may be written again. arrived: bytes that wait at its arrival for the next run. */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; size_t arrived; } tt__staged;
 
-/* What tt_compile_options.update and matmul name. */
+/* What tt_compile_options.update, matmul and recompute name. */
 typedef enum tt__update { TT__UPDATE_END, TT__UPDATE_BACKWARD, TT__UPDATE_HOST } tt__update;
 static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
+static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
 /* tt_compile_options, checked, with what their names stand for. */
 typedef struct tt__settings {

@@ -12,7 +12,6 @@ typedef enum tt__recompute {
     TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS,
     TT__RECOMPUTE_BUDGET    /* of options, not of choices */
 } tt__recompute;
-static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
 typedef struct tt__recomputer {
     tt_tape *t;

@@ -3,7 +3,6 @@
 #include "../tape/tape.h"
 #include "../tape/record.h"
 #include "../ops/record.h"
-#include "../passes/recompute.h"
 #include "../passes/offload.h"
 #include "../passes/overlap.h"
 #include "../plan/place.h"
