@@ -5969,7 +5969,9 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
 {
     const int at = stage * KEYS * (D + 8);
     head /= p.group;
-    attention_fetch_rows<T, D, KEYS>(ks + at, vs + at, p, t.begin + key, t.length - key, head);
+    attention_fetch<T, D, KEYS>(ks + at, p.k, NULL, t.begin + key, t.length - key, head, p.head_size);
+    attention_fetch<T, D, KEYS>(vs + at, p.v, NULL, t.begin + key, t.length - key, head, p.head_size);
+    tt__cp_async_commit();
 }
 
 // Products of the warp's queries and keys key ... key + KEYS - 1: less what ALiBi takes, and of keys that a
@@ -7135,7 +7137,8 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         }
         __syncthreads();
         attention_whole_dq<T, D, WARPS>(p, of, slopes, ks, part_q, from, head, diagonal);
-        if ((from += QUERIES) >= of.queries) { from = 0; head++; }
+        from += QUERIES;
+        if (from >= of.queries) { from = 0; head++; }
     }
     tt__cp_async_wait<0>(); // where no query came, of k and v
     __syncthreads();        // dq may be dk, which is added to it then

@@ -171,7 +171,8 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         }
         __syncthreads();
         attention_whole_dq<T, D, WARPS>(p, of, slopes, ks, part_q, from, head, diagonal);
-        if ((from += QUERIES) >= of.queries) { from = 0; head++; }
+        from += QUERIES;
+        if (from >= of.queries) { from = 0; head++; }
     }
     tt__cp_async_wait<0>(); // where no query came, of k and v
     __syncthreads();        // dq may be dk, which is added to it then

@@ -356,7 +356,9 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
 {
     const int at = stage * KEYS * (D + 8);
     head /= p.group;
-    attention_fetch_rows<T, D, KEYS>(ks + at, vs + at, p, t.begin + key, t.length - key, head);
+    attention_fetch<T, D, KEYS>(ks + at, p.k, NULL, t.begin + key, t.length - key, head, p.head_size);
+    attention_fetch<T, D, KEYS>(vs + at, p.v, NULL, t.begin + key, t.length - key, head, p.head_size);
+    tt__cp_async_commit();
 }
 
 // Products of the warp's queries and keys key ... key + KEYS - 1: less what ALiBi takes, and of keys that a
