@@ -6,6 +6,8 @@ products_are_joined: tinytrain.h and tinytrain_cuda.cu are what tools/join.py ma
 join_tells_mistakes: tools/join.py refuses a file that no product has, a head of which it would lose a part,
 and so on, and keeps a product that was edited by hand.
 
+make_joins: make joins what was edited in src/, and tells where a product was edited or it cannot join.
+
 ops_in_one_place: outside of ops/, where the rules and kernels of ops are, nothing asks which op an
 instruction is. What passes, plans and runs must know is a flag of its row or one of its rules.
 
@@ -19,9 +21,11 @@ files_are_short: no file has more than 1,500 lines, and no function more than 90
 """
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 LAYERS = ("api backend base tape cpu cuda ops passes plan ranks context compile run reports files text data "
           "models train").split()
@@ -207,11 +211,47 @@ def mistakes():
     return found
 
 
+def make_joins():
+    """What make does about a product that was edited, about src/, and where there is no Python."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("src", "tools"):
+            shutil.copytree(name, os.path.join(folder, name))
+        for name in ("Makefile", "tests/tests.mk", "tests/cuda_emu/emu.mk", "tests/fuzz/fuzz.mk",
+                     "bench/bench.mk"):
+            os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+            shutil.copy(name, os.path.join(folder, name))
+        product, source = (os.path.join(folder, name) for name in ("tinytrain.h", "src/train/fit.h"))
+        env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+
+        def make(edited, python=sys.executable):
+            """Appends a comment to a file or none, makes, and returns the product and what make has said."""
+            if edited:
+                time.sleep(0.05) # times of files may be coarse
+                with open(edited, "a", encoding="utf-8") as file:
+                    file.write("/* edited */\n")
+            run = subprocess.run(["make", "-j1", "B=b", f"PYTHON={python}", "tinytrain.h"], cwd=folder,
+                                 env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            return open(product, encoding="utf-8").read(), run.stderr
+        first, _ = make(None)
+        again, said = make(product)
+        if again != first or "replaced" not in said:
+            found.append(("", 0, f"make does not tell that tinytrain.h was edited: {said.strip()}"))
+        joined, said = make(source)
+        if "/* edited */" not in joined or said:
+            found.append(("", 0, f"make does not join what was edited: {said.strip()}"))
+        again, said = make(source, "no-python")
+        if again != joined or "is not there" not in said:
+            found.append(("", 0, f"make does not tell that it cannot join: {said.strip()}"))
+    return found
+
+
 TREE = read_tree()
 JOIN = subprocess.run([sys.executable, "tools/join.py", "--check"], stderr=subprocess.PIPE, text=True)
 CHECKS = {
     "products_are_joined": [("", 0, JOIN.stderr.strip())] if JOIN.returncode else [],
     "join_tells_mistakes": mistakes(),
+    "make_joins": make_joins(),
     "ops_in_one_place": asks(TREE),
     "arrows_point_down": upward(TREE),
     "files_include_what_they_use": unincluded(TREE),
