@@ -3238,6 +3238,9 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
 }
 
 /* ==== src/base/machine.h */
+/* ---------------------------------------------------------------------------------------------------- limits
+   Processors and memory that this process may use, by control groups, ulimit and affinity. */
+
 #if defined(__linux__)
 /* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */
 static double tt__quota_in(const char *folder)
@@ -11897,6 +11900,9 @@ static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t
 }
 
 /* ==== src/ops/cpu_launch.h */
+/* -------------------------------------------------------------------------------------------------- launches
+   How a kernel gets its rows shared out to threads, its workspace and its elements. */
+
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job {
     const tt__launch *l;
@@ -12204,6 +12210,9 @@ extern const tt__isa_table TT__K(isa_table);
 #ifndef TT__KERNELS_ELSEWHERE
 
 /* ==== src/cpu/vectors.h */
+/* -------------------------------------------------------------------------------------- functions of vectors
+   Sums, exponentials, and the values and slopes of activations. */
+
 #ifndef TT__UNROLL
 #define TT__PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
@@ -16744,6 +16753,9 @@ static bool tt__trains_alone(void)
 }
 
 /* ==== src/ranks/mpi.h */
+/* ------------------------------------------------------------------------------------------------------- MPI
+   Messages between processes by MPI. Without TINYTRAIN_MPI, what a launcher has started is refused. */
+
 #ifdef TINYTRAIN_MPI
 /* tt_files.remove of processes after the first. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
@@ -18183,6 +18195,9 @@ static const tt__backend tt__cpu_backend = {
 };
 
 /* ==== src/context/devices.h */
+/* ----------------------------------------------------------------------------------- ranks and their devices
+   The kinds of devices, the ranks that a name such as "cuda:0,2" stands for, and reads and writes there. */
+
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
 #ifdef TINYTRAIN_CUDA
@@ -19524,6 +19539,9 @@ void tt_program_free(tt_program *p)
 }
 
 /* ==== src/compile/passes.h */
+/* ---------------------------------------------------------------------------------------- the list of passes
+   Which passes run, and in which order. */
+
 /* Marks the values with a trainable parameter behind them, which may have been frozen after recording. */
 static void tt__mark_gradients(tt_tape *t)
 {
@@ -19616,6 +19634,9 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
 #undef TT__PASS
 
 /* ==== src/compile/settings.h */
+/* -------------------------------------------------------------------------------------------------- settings
+   The options of a program as settings, and which of them do not go together. */
+
 /* Fails if the device has no kernel for an instruction. */
 static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
 {
@@ -19815,6 +19836,9 @@ tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
 }
 
 /* ==== src/compile/build.h */
+/* ----------------------------------------------------------------------------------------------------- build
+   One build of a program: the passes run on a copy of the tape, and its values are placed. */
+
 /* Places transient storages and workspaces, and what lies in the host's memory. */
 static tt_status tt__place_transients(tt__built *b)
 {
@@ -22870,6 +22894,9 @@ tt_status tt_allocate(tt_program *p)
 }
 
 /* ==== src/run/inputs.h */
+/* ---------------------------------------------------------------------------------------------------- inputs
+   What tt_set copies to a program and tt_get from it, and where a rank has the operands of an instruction. */
+
 /* Of a view that has a rank's own rows: elements in front of them in the storage. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
@@ -23450,6 +23477,9 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
    the least that they could. */
 
 /* ==== src/run/processes.h */
+/* ------------------------------------------------------------------------------------------------- processes
+   Collectives of several processes: the bytes that they send by the plan, and the launch of one. */
+
 static double tt__net_plan(const tt_program *head, double *least)
 {
     const tt__crew *crew = head->settings.crew;
@@ -23682,6 +23712,9 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
 }
 
 /* ==== src/run/launch.h */
+/* -------------------------------------------------------------------------------------------------- launches
+   A segment of a program on one rank: launches in their order, streams, events, graphs that are replayed. */
+
 /* How far a rank has come in a segment. */
 typedef struct tt__progress {
     tt__launch like;        /* what all launches have in common */
@@ -24175,6 +24208,9 @@ static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int
 }
 
 /* ==== src/run/results.h */
+/* --------------------------------------------------------------------------------------------------- results
+   A segment on all ranks, what they have found together, and the errors of numbers that are not finite. */
+
 /* Runs a segment on all ranks. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {
@@ -24582,6 +24618,9 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
 }
 
 /* ==== src/run/step.h */
+/* ----------------------------------------------------------------------------------------------------- steps
+   tt_step and its parts, what a step has found and when that is read, gradients. */
+
 /* What the last run of a program that does not train has found on one data rank. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
@@ -25310,6 +25349,9 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
 }
 
 /* ==== src/reports/plan.h */
+/* ------------------------------------------------------------------------------------------------------ plan
+   A memory plan as numbers: tt_plan, and the storages at its peak. */
+
 const char *tt_category_name(tt_category c)
 {
     static const char *const names[] = {"parameters", "gradients", "optimizer", "activations", "workspace",
@@ -25538,6 +25580,9 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
 }
 
 /* ==== src/reports/text.h */
+/* -------------------------------------------------------------------------------------------- text of a plan
+   tt_plan_text. */
+
 static bool tt__is_alphanumeric(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
@@ -25739,6 +25784,9 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 }
 
 /* ==== src/reports/picture.h */
+/* ----------------------------------------------------------------------------------------- picture of a plan
+   tt_plan_svg: the bytes in use at each instruction, by category. */
+
 /* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
 static double tt__axis_step(double length, int marks)
 {
@@ -26332,6 +26380,9 @@ typedef struct tt__unicode {
 } tt__unicode;
 
 /* ==== src/text/unicode.h */
+/* ----------------------------------------------------------------------------------------- tables of Unicode
+   They are unpacked from code_points.h: cases, compositions, classes of characters. */
+
 /* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
 static uint32_t tt__unicode_number(const char **at)
 {
@@ -32382,6 +32433,9 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
 }
 
 /* ==== src/data/loaders.h */
+/* --------------------------------------------------------------------------------------------------- loaders
+   The functions of tt_loader for texts and for images, and its tt_source; loader.h deals the examples. */
+
 void tt_loader_free(tt_loader *l)
 {
     if (!l) return;
@@ -34897,6 +34951,9 @@ static int tt__bert_offset(const tt_bert_config *c)
 }
 
 /* ==== src/models/bert.h */
+/* ------------------------------------------------------------------------------------------ BERT and its kin
+   Records the model, and loads and saves its folder. Checkpoints, also of shards, are opened here. */
+
 /* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
@@ -37992,6 +38049,9 @@ tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
 }
 
 /* ==== src/train/evaluate.h */
+/* ------------------------------------------------------------------------------------------------ evaluation
+   Batches of a source dealt to the data ranks: evaluation, confusion matrix, prediction. */
+
 /* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
    one rank would. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
@@ -39177,6 +39237,9 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
 }
 
 /* ==== src/train/fit.h */
+/* ------------------------------------------------------------------------------------------------------- fit
+   tt_fit: epochs with their validations, steps that are skipped, states that are saved and resumed. */
+
 /* Has the run made a step, be it a skipped one? */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 

@@ -2,6 +2,9 @@
 #include "../api/standard.h"
 #include "system.h"
 
+/* ---------------------------------------------------------------------------------------------------- limits
+   Processors and memory that this process may use, by control groups, ulimit and affinity. */
+
 #if defined(__linux__)
 /* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */
 static double tt__quota_in(const char *folder)

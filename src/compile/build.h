@@ -13,6 +13,9 @@
 #include "passes.h"
 #include "settings.h"
 
+/* ----------------------------------------------------------------------------------------------------- build
+   One build of a program: the passes run on a copy of the tape, and its values are placed. */
+
 /* Places transient storages and workspaces, and what lies in the host's memory. */
 static tt_status tt__place_transients(tt__built *b)
 {

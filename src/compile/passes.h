@@ -19,6 +19,9 @@
 #include "../passes/join.h"
 #include "program.h"
 
+/* ---------------------------------------------------------------------------------------- the list of passes
+   Which passes run, and in which order. */
+
 /* Marks the values with a trainable parameter behind them, which may have been frozen after recording. */
 static void tt__mark_gradients(tt_tape *t)
 {

@@ -13,6 +13,9 @@
 #include "../context/devices.h"
 #include "program.h"
 
+/* -------------------------------------------------------------------------------------------------- settings
+   The options of a program as settings, and which of them do not go together. */
+
 /* Fails if the device has no kernel for an instruction. */
 static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
 {

@@ -7,6 +7,9 @@
 #include "loader.h"
 #include "images.h"
 
+/* --------------------------------------------------------------------------------------------------- loaders
+   The functions of tt_loader for texts and for images, and its tt_source; loader.h deals the examples. */
+
 void tt_loader_free(tt_loader *l)
 {
     if (!l) return;

@@ -2,6 +2,9 @@
 #include "../base/base.h"
 #include "scratch.h"
 
+/* -------------------------------------------------------------------------------------------------- launches
+   How a kernel gets its rows shared out to threads, its workspace and its elements. */
+
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job {
     const tt__launch *l;

@@ -3,6 +3,9 @@
 #include "threads.h"
 #include "processes.h"
 
+/* ------------------------------------------------------------------------------------------------------- MPI
+   Messages between processes by MPI. Without TINYTRAIN_MPI, what a launcher has started is refused. */
+
 #ifdef TINYTRAIN_MPI
 /* tt_files.remove of processes after the first. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }

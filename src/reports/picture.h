@@ -6,6 +6,9 @@
 #include "plan.h"
 #include "text.h"
 
+/* ----------------------------------------------------------------------------------------- picture of a plan
+   tt_plan_svg: the bytes in use at each instruction, by category. */
+
 /* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
 static double tt__axis_step(double length, int marks)
 {

@@ -19,6 +19,9 @@
 #include "../run/memory.h"
 #include "../run/processes.h"
 
+/* ------------------------------------------------------------------------------------------------------ plan
+   A memory plan as numbers: tt_plan, and the storages at its peak. */
+
 const char *tt_category_name(tt_category c)
 {
     static const char *const names[] = {"parameters", "gradients", "optimizer", "activations", "workspace",

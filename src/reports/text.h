@@ -6,6 +6,9 @@
 #include "../context/params.h"
 #include "../compile/program.h"
 
+/* -------------------------------------------------------------------------------------------- text of a plan
+   tt_plan_text. */
+
 static bool tt__is_alphanumeric(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');

@@ -15,6 +15,9 @@
 #include "../compile/compile.h"
 #include "ranks.h"
 
+/* ---------------------------------------------------------------------------------------------------- inputs
+   What tt_set copies to a program and tt_get from it, and where a rank has the operands of an instruction. */
+
 /* Of a view that has a rank's own rows: elements in front of them in the storage. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {

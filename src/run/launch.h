@@ -18,6 +18,9 @@
 #include "processes.h"
 #include "stages.h"
 
+/* -------------------------------------------------------------------------------------------------- launches
+   A segment of a program on one rank: launches in their order, streams, events, graphs that are replayed. */
+
 /* How far a rank has come in a segment. */
 typedef struct tt__progress {
     tt__launch like;        /* what all launches have in common */

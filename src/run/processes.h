@@ -13,6 +13,9 @@
 #include "inputs.h"
 #include "collectives.h"
 
+/* ------------------------------------------------------------------------------------------------- processes
+   Collectives of several processes: the bytes that they send by the plan, and the launch of one. */
+
 static double tt__net_plan(const tt_program *head, double *least)
 {
     const tt__crew *crew = head->settings.crew;

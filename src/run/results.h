@@ -14,6 +14,9 @@
 #include "launch.h"
 #include "tune.h"
 
+/* --------------------------------------------------------------------------------------------------- results
+   A segment on all ranks, what they have found together, and the errors of numbers that are not finite. */
+
 /* Runs a segment on all ranks. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {

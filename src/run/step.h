@@ -16,6 +16,9 @@
 #include "results.h"
 #include "pipeline.h"
 
+/* ----------------------------------------------------------------------------------------------------- steps
+   tt_step and its parts, what a step has found and when that is read, gradients. */
+
 /* What the last run of a program that does not train has found on one data rank. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {

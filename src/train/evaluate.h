@@ -10,6 +10,9 @@
 #include "../run/step.h"
 #include "trainer.h"
 
+/* ------------------------------------------------------------------------------------------------ evaluation
+   Batches of a source dealt to the data ranks: evaluation, confusion matrix, prediction. */
+
 /* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
    one rank would. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)

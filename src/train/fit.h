@@ -15,6 +15,9 @@
 #include "progress.h"
 #include "picture.h"
 
+/* ------------------------------------------------------------------------------------------------------- fit
+   tt_fit: epochs with their validations, steps that are skipped, states that are saved and resumed. */
+
 /* Has the run made a step, be it a skipped one? */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
