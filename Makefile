@@ -53,11 +53,14 @@ help:
 
 $(JOINED): $(B)/joined
 	@:
-$(B)/joined: $(shell find src -type f) tools/join.py
+# Each time, so that an edit of one of the two is told, and not built from or lost without a word.
+$(B)/joined: FORCE
 	@mkdir -p $(B)/lines
 	@if $(PYTHON) -c '' 2> /dev/null; then \
-	    $(PYTHON) tools/join.py && $(PYTHON) tools/join.py --lines --out $(B)/lines; fi
-	@touch $@
+	    $(PYTHON) tools/join.py && $(PYTHON) tools/join.py --lines --out $(B)/lines; \
+	elif [ -e $@ ] && [ -z "$$(find $(JOINED) -newer $@)" ] && [ -n "$$(find src -type f -newer $@)" ]; then \
+	    echo 'src/ has changed, but $(PYTHON) is not there: $(JOINED) are as they were' >&2; fi
+	@[ -e $@ ] && [ -z "$$(find $(JOINED) $(B)/lines -type f -newer $@)" ] || touch $@
 
 demo: $(B)/distilbert_imdb
 	rm -rf '$(B)/demo'

@@ -3238,8 +3238,8 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
 }
 
 /* ==== src/base/machine.h */
-/* ----------------------------------------------------------------------------------------------- the machine
-   What the process may use of the machine: processors and memory, by affinity and by control groups. */
+/* ---------------------------------------------------------------------------------------------------- limits
+   Processors and memory that this process may use, by control groups, ulimit and affinity. */
 
 #if defined(__linux__)
 /* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */
@@ -11898,8 +11898,8 @@ static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t
 }
 
 /* ==== src/ops/cpu_launch.h */
-/* --------------------------------------------------------------------------------------- launches on the CPU
-   How a kernel divides its rows among threads, with the same bits for any number of them. */
+/* -------------------------------------------------------------------------------------------------- launches
+   How a kernel gets its rows shared out to threads, its workspace and its elements. */
 
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job {
@@ -12210,6 +12210,9 @@ extern const tt__isa_table TT__K(isa_table);
 #ifndef TT__KERNELS_ELSEWHERE
 
 /* ==== src/cpu/vectors.h */
+/* -------------------------------------------------------------------------------------- functions of vectors
+   Sums, exponentials, and the values and slopes of activations. */
+
 #ifndef TT__UNROLL
 #define TT__PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
@@ -16759,7 +16762,7 @@ static bool tt__trains_alone(void)
 
 /* ==== src/ranks/mpi.h */
 /* ------------------------------------------------------------------------------------------------------- MPI
-   The transport between processes, where the program is compiled with TINYTRAIN_MPI. */
+   Messages between processes by MPI. Without TINYTRAIN_MPI, what a launcher has started is refused. */
 
 #ifdef TINYTRAIN_MPI
 /* tt_files.remove of processes after the first. */
@@ -18200,8 +18203,8 @@ static const tt__backend tt__cpu_backend = {
 };
 
 /* ==== src/context/devices.h */
-/* --------------------------------------------------------------------------------------------- device groups
-   Kinds of devices; the devices of a program by their name, such as "cpu*4"; copies between memories. */
+/* ----------------------------------------------------------------------------------- ranks and their devices
+   The kinds of devices, the ranks that a name such as "cuda:0,2" stands for, and reads and writes there. */
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
@@ -19546,8 +19549,8 @@ void tt_program_free(tt_program *p)
 }
 
 /* ==== src/compile/passes.h */
-/* --------------------------------------------------------------------------------------- the order of passes
-   The passes of a program, first those before the cut into stages and then those of each stage. */
+/* ---------------------------------------------------------------------------------------- the list of passes
+   Which passes run, and in which order. */
 
 /* Marks the values with a trainable parameter behind them, which may have been frozen after recording. */
 static void tt__mark_gradients(tt_tape *t)
@@ -19642,7 +19645,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
 
 /* ==== src/compile/settings.h */
 /* -------------------------------------------------------------------------------------------------- settings
-   Options as they were resolved, and the rules that say which of them go together. */
+   The options of a program as settings, and which of them do not go together. */
 
 /* Fails if the device has no kernel for an instruction. */
 static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
@@ -19844,8 +19847,7 @@ tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
 
 /* ==== src/compile/build.h */
 /* ----------------------------------------------------------------------------------------------------- build
-   A plan of one stage: passes, placement, and whether the result fits. Nothing is kept of a build that
-   fails. */
+   One build of a program: the passes run on a copy of the tape, and its values are placed. */
 
 /* Places transient storages and workspaces, and what lies in the host's memory. */
 static tt_status tt__place_transients(tt__built *b)
@@ -22902,8 +22904,8 @@ tt_status tt_allocate(tt_program *p)
 }
 
 /* ==== src/run/inputs.h */
-/* ---------------------------------------------------------------------------------------- inputs and results
-   Where values lie, what the caller sets and gets, and what a run needs to be set. */
+/* ---------------------------------------------------------------------------------------------------- inputs
+   What tt_set copies to a program and tt_get from it, and where a rank has the operands of an instruction. */
 
 /* Of a view that has a rank's own rows: elements in front of them in the storage. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
@@ -23485,8 +23487,8 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
    the least that they could. */
 
 /* ==== src/run/processes.h */
-/* --------------------------------------------------------------------------------------- what processes send
-   The messages of collectives and of stages between processes, and the bytes that a plan counts. */
+/* ------------------------------------------------------------------------------------------------- processes
+   Collectives of several processes: the bytes that they send by the plan, and the launch of one. */
 
 static double tt__net_plan(const tt_program *head, double *least)
 {
@@ -23720,7 +23722,8 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
 }
 
 /* ==== src/run/launch.h */
-/* ---------------------------------------------------------------------------------- launches of a segment */
+/* -------------------------------------------------------------------------------------------------- launches
+   A segment of a program on one rank: launches in their order, streams, events, graphs that are replayed. */
 
 /* How far a rank has come in a segment. */
 typedef struct tt__progress {
@@ -24215,8 +24218,8 @@ static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int
 }
 
 /* ==== src/run/results.h */
-/* -------------------------------------------------------------------------------------- segments and results
-   Runs a segment on all ranks, reads what losses counted, and judges what is not finite. */
+/* --------------------------------------------------------------------------------------------------- results
+   A segment on all ranks, what they have found together, and the errors of numbers that are not finite. */
 
 /* Runs a segment on all ranks. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
@@ -24626,7 +24629,7 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
 
 /* ==== src/run/step.h */
 /* ----------------------------------------------------------------------------------------------------- steps
-   tt_step, tt_micro_step, tt_update and tt_wait; norms that are not finite; gradients that a user reads. */
+   tt_step and its parts, what a step has found and when that is read, gradients. */
 
 /* What the last run of a program that does not train has found on one data rank. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
@@ -25356,8 +25359,8 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
 }
 
 /* ==== src/reports/plan.h */
-/* ------------------------------------------------------------------------------------------ plans as numbers
-   Bytes by category, at the peak, and of the largest values. */
+/* ------------------------------------------------------------------------------------------------------ plan
+   A memory plan as numbers: tt_plan, and the storages at its peak. */
 
 const char *tt_category_name(tt_category c)
 {
@@ -25587,7 +25590,8 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
 }
 
 /* ==== src/reports/text.h */
-/* ------------------------------------------------------------------------------------------ plans as text */
+/* -------------------------------------------------------------------------------------------- text of a plan
+   tt_plan_text. */
 
 static bool tt__is_alphanumeric(char c)
 {
@@ -25790,8 +25794,8 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 }
 
 /* ==== src/reports/picture.h */
-/* ----------------------------------------------------------------------------------------- pictures of plans
-   tt_plan_svg: the memory over the instructions of a step. */
+/* ----------------------------------------------------------------------------------------- picture of a plan
+   tt_plan_svg: the bytes in use at each instruction, by category. */
 
 /* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
 static double tt__axis_step(double length, int marks)
@@ -26388,7 +26392,8 @@ typedef struct tt__unicode {
 } tt__unicode;
 
 /* ==== src/text/unicode.h */
-/* ------------------------------------------------ Unicode: the tables unpacked, and what is asked of them */
+/* ----------------------------------------------------------------------------------------- tables of Unicode
+   They are unpacked from code_points.h: cases, compositions, classes of characters. */
 
 /* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
 static uint32_t tt__unicode_number(const char **at)
@@ -32443,8 +32448,8 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
 }
 
 /* ==== src/data/loaders.h */
-/* ------------------------------------------------------------------------------- loaders of texts and images
-   Opening, checks, seeking, and the micro-batches that tt_loader_next gives. */
+/* --------------------------------------------------------------------------------------------------- loaders
+   The functions of tt_loader for texts and for images, and its tt_source; loader.h deals the examples. */
 
 void tt_loader_free(tt_loader *l)
 {
@@ -34962,8 +34967,8 @@ static int tt__bert_offset(const tt_bert_config *c)
 }
 
 /* ==== src/models/bert.h */
-/* -------------------------------------------------------------------------------- BERT: the tape and folders
-   What tt_bert_encode and its kin record; config.json; loading and saving. */
+/* ------------------------------------------------------------------------------------------ BERT and its kin
+   Records the model, and loads and saves its folder. Checkpoints, also of shards, are opened here. */
 
 /* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
@@ -38060,7 +38065,8 @@ tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
 }
 
 /* ==== src/train/evaluate.h */
-/* ------------------------------------------------------------------------------ evaluation and prediction */
+/* ------------------------------------------------------------------------------------------------ evaluation
+   Batches of a source dealt to the data ranks: evaluation, confusion matrix, prediction. */
 
 /* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
    one rank would. */
@@ -39247,8 +39253,8 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
 }
 
 /* ==== src/train/fit.h */
-/* ------------------------------------------------------------------------------------------- tt_fit: the run
-   Epochs, validation, saving, resuming, and what happens when a loss diverges. */
+/* ------------------------------------------------------------------------------------------------------- fit
+   tt_fit: epochs with their validations, steps that are skipped, states that are saved and resumed. */
 
 /* Has the run made a step, be it a skipped one? */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }

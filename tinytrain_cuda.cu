@@ -411,6 +411,9 @@ struct tt__device {
 };
 
 /* ==== src/cuda/device.cuh */
+// ---------------------------------------------------------------------------------------------------- device
+// The functions of tt__backend but for launches: open and close, memory, copies, events, errors.
+
 namespace {
 
 // --------------------------------------------------------------------------------------- devices and streams

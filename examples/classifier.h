@@ -272,6 +272,13 @@ static inline int train_classifier(tt_context *ctx, const classifier *x, const t
     return result;
 }
 
+/* Ends the program where --out has no model to predict with. */
+static inline void check_trained(const cli_training *run)
+{
+    if (!holds(run->out, "model.safetensors"))
+        die("'%s' holds no trained model: one is saved when the first epoch ends", run->out);
+}
+
 /* A trainer that predicts one example at a time with the model in --out. new_head: its classifier begins with
    random weights. */
 static inline tt_trainer *predictor(tt_context *ctx, const classifier *x, bool new_head)

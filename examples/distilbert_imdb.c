@@ -132,8 +132,7 @@ static int train(void)
 
 static int predict(void)
 {
-    if (!holds(opt.run.out, "model.safetensors"))
-        die("'%s' holds no trained model: one is saved when the first epoch ends", opt.run.out);
+    check_trained(&opt.run);
     text_model x;
     tt_context *ctx = load(&x);
     const classifier c = classifier_of(&x);

@@ -130,6 +130,7 @@ static int train(void)
 
 static int predict(void)
 {
+    check_trained(&opt.run);
     tt_context *ctx = open_training(&opt.run);
     tt_vit m;
     tt_image image;

@@ -1080,6 +1080,13 @@ def what_asks_for_stb_is_built_again_with_it(folder):
 
 
 @check
+def predicting_needs_a_trained_model(folder):
+    for program in (TEXT, IMAGES):
+        refused(program, "--out", os.path.join(folder, "none"), "--predict", "x",
+                saying="none' holds no trained model: one is saved when the first epoch ends")
+
+
+@check
 def sources_are_narrow_and_short(folder):
     for name in sorted(os.listdir("examples")):
         if name.endswith((".c", ".h")):

@@ -3,6 +3,11 @@
 
 products_are_joined: tinytrain.h and tinytrain_cuda.cu are what tools/join.py makes of src/.
 
+join_tells_mistakes: tools/join.py refuses a file that no product has, a head of which it would lose a part,
+and so on, and keeps a product that was edited by hand.
+
+make_joins: make joins what was edited in src/, and tells where a product was edited or it cannot join.
+
 ops_in_one_place: outside of ops/, where the rules and kernels of ops are, nothing asks which op an
 instruction is. What passes, plans and runs must know is a flag of its row or one of its rules.
 
@@ -12,19 +17,22 @@ files_include_what_they_use: the head of a file includes the home of each functi
 the file uses, and no file of which it uses nothing. base/base.h stands for all of api/, backend/ and base/,
 backend/backend.h for the first two. Files that make names by pasting are exempt.
 
-files_are_short: no file has more than 1,500 lines, and no function more than 90.
+files_are_short: no file has more than 1,500 lines, and no function more than 90, from brace to brace.
 """
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 
 LAYERS = ("api backend base tape cpu cuda ops passes plan ranks context compile run reports files text data "
           "models train").split()
 UMBRELLAS = {"backend/backend.h": ("api", "backend"), "base/base.h": ("api", "backend", "base")}
 SYSTEM = ("base/system.h", "api/standard.h")
 PASTED = ("ops/rules.h", "ops/kernels.h", "ops/kernels.cuh", "cpu/kernels.h", "cpu/variants.h", "cpu/undo.h")
-ASKS = re.compile(r"[=!]= *TT__OP_[A-Z]|\bTT__OP_[A-Z_]+ *[=!]=|\bcase TT__OP_[A-Z]")
+ASKS = re.compile(r"[=!]= *\(?TT__OP_[A-Z]|\bTT__OP_[A-Z_]+ *[=!]=|\bcase TT__OP_[A-Z]")
 MAX_FILE, MAX_FUNCTION = 1500, 90
 NAME = re.compile(r"TT__K\(\w+\)|\b(?:tt_|TT_)\w+")
 OWN = r"(TT__K\(\w+\)|\w+)"
@@ -39,6 +47,7 @@ DEFINES = [re.compile(p, re.M) for p in (
     r"^typedef [\w ]+[ *]" + OWN + r"(?: __attribute__.*)?;",
     r"^(?:typedef )?(?:struct|enum|union) (\w+) \{",
     r"^\} (\w+);")]
+OPENS = re.compile(r"( *)(?:\S.*\) (?:const )?)?\{$")
 ROWS = re.compile(r"^TT__ROWS?_FN\((\w+)\)", re.M)
 ENUM = re.compile(r"enum(?: \w+)? \{(.*?)\}", re.S)
 
@@ -84,13 +93,17 @@ def asks(tree):
 def upward(tree):
     found = []
     for path, (head, _, _) in tree.items():
+        if path.split("/")[0] not in LAYERS:
+            found.append((path, 1, "is in a folder that LAYERS does not name"))
+            continue
         all_used = includes(path, head)
         for used in all_used:
             if used == path or all_used.count(used) > 1:
                 found.append((path, 1, f"includes {used} twice, or itself"))
             elif used not in tree:
                 found.append((path, 1, f"includes {used}, which is not there"))
-            elif LAYERS.index(used.split("/")[0]) > LAYERS.index(path.split("/")[0]):
+            elif used.split("/")[0] in LAYERS and LAYERS.index(used.split("/")[0]) > \
+                    LAYERS.index(path.split("/")[0]):
                 found.append((path, 1, f"includes {used}, which is below it"))
     return found
 
@@ -122,14 +135,15 @@ def long(tree):
         lines = body.split("\n")
         if len(lines) + at > MAX_FILE:
             found.append((path, 1, f"has {len(lines) + at} lines"))
-        start = None
+        starts = {} # where the last brace at each indentation stands, alone or behind a parenthesis
         for n, line in enumerate(lines):
-            if line == "{":
-                start = n
-            elif line == "}" and start is not None:
+            if opens := OPENS.match(line):
+                starts[opens[1]] = n
+            indent = line[:len(line) - len(line.lstrip())]
+            if line.lstrip().startswith("}") and indent in starts:
+                start = starts.pop(indent)
                 if n - start + 1 > MAX_FUNCTION:
                     found.append((path, at + start, f"begins a function of {n - start + 1} lines"))
-                start = None
     return found
 
 
@@ -140,12 +154,104 @@ EXAMPLE = {
 }
 assert len(asks(EXAMPLE)) == 1 and len(upward(EXAMPLE)) == 1
 assert sorted(path for path, _, _ in unincluded(EXAMPLE)) == ["passes/a.h", "passes/a.h", "train/high.h"]
-assert long({"base/a.h": ("", "{\n" + "\n" * 95 + "}\n", 2)})
+for before in ("{", "int tt__a(void) {", "struct a {\n    int f(int x) const\n    {"):
+    inner = "    " if "\n" in before else ""
+    assert long({"base/a.h": ("", before + "\n" * 95 + inner + "}\n", 2)})
+
+SMALL = {
+    "src/tinytrain.h": '#include "manual.h"\n#include "base/a.h"\n#include "base/b.h"\n',
+    "src/tinytrain_cuda.cu": '#include "tinytrain.h"\n',
+    "src/manual.h": "#pragma once\n\n/* manual */\n",
+    "src/base/base.h": '#pragma once\n#include "a.h"\n',
+    "src/base/a.h": "#pragma once\n\n/* a */\nint a;\n",
+    "src/base/b.h": '#pragma once\n#include "base.h"\n\n/* b */\nint b;\n',
+}
+MISTAKES = { # the file that is changed or new, what it becomes, what join says
+    "a file that is not joined": ("src/base/c.h", "#pragma once\n\nint c;\n", "joined into nothing"),
+    "a file above the folders": ("src/c.h", "#pragma once\n\nint c;\n", "joined into nothing"),
+    "no empty line": ("src/base/a.h", "#pragma once\n/* a */\nint a;\n\nint c;\n", "'/* a */'"),
+    "code in the head": ("src/base/a.h", "#pragma once\n#define A\n\nint a;\n", "'#define A'"),
+    "a system header in the head": ("src/base/a.h", "#pragma once\n#include <math.h>\n\nint a;\n", "<math"),
+    "no guard": ("src/base/b.h", '#include "base.h"\n\nint b;\n', "#pragma once"),
+    "no head": ("src/base/b.h", "\nint b;\n", "#pragma once"),
+    "an include behind the head": ("src/base/b.h", '#pragma once\n\n#include "a.h"\n', "behind the head"),
+    "a cycle": ("src/base/a.h", '#pragma once\n#include "b.h"\n\nint a;\n', "joins later"),
+    "lines of Windows": ("src/base/a.h", "#pragma once\r\n\r\nint a;\r\n", "newline"),
+    "no newline at the end": ("src/base/a.h", "#pragma once\n\nint a;", "newline"),
+}
+
+
+def run_join(folder, changed, *flags):
+    for name, text in changed.items():
+        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+        with open(os.path.join(folder, name), "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+    return subprocess.run([sys.executable, os.path.abspath("tools/join.py"), *flags], cwd=folder,
+                          stderr=subprocess.PIPE, text=True)
+
+
+def mistakes():
+    found = []
+    for what, (name, text, says) in MISTAKES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            run = run_join(folder, {**SMALL, name: text})
+            if not run.returncode or says not in run.stderr:
+                found.append(("", 0, f"join.py does not tell {what}: {run.stderr.strip() or 'it joins'}"))
+    with tempfile.TemporaryDirectory() as folder:
+        first, product = run_join(folder, SMALL), os.path.join(folder, "tinytrain.h")
+        joined = open(product, encoding="utf-8").read() if first.returncode == 0 else first.stderr
+        for edited in (joined + "int edit;\n", joined.replace("\n", "\r\n")):
+            if not run_join(folder, {"tinytrain.h": edited}, "--check").returncode:
+                found.append(("", 0, "join.py --check passes a product that was edited"))
+        os.utime(product, (2**32, 2**32)) # later than src/
+        run_join(folder, {})
+        kept = os.path.join(folder, "build/tinytrain.h.replaced")
+        if open(product, encoding="utf-8").read() != joined or not os.path.isfile(kept):
+            found.append(("", 0, "join.py loses a product that was edited"))
+    return found
+
+
+def make_joins():
+    """What make does about a product that was edited, about src/, and where there is no Python."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("src", "tools"):
+            shutil.copytree(name, os.path.join(folder, name))
+        for name in ("Makefile", "tests/tests.mk", "tests/cuda_emu/emu.mk", "tests/fuzz/fuzz.mk",
+                     "bench/bench.mk"):
+            os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+            shutil.copy(name, os.path.join(folder, name))
+        product, source = (os.path.join(folder, name) for name in ("tinytrain.h", "src/train/fit.h"))
+        env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+
+        def make(edited, python=sys.executable):
+            """Appends a comment to a file or none, makes, and returns the product and what make has said."""
+            if edited:
+                time.sleep(0.05) # times of files may be coarse
+                with open(edited, "a", encoding="utf-8") as file:
+                    file.write("/* edited */\n")
+            run = subprocess.run(["make", "-j1", "B=b", f"PYTHON={python}", "tinytrain.h"], cwd=folder,
+                                 env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            return open(product, encoding="utf-8").read(), run.stderr
+        first, _ = make(None)
+        again, said = make(product)
+        if again != first or "replaced" not in said:
+            found.append(("", 0, f"make does not tell that tinytrain.h was edited: {said.strip()}"))
+        joined, said = make(source)
+        if "/* edited */" not in joined or said:
+            found.append(("", 0, f"make does not join what was edited: {said.strip()}"))
+        again, said = make(source, "no-python")
+        if again != joined or "is not there" not in said:
+            found.append(("", 0, f"make does not tell that it cannot join: {said.strip()}"))
+    return found
+
 
 TREE = read_tree()
 JOIN = subprocess.run([sys.executable, "tools/join.py", "--check"], stderr=subprocess.PIPE, text=True)
 CHECKS = {
     "products_are_joined": [("", 0, JOIN.stderr.strip())] if JOIN.returncode else [],
+    "join_tells_mistakes": mistakes(),
+    "make_joins": make_joins(),
     "ops_in_one_place": asks(TREE),
     "arrows_point_down": upward(TREE),
     "files_include_what_they_use": unincluded(TREE),

@@ -6,22 +6,31 @@
     tools/join.py --lines --out DIR   writes them into DIR with #line: compilers name the files of src/
 
 src/tinytrain.h and src/tinytrain_cuda.cu are the roots: each `#include "folder/file"` of a root is replaced
-by that file without its head, after a line with its name; an empty line parts two files. The head of a file is all that stands before
-its first empty line: a guard, and the includes of what the file uses. A file may include only what its root
-has joined before it.
+by that file without its head, after a line with its name; an empty line parts two files. The head of a file
+is what stands before its first empty line: #pragma once or a guard, and the includes of what the file uses. A
+file may include only what its root has joined before it, and the roots join every file of src/.
+
+A product that was edited after src/ is replaced, too, but kept as build/NAME.replaced.
 """
 import argparse
 import os
 import re
+import shutil
 import sys
 
 ROOTS = ("tinytrain.h", "tinytrain_cuda.cu")
+ALONE = "cpu/alone.h"  # for files that are compiled by themselves; cpu/variants.h includes it by a macro
 INCLUDE = re.compile(r'\s*#\s*include "([^"]+)"')
+# #pragma once, includes, or from #ifndef to #endif what a file needs that is compiled by itself
+HEAD = re.compile(r'(#pragma once|#include "[^"]+"|#ifndef \w+ /\* by itself\b.*(\n.+)*?\n#endif)(\n|$)')
 
 
 def read(path):
-    with open(os.path.join("src", path), encoding="utf-8") as file:
-        return file.read().split("\n")[:-1]
+    with open(os.path.join("src", path), encoding="utf-8", newline="") as file:
+        text = file.read()
+    if "\r" in text or not text.endswith("\n"):
+        sys.exit(f"join: src/{path} has lines that do not end with one newline (LF)")
+    return text.split("\n")[:-1]
 
 
 def includes(head, path):
@@ -34,7 +43,16 @@ def split(path):
     """A file's head and its body, and the number of the body's first line."""
     lines = read(path)
     end = lines.index("") if "" in lines else len(lines)
-    return lines[:end], lines[end + 1:], end + 2
+    head, body, rest = lines[:end], lines[end + 1:], "\n".join(lines[:end])
+    while HEAD.match(rest):
+        rest = HEAD.sub("", rest, count=1)
+    if not head or rest or not head[0].startswith(("#pragma once", "#ifndef ")):
+        sys.exit(f"join: the head of src/{path} is to be #pragma once, the includes and an empty line, not "
+                 f"'{(rest or 'nothing').splitlines()[0]}'")
+    for number, line in enumerate(body, end + 2):
+        if INCLUDE.match(line) and "/" in path: # the manual shows how to include the header
+            sys.exit(f"join: src/{path}:{number} includes a file of src/ behind the head")
+    return head, body, end + 2
 
 
 def check_heads(path, head, joined):
@@ -48,6 +66,28 @@ def check_heads(path, head, joined):
         if body:
             sys.exit(f"join: src/{path} includes src/{used}, which its root joins later or not at all")
         check_heads(used, inner, joined)
+
+
+def check_all_joined(joined):
+    """Fails where a file of src/ is in none of the products."""
+    for folder, _, names in os.walk("src"):
+        for name in sorted(names):
+            path = os.path.relpath(os.path.join(folder, name), "src")
+            if path not in joined and path not in ROOTS and path != ALONE and split(path)[1]:
+                sys.exit(f"join: src/{path} is joined into nothing: name it in src/{ROOTS[0]} or "
+                         f"src/{ROOTS[1]}")
+
+
+def keep_edits(path):
+    """Keeps a product that is newer than all of src/, as somebody may have edited it."""
+    files = [os.path.join(folder, name) for folder, _, names in os.walk("src") for name in names]
+    if os.path.getmtime(path) <= max(map(os.path.getmtime, files)):
+        return
+    kept = os.path.join("build", os.path.basename(path) + ".replaced")
+    os.makedirs("build", exist_ok=True)
+    shutil.copy(path, kept)
+    print(f"join: {path} was newer than src/ and differed: it is replaced, and was kept as {kept}. Edit src/ "
+          f"only", file=sys.stderr)
 
 
 def join(root, joined, with_lines):
@@ -80,13 +120,17 @@ def main():
     parser.add_argument("--out", default=".", metavar="DIR", help="the folder of the two files")
     options = parser.parse_args()
     joined, differ = set(), []
-    for root in ROOTS:
-        text, path = join(root, joined, options.lines), os.path.join(options.out, root)
-        old = open(path, encoding="utf-8").read() if os.path.isfile(path) else None
+    texts = [join(root, joined, options.lines) for root in ROOTS]
+    check_all_joined(joined)
+    for root, text in zip(ROOTS, texts):
+        path = os.path.join(options.out, root)
+        old = open(path, encoding="utf-8", newline="").read() if os.path.isfile(path) else None
         if text != old and options.check:
             differ.append(root)
         elif text != old:
-            with open(path, "w", encoding="utf-8") as file:
+            if old is not None and not options.lines:
+                keep_edits(path)
+            with open(path, "w", encoding="utf-8", newline="") as file:
                 file.write(text)
     if differ:
         sys.exit(f"join: {' and '.join(differ)} differ from src/: run tools/join.py, and edit src/ only")

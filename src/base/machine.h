@@ -2,8 +2,8 @@
 #include "../api/standard.h"
 #include "system.h"
 
-/* ----------------------------------------------------------------------------------------------- the machine
-   What the process may use of the machine: processors and memory, by affinity and by control groups. */
+/* ---------------------------------------------------------------------------------------------------- limits
+   Processors and memory that this process may use, by control groups, ulimit and affinity. */
 
 #if defined(__linux__)
 /* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */

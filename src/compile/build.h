@@ -14,8 +14,7 @@
 #include "settings.h"
 
 /* ----------------------------------------------------------------------------------------------------- build
-   A plan of one stage: passes, placement, and whether the result fits. Nothing is kept of a build that
-   fails. */
+   One build of a program: the passes run on a copy of the tape, and its values are placed. */
 
 /* Places transient storages and workspaces, and what lies in the host's memory. */
 static tt_status tt__place_transients(tt__built *b)

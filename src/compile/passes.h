@@ -19,8 +19,8 @@
 #include "../passes/join.h"
 #include "program.h"
 
-/* --------------------------------------------------------------------------------------- the order of passes
-   The passes of a program, first those before the cut into stages and then those of each stage. */
+/* ---------------------------------------------------------------------------------------- the list of passes
+   Which passes run, and in which order. */
 
 /* Marks the values with a trainable parameter behind them, which may have been frozen after recording. */
 static void tt__mark_gradients(tt_tape *t)

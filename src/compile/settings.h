@@ -14,7 +14,7 @@
 #include "program.h"
 
 /* -------------------------------------------------------------------------------------------------- settings
-   Options as they were resolved, and the rules that say which of them go together. */
+   The options of a program as settings, and which of them do not go together. */
 
 /* Fails if the device has no kernel for an instruction. */
 static tt_status tt__refused(const tt_tape *t, const tt__crew *c)

@@ -8,8 +8,8 @@
 #include "memory.h"
 #include "cpu.h"
 
-/* --------------------------------------------------------------------------------------------- device groups
-   Kinds of devices; the devices of a program by their name, such as "cpu*4"; copies between memories. */
+/* ----------------------------------------------------------------------------------- ranks and their devices
+   The kinds of devices, the ranks that a name such as "cuda:0,2" stands for, and reads and writes there. */
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},

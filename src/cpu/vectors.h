@@ -3,6 +3,9 @@
 #include "variants.h"
 #include "kernels.h"
 
+/* -------------------------------------------------------------------------------------- functions of vectors
+   Sums, exponentials, and the values and slopes of activations. */
+
 #ifndef TT__UNROLL
 #define TT__PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)

@@ -4,6 +4,9 @@
 #include "portability.cuh"
 #include "handle.cuh"
 
+// ---------------------------------------------------------------------------------------------------- device
+// The functions of tt__backend but for launches: open and close, memory, copies, events, errors.
+
 namespace {
 
 // --------------------------------------------------------------------------------------- devices and streams

@@ -7,8 +7,8 @@
 #include "loader.h"
 #include "images.h"
 
-/* ------------------------------------------------------------------------------- loaders of texts and images
-   Opening, checks, seeking, and the micro-batches that tt_loader_next gives. */
+/* --------------------------------------------------------------------------------------------------- loaders
+   The functions of tt_loader for texts and for images, and its tt_source; loader.h deals the examples. */
 
 void tt_loader_free(tt_loader *l)
 {

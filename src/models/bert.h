@@ -13,8 +13,8 @@
 #include "bert_layout.h"
 #include "big_bird.h"
 
-/* -------------------------------------------------------------------------------- BERT: the tape and folders
-   What tt_bert_encode and its kin record; config.json; loading and saving. */
+/* ------------------------------------------------------------------------------------------ BERT and its kin
+   Records the model, and loads and saves its folder. Checkpoints, also of shards, are opened here. */
 
 /* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)

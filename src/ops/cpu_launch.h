@@ -2,8 +2,8 @@
 #include "../base/base.h"
 #include "scratch.h"
 
-/* --------------------------------------------------------------------------------------- launches on the CPU
-   How a kernel divides its rows among threads, with the same bits for any number of them. */
+/* -------------------------------------------------------------------------------------------------- launches
+   How a kernel gets its rows shared out to threads, its workspace and its elements. */
 
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job {

@@ -4,7 +4,7 @@
 #include "processes.h"
 
 /* ------------------------------------------------------------------------------------------------------- MPI
-   The transport between processes, where the program is compiled with TINYTRAIN_MPI. */
+   Messages between processes by MPI. Without TINYTRAIN_MPI, what a launcher has started is refused. */
 
 #ifdef TINYTRAIN_MPI
 /* tt_files.remove of processes after the first. */

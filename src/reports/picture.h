@@ -6,8 +6,8 @@
 #include "plan.h"
 #include "text.h"
 
-/* ----------------------------------------------------------------------------------------- pictures of plans
-   tt_plan_svg: the memory over the instructions of a step. */
+/* ----------------------------------------------------------------------------------------- picture of a plan
+   tt_plan_svg: the bytes in use at each instruction, by category. */
 
 /* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
 static double tt__axis_step(double length, int marks)

@@ -18,8 +18,8 @@
 #include "../run/memory.h"
 #include "../run/processes.h"
 
-/* ------------------------------------------------------------------------------------------ plans as numbers
-   Bytes by category, at the peak, and of the largest values. */
+/* ------------------------------------------------------------------------------------------------------ plan
+   A memory plan as numbers: tt_plan, and the storages at its peak. */
 
 const char *tt_category_name(tt_category c)
 {

@@ -6,7 +6,8 @@
 #include "../context/params.h"
 #include "../compile/program.h"
 
-/* ------------------------------------------------------------------------------------------ plans as text */
+/* -------------------------------------------------------------------------------------------- text of a plan
+   tt_plan_text. */
 
 static bool tt__is_alphanumeric(char c)
 {

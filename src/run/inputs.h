@@ -15,8 +15,8 @@
 #include "../compile/compile.h"
 #include "ranks.h"
 
-/* ---------------------------------------------------------------------------------------- inputs and results
-   Where values lie, what the caller sets and gets, and what a run needs to be set. */
+/* ---------------------------------------------------------------------------------------------------- inputs
+   What tt_set copies to a program and tt_get from it, and where a rank has the operands of an instruction. */
 
 /* Of a view that has a rank's own rows: elements in front of them in the storage. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)

@@ -18,7 +18,8 @@
 #include "processes.h"
 #include "stages.h"
 
-/* ---------------------------------------------------------------------------------- launches of a segment */
+/* -------------------------------------------------------------------------------------------------- launches
+   A segment of a program on one rank: launches in their order, streams, events, graphs that are replayed. */
 
 /* How far a rank has come in a segment. */
 typedef struct tt__progress {

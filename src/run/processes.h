@@ -13,8 +13,8 @@
 #include "inputs.h"
 #include "collectives.h"
 
-/* --------------------------------------------------------------------------------------- what processes send
-   The messages of collectives and of stages between processes, and the bytes that a plan counts. */
+/* ------------------------------------------------------------------------------------------------- processes
+   Collectives of several processes: the bytes that they send by the plan, and the launch of one. */
 
 static double tt__net_plan(const tt_program *head, double *least)
 {

@@ -14,8 +14,8 @@
 #include "launch.h"
 #include "tune.h"
 
-/* -------------------------------------------------------------------------------------- segments and results
-   Runs a segment on all ranks, reads what losses counted, and judges what is not finite. */
+/* --------------------------------------------------------------------------------------------------- results
+   A segment on all ranks, what they have found together, and the errors of numbers that are not finite. */
 
 /* Runs a segment on all ranks. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)

@@ -17,7 +17,7 @@
 #include "pipeline.h"
 
 /* ----------------------------------------------------------------------------------------------------- steps
-   tt_step, tt_micro_step, tt_update and tt_wait; norms that are not finite; gradients that a user reads. */
+   tt_step and its parts, what a step has found and when that is read, gradients. */
 
 /* What the last run of a program that does not train has found on one data rank. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)

@@ -2,7 +2,8 @@
 #include "../base/base.h"
 #include "code_points.h"
 
-/* ------------------------------------------------ Unicode: the tables unpacked, and what is asked of them */
+/* ----------------------------------------------------------------------------------------- tables of Unicode
+   They are unpacked from code_points.h: cases, compositions, classes of characters. */
 
 /* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
 static uint32_t tt__unicode_number(const char **at)

@@ -10,7 +10,8 @@
 #include "../run/step.h"
 #include "trainer.h"
 
-/* ------------------------------------------------------------------------------ evaluation and prediction */
+/* ------------------------------------------------------------------------------------------------ evaluation
+   Batches of a source dealt to the data ranks: evaluation, confusion matrix, prediction. */
 
 /* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
    one rank would. */

@@ -15,8 +15,8 @@
 #include "progress.h"
 #include "picture.h"
 
-/* ------------------------------------------------------------------------------------------- tt_fit: the run
-   Epochs, validation, saving, resuming, and what happens when a loss diverges. */
+/* ------------------------------------------------------------------------------------------------------- fit
+   tt_fit: epochs with their validations, steps that are skipped, states that are saved and resumed. */
 
 /* Has the run made a step, be it a skipped one? */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
