@@ -25064,7 +25064,7 @@ static tt__state_header tt__state_header_of(const tt_program *p)
     return h;
 }
 
-/* ==== src/reports/costs.h */
+/* ==== src/reports/measure.h */
 /* ===========================================================================================================
    REPORTS                                                                                        src/reports/
    A program and its memory plan as numbers, as text and as a picture; what a device costs. Uses all above.
@@ -27812,7 +27812,7 @@ static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
     return tt_safetensors_end(w);
 }
 
-/* ==== src/text/parts.h */
+/* ==== src/text/types.h */
 /* ===========================================================================================================
    TEXT                                                                                              src/text/
    Tokenizers: a text is normalized and split, a model makes tokens of each word, and the post-processor puts
@@ -29104,7 +29104,7 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
     }
 }
 
-/* ==== src/text/ids.h */
+/* ==== src/text/encode.h */
 /* ----------------------------------------------------------------------------------------- tokenizer: ids */
 
 static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes, size_t at)
@@ -29223,7 +29223,7 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
     return count;
 }
 
-/* ==== src/text/texts.h */
+/* ==== src/text/decode.h */
 /* --------------------------------------------------------------------------------------- tokenizer: texts */
 
 /* Parts of a text, one behind the other. */
@@ -31487,6 +31487,74 @@ static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key
     return TT_OK;
 }
 
+/* ---- texts and images of the caller */
+
+/* A dataset of the named classes; NULL: an error. */
+static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_names, int classes)
+{
+    tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
+    if (!d) return NULL;
+    d->ctx = ctx;
+    return tt__dataset_end(d, tt__dataset_classes(d, class_names, classes));
+}
+
+/* Adds an image, or a copy of a text. */
+static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
+{
+    if (text && !text->text && text->bytes)
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: text %d is NULL", of, d->count);
+    char *copy = text ? tt__chunks_text(d->ctx, &d->chunks, text->text, text->bytes) : NULL;
+    if (text && !copy)
+        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d", text->bytes,
+                        d->count);
+    if (label < 0 || label >= d->n_classes)
+        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: %s %d has label %d; labels go from 0 to %d", of,
+                        d->images ? "image" : "text", d->count, label, d->n_classes - 1);
+    tt__example *e = tt__dataset_add(d, of);
+    if (!e) return TT_ERR_MEMORY;
+    e->number = d->count - 1;
+    e->label = label;
+    e->text = copy;
+    e->bytes = text ? text->bytes : 0;
+    return TT_OK;
+}
+
+tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
+                             const char *const *class_names, int classes)
+{
+    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %lld texts%s of %d classes%s; expected at "
+                        "least one text and one class", (long long)count, texts ? "" : " (NULL)", classes,
+                        class_names ? "" : " (NULL)"), (tt_dataset *)NULL;
+    tt_dataset *d = tt__dataset_new(ctx, class_names, classes);
+    tt_status status = d ? TT_OK : ctx->status;
+    for (int64_t i = 0; i < count && status == TT_OK; i++)
+        status = tt__dataset_put(d, "tt_dataset_texts", &texts[i], texts[i].label);
+    return tt__dataset_end(d, status);
+}
+
+tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
+{
+    if (source->count < 1 || source->count > INT_MAX || source->classes < 1 || !source->labels ||
+        !source->class_names || !source->read)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: %lld images%s of %d classes%s%s; expected "
+                        "at least one image and one class, and labels, class_names and read",
+                        (long long)source->count, source->labels ? "" : " without labels", source->classes,
+                        source->class_names ? "" : " without class_names",
+                        source->read ? "" : " without read"), (tt_dataset *)NULL;
+    tt_dataset *d = tt__dataset_new(ctx, source->class_names, source->classes);
+    tt_status status = d ? TT_OK : ctx->status;
+    if (d) {
+        d->images = true;
+        d->source = *source;
+        d->source.labels = NULL; /* the caller may free them now */
+        d->source.class_names = NULL;
+    }
+    for (int64_t i = 0; i < source->count && status == TT_OK; i++)
+        status = tt__dataset_put(d, "tt_dataset_images", NULL, source->labels[i]);
+    return tt__dataset_end(d, status);
+}
+
 /* ==== src/data/tables.h */
 /* ---- tables */
 
@@ -31872,76 +31940,7 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     return tt__dataset_end(d, status);
 }
 
-/* ==== src/data/given.h */
-/* ---- texts and images of the caller */
-
-/* A dataset of the named classes; NULL: an error. */
-static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_names, int classes)
-{
-    tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
-    if (!d) return NULL;
-    d->ctx = ctx;
-    return tt__dataset_end(d, tt__dataset_classes(d, class_names, classes));
-}
-
-/* Adds an image, or a copy of a text. */
-static tt_status tt__dataset_put(tt_dataset *d, const char *of, const tt_text *text, int label)
-{
-    if (text && !text->text && text->bytes)
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: text %d is NULL", of, d->count);
-    char *copy = text ? tt__chunks_text(d->ctx, &d->chunks, text->text, text->bytes) : NULL;
-    if (text && !copy)
-        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %zu bytes of text %d", text->bytes,
-                        d->count);
-    if (label < 0 || label >= d->n_classes)
-        return tt__fail(d->ctx, TT_ERR_ARGUMENT, "%s: %s %d has label %d; labels go from 0 to %d", of,
-                        d->images ? "image" : "text", d->count, label, d->n_classes - 1);
-    tt__example *e = tt__dataset_add(d, of);
-    if (!e) return TT_ERR_MEMORY;
-    e->number = d->count - 1;
-    e->label = label;
-    e->text = copy;
-    e->bytes = text ? text->bytes : 0;
-    return TT_OK;
-}
-
-tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
-                             const char *const *class_names, int classes)
-{
-    if (count < 1 || count > INT_MAX || !texts || classes < 1 || !class_names)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_texts: %lld texts%s of %d classes%s; expected at "
-                        "least one text and one class", (long long)count, texts ? "" : " (NULL)", classes,
-                        class_names ? "" : " (NULL)"), (tt_dataset *)NULL;
-    tt_dataset *d = tt__dataset_new(ctx, class_names, classes);
-    tt_status status = d ? TT_OK : ctx->status;
-    for (int64_t i = 0; i < count && status == TT_OK; i++)
-        status = tt__dataset_put(d, "tt_dataset_texts", &texts[i], texts[i].label);
-    return tt__dataset_end(d, status);
-}
-
-tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
-{
-    if (source->count < 1 || source->count > INT_MAX || source->classes < 1 || !source->labels ||
-        !source->class_names || !source->read)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_dataset_images: %lld images%s of %d classes%s%s; expected "
-                        "at least one image and one class, and labels, class_names and read",
-                        (long long)source->count, source->labels ? "" : " without labels", source->classes,
-                        source->class_names ? "" : " without class_names",
-                        source->read ? "" : " without read"), (tt_dataset *)NULL;
-    tt_dataset *d = tt__dataset_new(ctx, source->class_names, source->classes);
-    tt_status status = d ? TT_OK : ctx->status;
-    if (d) {
-        d->images = true;
-        d->source = *source;
-        d->source.labels = NULL; /* the caller may free them now */
-        d->source.class_names = NULL;
-    }
-    for (int64_t i = 0; i < source->count && status == TT_OK; i++)
-        status = tt__dataset_put(d, "tt_dataset_images", NULL, source->labels[i]);
-    return tt__dataset_end(d, status);
-}
-
-/* ==== src/data/loader.h */
+/* ==== src/data/dealer.h */
 /* ------------------------------------------------------------------------------------------------ loader */
 
 tt_loader_options tt_loader_options_default(void)
@@ -32447,9 +32446,9 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->deal.used);
 }
 
-/* ==== src/data/loaders.h */
+/* ==== src/data/loader.h */
 /* --------------------------------------------------------------------------------------------------- loaders
-   The functions of tt_loader for texts and for images, and its tt_source; loader.h deals the examples. */
+   The functions of tt_loader for texts and for images, and its tt_source; dealer.h deals the examples. */
 
 void tt_loader_free(tt_loader *l)
 {
@@ -34608,6 +34607,111 @@ static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classe
     return status;
 }
 
+/* ==== src/models/checkpoint.h */
+/* ----------------------------------------------------------------------------------------------- checkpoints
+   A folder is opened: config.json, and the tensors of model.safetensors or of its shards. */
+
+/* Opens config.json of a folder. */
+static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__checkpoint *c)
+{
+    memset(c, 0, sizeof *c);
+    tt_status status = tt__path_join(ctx, c->path, folder, "config.json");
+    if (status == TT_OK) status = tt__file_open(ctx, c->path, &c->text);
+    if (status == TT_OK) status = tt__json_parse(&c->config, ctx, c->path, 0, c->text.bytes, c->text.size);
+    return status;
+}
+
+static void tt__shards_close(tt_context *ctx, tt__checkpoint *c)
+{
+    for (int k = 0; k < c->files; k++) tt_safetensors_close(c->file[k]);
+    tt__free(ctx, c->file);
+    c->file = NULL;
+    c->files = 0;
+}
+
+static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
+{
+    tt__json_free(&c->config);
+    tt__file_close(ctx, &c->text);
+    tt__shards_close(ctx, c);
+}
+
+/* Opens the files that weight_map of model.safetensors.index.json names. */
+static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
+{
+    char path[TT__PATH];
+    tt__json j;
+    memset(&j, 0, sizeof j);
+    tt_status status = tt__path_join(ctx, path, folder, "model.safetensors.index.json");
+    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
+    const int map = status == TT_OK ? tt__json_get(&j, 0, "weight_map") : -1;
+    if (status == TT_OK && (map < 0 || j.nodes[map].kind != TT__JSON_OBJECT || !j.nodes[map].count))
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no \"weight_map\", which says what file has what "
+                          "tensor", path);
+    const int n = status == TT_OK ? j.nodes[map].count : 0;
+    const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)(n + 1));
+    if (status == TT_OK) s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file * (size_t)n);
+    if (status == TT_OK && (!name || !s->file)) status = TT_ERR_MEMORY;
+    int named = 0;
+    for (int k = 0, at = map + 1; k < n && status == TT_OK; k++, at = j.nodes[at].after) {
+        const char *file = tt__json_text(&j, at);
+        bool known = false;
+        for (int i = named - 1; i >= 0 && file && !known; i--) known = strcmp(name[i], file) == 0;
+        if (known) continue;
+        if (!file || !*file || strpbrk(file, "/\\:") || *file == '.')
+            status = tt__json_wrong(&j, j.pool + j.nodes[at].key, at, file,
+                                    "the name of a file in this folder");
+        else name[named++] = file;
+    }
+    for (int k = 0; k < named && status == TT_OK; k++) {
+        status = tt__path_join(ctx, path, folder, name[k]);
+        if (status == TT_OK && !(s->file[s->files] = tt_safetensors_open(ctx, path))) status = ctx->status;
+        if (status == TT_OK) s->files++;
+    }
+    for (int k = 1; k < s->files && status == TT_OK; k++) {
+        const char *one = tt_safetensors_metadata(s->file[0], tt__save_key);
+        const char *other = tt_safetensors_metadata(s->file[k], tt__save_key);
+        if (strcmp(one ? one : "", other ? other : "") != 0)
+            status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' and '%s' are not of the same model: a save over an "
+                              "older one was cut off; save it again, or take a copy", s->file[0]->path,
+                              s->file[k]->path);
+    }
+    tt__free(ctx, (void *)(uintptr_t)name);
+    tt__json_free(&j);
+    return status;
+}
+
+static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoint *s)
+{
+    if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
+    if (!(s->file[0] = tt_safetensors_open(ctx, path))) return ctx->status;
+    s->files = 1;
+    return TT_OK;
+}
+
+static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
+{
+    char path[TT__PATH];
+    bool one = false, index = false;
+    tt_status status = tt__folder_has(ctx, folder, "model.safetensors", &one);
+    if (status == TT_OK && !one) status = tt__folder_has(ctx, folder, "model.safetensors.index.json", &index);
+    if (status != TT_OK) return status;
+    if (index) return tt__shards_of_index(ctx, folder, s);
+    if (!one) {
+        bool pickled = false;
+        status = tt__folder_has(ctx, folder, "pytorch_model.bin", &pickled);
+        if (status == TT_OK && pickled)
+            status = tt__fail(ctx, TT_ERR_FILE, "'%s' has pytorch_model.bin and no model.safetensors; this "
+                              "Python line writes one: import torch, safetensors.torch as s; "
+                              "w = torch.load('pytorch_model.bin', map_location='cpu', weights_only=True); "
+                              "s.save_file({k: v.contiguous().clone() for k, v in w.items()}, "
+                              "'model.safetensors', {'format': 'pt'})", folder);
+        if (status != TT_OK) return status;
+    }
+    status = tt__path_join(ctx, path, folder, "model.safetensors");
+    return status == TT_OK ? tt__shards_one(ctx, path, s) : status;
+}
+
 /* ==== src/models/classifier.h */
 /* ------------------------------------------------------------------------------- classifiers of sequences */
 
@@ -34968,7 +35072,7 @@ static int tt__bert_offset(const tt_bert_config *c)
 
 /* ==== src/models/bert.h */
 /* ------------------------------------------------------------------------------------------ BERT and its kin
-   Records the model, and loads and saves its folder. Checkpoints, also of shards, are opened here. */
+   Records the model, and loads and saves its folder. */
 
 /* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
@@ -35112,107 +35216,6 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': is_decoder is true; only encoders are supported",
                         j->path);
     return TT_OK;
-}
-
-/* Opens config.json of a folder. */
-static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__checkpoint *c)
-{
-    memset(c, 0, sizeof *c);
-    tt_status status = tt__path_join(ctx, c->path, folder, "config.json");
-    if (status == TT_OK) status = tt__file_open(ctx, c->path, &c->text);
-    if (status == TT_OK) status = tt__json_parse(&c->config, ctx, c->path, 0, c->text.bytes, c->text.size);
-    return status;
-}
-
-static void tt__shards_close(tt_context *ctx, tt__checkpoint *c)
-{
-    for (int k = 0; k < c->files; k++) tt_safetensors_close(c->file[k]);
-    tt__free(ctx, c->file);
-    c->file = NULL;
-    c->files = 0;
-}
-
-static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
-{
-    tt__json_free(&c->config);
-    tt__file_close(ctx, &c->text);
-    tt__shards_close(ctx, c);
-}
-
-/* Opens the files that weight_map of model.safetensors.index.json names. */
-static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
-{
-    char path[TT__PATH];
-    tt__json j;
-    memset(&j, 0, sizeof j);
-    tt_status status = tt__path_join(ctx, path, folder, "model.safetensors.index.json");
-    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    const int map = status == TT_OK ? tt__json_get(&j, 0, "weight_map") : -1;
-    if (status == TT_OK && (map < 0 || j.nodes[map].kind != TT__JSON_OBJECT || !j.nodes[map].count))
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no \"weight_map\", which says what file has what "
-                          "tensor", path);
-    const int n = status == TT_OK ? j.nodes[map].count : 0;
-    const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)(n + 1));
-    if (status == TT_OK) s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file * (size_t)n);
-    if (status == TT_OK && (!name || !s->file)) status = TT_ERR_MEMORY;
-    int named = 0;
-    for (int k = 0, at = map + 1; k < n && status == TT_OK; k++, at = j.nodes[at].after) {
-        const char *file = tt__json_text(&j, at);
-        bool known = false;
-        for (int i = named - 1; i >= 0 && file && !known; i--) known = strcmp(name[i], file) == 0;
-        if (known) continue;
-        if (!file || !*file || strpbrk(file, "/\\:") || *file == '.')
-            status = tt__json_wrong(&j, j.pool + j.nodes[at].key, at, file,
-                                    "the name of a file in this folder");
-        else name[named++] = file;
-    }
-    for (int k = 0; k < named && status == TT_OK; k++) {
-        status = tt__path_join(ctx, path, folder, name[k]);
-        if (status == TT_OK && !(s->file[s->files] = tt_safetensors_open(ctx, path))) status = ctx->status;
-        if (status == TT_OK) s->files++;
-    }
-    for (int k = 1; k < s->files && status == TT_OK; k++) {
-        const char *one = tt_safetensors_metadata(s->file[0], tt__save_key);
-        const char *other = tt_safetensors_metadata(s->file[k], tt__save_key);
-        if (strcmp(one ? one : "", other ? other : "") != 0)
-            status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' and '%s' are not of the same model: a save over an "
-                              "older one was cut off; save it again, or take a copy", s->file[0]->path,
-                              s->file[k]->path);
-    }
-    tt__free(ctx, (void *)(uintptr_t)name);
-    tt__json_free(&j);
-    return status;
-}
-
-static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoint *s)
-{
-    if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
-    if (!(s->file[0] = tt_safetensors_open(ctx, path))) return ctx->status;
-    s->files = 1;
-    return TT_OK;
-}
-
-static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
-{
-    char path[TT__PATH];
-    bool one = false, index = false;
-    tt_status status = tt__folder_has(ctx, folder, "model.safetensors", &one);
-    if (status == TT_OK && !one) status = tt__folder_has(ctx, folder, "model.safetensors.index.json", &index);
-    if (status != TT_OK) return status;
-    if (index) return tt__shards_of_index(ctx, folder, s);
-    if (!one) {
-        bool pickled = false;
-        status = tt__folder_has(ctx, folder, "pytorch_model.bin", &pickled);
-        if (status == TT_OK && pickled)
-            status = tt__fail(ctx, TT_ERR_FILE, "'%s' has pytorch_model.bin and no model.safetensors; this "
-                              "Python line writes one: import torch, safetensors.torch as s; "
-                              "w = torch.load('pytorch_model.bin', map_location='cpu', weights_only=True); "
-                              "s.save_file({k: v.contiguous().clone() for k, v in w.items()}, "
-                              "'model.safetensors', {'format': 'pt'})", folder);
-        if (status != TT_OK) return status;
-    }
-    status = tt__path_join(ctx, path, folder, "model.safetensors");
-    return status == TT_OK ? tt__shards_one(ctx, path, s) : status;
 }
 
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)

@@ -2,8 +2,7 @@
 #include "../base/base.h"
 #include "../files/lists.h"
 #include "dataset.h"
-#include "given.h"
-#include "loader.h"
+#include "dealer.h"
 
 /* ---- parts of a dataset */
 

@@ -2,7 +2,7 @@
 #include "../base/base.h"
 #include "resize.h"
 #include "dataset.h"
-#include "loader.h"
+#include "dealer.h"
 
 /* ---- images of a loader */
 

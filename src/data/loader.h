@@ -1,304 +1,381 @@
 #pragma once
 #include "../base/base.h"
+#include "../context/params.h"
 #include "../files/lists.h"
-#include "../text/ids.h"
 #include "resize.h"
 #include "dataset.h"
+#include "dealer.h"
+#include "images.h"
 
-/* ------------------------------------------------------------------------------------------------ loader */
+/* --------------------------------------------------------------------------------------------------- loaders
+   The functions of tt_loader for texts and for images, and its tt_source; dealer.h deals the examples. */
 
-tt_loader_options tt_loader_options_default(void)
+void tt_loader_free(tt_loader *l)
 {
-    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1, {0, 1, 1, false, false, 0, false}};
+    if (!l) return;
+    tt_context *ctx = l->ctx;
+    pthread_mutex_lock(&l->mutex);
+    l->stop = true;
+    pthread_cond_broadcast(&l->work);
+    pthread_mutex_unlock(&l->mutex);
+    for (int i = 0; i < l->started; i++) pthread_join(l->threads[i].handle, NULL);
+    pthread_cond_destroy(&l->ready);
+    pthread_cond_destroy(&l->work);
+    pthread_mutex_destroy(&l->mutex);
+    for (int i = 0; i < TT__LOADER_THREADS; i++) tt__resampler_free(ctx, &l->threads[i].resampler);
+    for (int i = 0; l->ring && i < l->slots; i++) tt__free(ctx, l->ring[i].pixels);
+    tt__chunks_free(ctx, &l->chunks);
+    void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
+                           l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
+                           l->seq_start, l->labels, l->index, l};
+    tt__free_all(ctx, owned, TT__COUNT(owned));
+}
+
+static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
+{
+    char text[640] = "";
+    tt__text all = {text, sizeof text, 0};
+    const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
+    const int64_t most = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
+    if (!d->count) tt__print(&all, "; the dataset is empty");
+    if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
+        tt__print(&all, "; threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
+    if (o->drop_last && d->count < o->batch)
+        tt__print(&all, "; %d %s make no whole step of batch = %d, and drop_last leaves out others", d->count,
+                  texts ? "texts" : "images", o->batch);
+    if (texts && o->max_length < 2)
+        tt__print(&all, "; max_length = %d; expected at least 2, for [CLS] and [SEP]", o->max_length);
+    else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
+        tt__print(&all, "; max_tokens = %d; expected 0 or at least max_length = %d, so that every text fits",
+                  o->max_tokens, o->max_length);
+    else if (texts && most > INT32_MAX / o->max_length && !o->max_tokens)
+        tt__print(&all, "; batch = %d of max_length = %d are more tokens than can be counted: set max_tokens",
+                  o->batch, o->max_length);
+    if (texts && o->window < 0)
+        tt__print(&all, "; window = %d; expected 0 (no sorting) or more batches", o->window);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
+}
+
+static bool tt__loader_allocate(tt_loader *l) /* what texts need */
+{
+    tt_context *ctx = l->ctx;
+    if (!tt__loader_tokenize(l)) return false;
+    size_t seqs = (size_t)l->deal.max_seqs, rows = (size_t)l->max_tokens;
+    size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
+    size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch);
+    return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
+           (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
+           (l->dealt = (uint32_t *)tt__alloc(ctx, step_texts * 4)) &&
+           (l->by_length = (uint32_t *)tt__alloc(ctx, step_texts * 4)) &&
+           (l->ends = (int *)tt__alloc(ctx, step_texts * sizeof(int))) &&
+           (l->micro_of = (int *)tt__alloc(ctx, step_texts * sizeof(int))) &&
+           (l->filled = (int *)tt__alloc(ctx, step_texts * sizeof(int))) &&
+           (l->ids = (int32_t *)tt__alloc(ctx, rows * 4)) &&
+           (l->positions = (int32_t *)tt__alloc(ctx, rows * 4)) &&
+           (l->types = (int32_t *)tt__calloc(ctx, rows * 4)) &&
+           (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
+}
+
+static bool tt__image_allocate(tt_loader *l) /* what images need */
+{
+    const tt_image_options *o = &l->image;
+    size_t bytes;
+    l->image_bytes = (size_t)o->height * (size_t)o->width * (size_t)o->channels;
+    if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
+        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
+                        "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
+    /* one that the trainer reads, those of its next round, and as many as give every thread two images to
+       make */
+    l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
+    if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
+    for (int i = 0; i < l->slots; i++)
+        if (!(l->ring[i].pixels = (uint8_t *)tt__alloc(l->ctx, bytes))) return false;
+    return true;
+}
+
+/* A loader of texts (k) or images (`image`), at the first step, its threads started. */
+static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
+                                  const tt_image_options *image, const tt_loader_options *options)
+{
+    tt_loader_options o = options ? *options : tt_loader_options_default();
+    if (!d || (!k && !image)) { /* the reason is that of what was to make it */
+        char why[TT__ERROR];
+        memcpy(why, ctx->error, sizeof why);
+        tt__fail(ctx, TT_ERR_ARGUMENT, "a loader: the %s is NULL%s%.900s", !d ? "dataset" : "tokenizer",
+                 why[0] ? ": " : "", why);
+        return NULL;
+    }
+    tt_loader *l = tt__loader_check(ctx, d, &o) == TT_OK ? (tt_loader *)tt__calloc(ctx, sizeof *l) : NULL;
+    if (!l) return NULL;
+    pthread_mutex_init(&l->mutex, NULL);
+    pthread_cond_init(&l->work, NULL);
+    pthread_cond_init(&l->ready, NULL);
+    l->ctx = ctx;
+    l->d = d;
+    l->k = k;
+    l->o = o;
+    if (image) l->image = *image;
+    l->deal.of = "loader";
+    l->deal.shuffle = o.shuffle;
+    bool ok = tt__deal_begin(ctx, &l->deal, d->count, o.batch, o.accumulate, &o.parallel);
+    if (o.drop_last) l->deal.used = (l->deal.steps = d->count / o.batch) * o.batch;
+    l->wide = k && k->size > 65536;
+    l->sort = k && o.shuffle && o.window > 1;
+    l->window_steps = l->sort ? tt__min(o.window, l->deal.steps) : 1;
+    l->window_at = l->empty = -1;
+    size_t seqs = (size_t)l->deal.max_seqs;
+    ok = ok && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
+        (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) &&
+        (image ? tt__image_allocate(l) : tt__loader_allocate(l)) && tt_loader_seek(l, 0, 0) == TT_OK;
+    for (int i = 0; i < TT__LOADER_THREADS; i++) l->threads[i].loader = l;
+    while (ok && image && l->started < o.threads) {
+        tt__loader_thread *thread = &l->threads[l->started];
+        ok = tt__thread_start(&thread->handle, tt__image_main, thread);
+        if (ok) l->started++;
+        else
+            tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower",
+                     l->started + 1, o.threads);
+    }
+    if (ok) return l;
+    tt_loader_free(l);
+    return NULL;
+}
+
+tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
+                         const tt_loader_options *options)
+{
+    if (!d->images) return tt__loader_make(ctx, d, k, NULL, options);
+    tt__fail(ctx, TT_ERR_ARGUMENT, "tt_loader_new: the dataset holds images: use tt_image_loader_new");
+    return NULL;
+}
+
+tt_image_options tt_image_options_default(int height, int width)
+{
+    tt_image_options o = {height, width, 3, 0, 0, 0, TT_BILINEAR, 0, false, false};
     return o;
 }
 
-/* b of tt__stream_key, of a loader; with a = epoch. b = 1 + window for the steps */
-enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* a of tt__stream_key, of tt_dataset_split; with b = examples */
-#define TT__LOADER_THREADS 64
-
-/* ---- the deal: which examples a step has, and into how many micro-batches they are cut; they are texts,
-   images, or windows of tokens */
-
-typedef struct tt__dealer {
-    const char *of;                /* whose it is, in messages */
-    int batch, max_seqs;           /* examples of a step; the most of a micro-batch */
-    int groups, data;              /* that each step is dealt out to; data ranks */
-    bool shuffle, accumulates;     /* may a step have more micro-batches than there are data ranks? */
-    int64_t count, used, steps;    /* examples; those of an epoch, and its steps */
-    int64_t epoch, step;           /* of the next micro-batch */
-    uint32_t *order;               /* (count) this epoch's */
-} tt__dealer;
-
-static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
-
-/* Adds what is wrong with these options; false: something is. */
-static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
+static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options *o)
 {
-    const int groups = tt__deal_groups(p), data = p->data;
-    const size_t before = all->length;
-    if (batch < 1 || accumulate < 1 || accumulate > batch)
-        tt__print(all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", batch,
-                  accumulate);
-    else if (groups < 1 || data < 0 || (data && groups % data))
-        tt__print(all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
-                  "after tt_check_options", p->groups, data);
-    else if (groups > batch / accumulate)
-        tt__print(all, "; a step of batch = %d has fewer sequences than micro-batches, accumulate = %d for "
-                  "each of %d groups: set batch to %lld at least", batch, accumulate, groups,
-                  (long long)groups * accumulate);
-    return all->length == before;
-}
-
-/* Into how many micro-batches n examples are cut, if tokens leave it at that: equally many for each group, as
-   far as there are examples. */
-static int tt__deal_micros(const tt__dealer *d, int64_t n)
-{
-    return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
-}
-
-/* Begins to deal so many examples, before the first epoch. */
-static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
-                           const tt_parallel *p)
-{
-    d->batch = batch;
-    d->groups = tt__deal_groups(p);
-    d->data = (int)tt__max(1, p->data);
-    d->max_seqs = (int)tt__min(tt__ceil_div(batch, accumulate * d->groups), count);
-    d->count = d->used = count;
-    d->steps = tt__ceil_div(count, batch);
-    d->accumulates = tt__deal_micros(d, tt__min(batch, count)) > d->data;
-    d->epoch = -1;
-    return (d->order = (uint32_t *)tt__alloc(ctx, sizeof *d->order * (size_t)count)) != NULL;
-}
-
-/* Goes to a step, whose epoch's order depends on (seed, epoch) alone. After an error it stays where it is. */
-static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
-{
-    if (epoch < 0 || step < 0 || step > d->steps)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "%s: no step %lld of epoch %lld; an epoch has steps 0 to %lld",
-                        d->of, (long long)step, (long long)epoch, (long long)d->steps - 1);
-    const uint32_t n = epoch != d->epoch ? (uint32_t)d->count : 0;
-    for (uint32_t k = 0; k < n && !d->shuffle; k++) d->order[k] = k;
-    if (n && d->shuffle)
-        tt__shuffle(d->order, n, tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
-                                                TT__SHUFFLE_TEXTS));
-    d->epoch = epoch;
-    d->step = step;
+    if (!tt__side(o->height) || !tt__side(o->width) || o->channels < 1 || o->channels > 4)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: results of %d x %d pixels of %d channels; "
+                        "expected sides of 1 to %d and 1 to 4 channels", o->height, o->width, o->channels,
+                        TT__IMAGE_SIDE);
+    if ((o->resize_height || o->resize_width) && (!tt__side(o->resize_height) || !tt__side(o->resize_width)))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height = %d and resize_width = %d; "
+                        "expected both 0, or both 1 to %d", o->resize_height, o->resize_width,
+                        TT__IMAGE_SIDE);
+    if (o->resize_shortest && (!tt__side(o->resize_shortest) || o->resize_height))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_shortest = %d beside resize_height = "
+                        "%d; expected one of them 0, the other 0 to %d", o->resize_shortest,
+                        o->resize_height, TT__IMAGE_SIDE);
+    if ((int)o->resample < TT_NEAREST || o->resample > TT_BICUBIC)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resample = %d; expected one of tt_resample, "
+                        "%d to %d", (int)o->resample, TT_NEAREST, TT_BICUBIC);
+    if (o->pad < 0 || o->pad > TT__IMAGE_SIDE)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad = %d; expected 0 to %d", o->pad,
+                        TT__IMAGE_SIDE);
     return TT_OK;
 }
 
-/* ids: uint16_t, or int32_t for a large vocabulary */
-typedef struct tt__tokens { const void *ids; int count; } tt__tokens;
-
-typedef struct tt__loader_thread {
-    struct tt_loader *loader;
-    pthread_t handle;
-    tt__resampler resampler;
-} tt__loader_thread;
-
-typedef struct tt__ring_slot {     /* of a micro-batch of images */
-    uint8_t *pixels;
-    int done;                      /* images that are made, or failed */
-    int failed;                    /* the first that failed; max_seqs: none */
-    bool left_out;                 /* it is for another process, and has no pixels */
-    tt_status status;              /* of that */
+/* What can be said before an image is read. */
+static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_image_options *o)
+{
     char why[256];
-} tt__ring_slot;
+    if (!o)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the image options are NULL: how large "
+                        "are the results to be?");
+    if (!d->images)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the dataset holds texts: use "
+                        "tt_loader_new");
+    if (tt__image_options_check(ctx, o) != TT_OK) return ctx->status;
+    int height = o->resize_height ? o->resize_height : d->source.height;
+    int width = o->resize_width ? o->resize_width : d->source.width, channels = d->source.channels;
+    if ((height && !(tt__image_resized(o, &height, &width, why) && tt__image_fits(o, height, width, why))) ||
+        (channels && !tt__image_channels(o, channels, why)))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: %s", why);
+    return TT_OK;
+}
 
-struct tt_loader {
-    tt_context *ctx;
-    const tt_dataset *d;           /* `images` says which of the two there is */
-    tt_loader_options o;
-    tt__dealer deal;
-    int max_tokens, in_step;       /* examples of the step that were handed out */
-    tt_status status;              /* of the last tt_loader_next */
-    int32_t *labels;
-    int64_t *index;
-    tt_source source;
-    pthread_mutex_t mutex;         /* guards `failed`, of images what is said below, and, while texts are
-                                      tokenized, chunks, longest and cut */
-    bool failed;
-
-    /* Texts, which are tokenized when the loader is made. */
-    const tt_tokenizer *k;
-    bool wide;                     /* ids need more than 16 bits */
-    bool sort;                     /* windows are sorted, and their steps shuffled */
-    tt__tokens *tokens;            /* (count) */
-    tt__chunk *chunks;             /* where their ids are kept */
-    int32_t *scratch;              /* (the context's threads, max_length) while texts are tokenized */
-    int longest;                   /* tokens of a text before it is cut */
-    int64_t cut;                   /* texts */
-    int64_t empty;                 /* the first text without a token; -1: none */
-    /* the window that `sorted` and `step_order` hold; steps of every window */
-    int64_t window_at, window_steps;
-    uint32_t *sorted, *step_order;
-    int micro;                     /* micro-batches of the step that were handed out */
-    /* The texts of the step at hand by micro-batch, and where each of these ends there. While they are dealt
-       out: their places in the step, longest first, the micro-batch of each place, the tokens of each micro-
-       batch. All are (batch). */
-    uint32_t *dealt, *by_length;
-    int *ends, *micro_of, *filled;
-    int32_t *ids, *positions, *types, *seq_start;
-
-    /* Images, made anew in each epoch: micro-batches `base` to `base` + slots - 1 ahead of the trainer, which
-       reads `base`. The mutex guards stop, cursor, a slot but its pixels, base and busy, and the dealer's
-       order, which changes when no thread is busy. */
-    tt_image_options image;
-    size_t image_bytes;            /* of a result */
-    pthread_cond_t work, ready;
-    bool stop;
-    int64_t cursor;                /* in the order: the next image to make */
-    tt__loader_thread threads[TT__LOADER_THREADS];
-    int started;
-    int slots;
-    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
-    int deal_data, deal_first, deal_end; /* data ranks, and which of them want their images ... */
-    bool deal_by_step, dealt_anew; /* ... which are dealt out so; not to the images that there are */
-    int64_t base;
-    int busy;                      /* threads that make an image */
-    double waited;
-};
-
-#define TT__TEXTS_AT_ONCE 64 /* of a task */
-
-/* Tokenizes some texts. */
-static void tt__loader_task(void *arg, int64_t task, int thread)
+tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_image_options *options,
+                           uint8_t *to)
 {
-    tt_loader *l = (tt_loader *)arg;
-    int32_t *from = l->scratch + (size_t)thread * (size_t)l->o.max_length;
-    int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
-    for (int64_t text = first; text < end; text++) {
-        const tt__example *e = &l->d->examples[text];
-        int whole = tt__tokenize(l->k, e->text, e->bytes, from, l->o.max_length, true);
-        int n = (int)tt__min(whole, l->o.max_length);
-        pthread_mutex_lock(&l->mutex);
-        void *ids = n < 0 ? NULL : tt__chunks_take(l->ctx, &l->chunks, (size_t)n * (l->wide ? 4 : 2));
-        l->failed |= !ids;
-        if (n == 0 && (l->empty < 0 || text < l->empty)) l->empty = text;
-        l->longest = (int)tt__max(l->longest, whole);
-        l->cut += whole > n;
-        pthread_mutex_unlock(&l->mutex);
-        if (!ids) return;
-        if (l->wide) memcpy(ids, from, (size_t)n * 4);
-        else for (int i = 0; i < n; i++) ((uint16_t *)ids)[i] = (uint16_t)from[i];
-        l->tokens[text].ids = ids;
-        l->tokens[text].count = n;
+    tt__resampler r;
+    char why[256];
+    if (!image || !options || !to)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_prepare: the image, its options and what to write to "
+                        "must be there");
+    tt_image_options o = *options;
+    if (tt__image_options_check(ctx, &o) != TT_OK) return ctx->status;
+    o.random_crop = o.flip = false;
+    memset(&r, 0, sizeof r);
+    tt__float_mode mode = tt__float_default();
+    tt_status status = tt__image_transform(ctx, &r, &o, image, 0, to, why);
+    tt__float_restore(mode);
+    tt__resampler_free(ctx, &r);
+    return status == TT_OK ? TT_OK : tt__fail(ctx, status, "tt_image_prepare: %s", why);
+}
+
+tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image,
+                               const tt_loader_options *options)
+{
+    return tt__image_check(ctx, d, image) == TT_OK ? tt__loader_make(ctx, d, NULL, image, options) : NULL;
+}
+
+int64_t tt_loader_steps(const tt_loader *l) { return l->deal.steps; }
+int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs; }
+int tt_loader_max_tokens(const tt_loader *l) { return l->max_tokens; }
+bool tt_loader_accumulates(const tt_loader *l) { return l->deal.accumulates; }
+int tt_loader_longest(const tt_loader *l) { return l->longest; }
+int64_t tt_loader_cut(const tt_loader *l) { return l->cut; }
+double tt_loader_waited(const tt_loader *l) { return l->waited; }
+tt_status tt_loader_status(const tt_loader *l) { return l->status; }
+
+static tt_status tt__loader_source_seek(void *self, int64_t epoch, int64_t step)
+{
+    return tt_loader_seek((tt_loader *)self, epoch, step);
+}
+
+static tt_status tt__loader_source_next(void *self, tt_batch *batch, bool *more)
+{
+    tt_loader *l = (tt_loader *)self;
+    *more = tt_loader_next(l, batch);
+    return l->status;
+}
+
+/* Of labels, and of the tokens of texts. */
+static uint64_t tt__loader_source_hash(void *self)
+{
+    const tt_loader *l = (const tt_loader *)self;
+    uint64_t hash = TT__HASH_BEGIN;
+    for (int i = 0; i < l->d->count; i++) {
+        hash = tt__hash_on(hash, &l->d->examples[i].label, sizeof l->d->examples[i].label);
+        if (!l->tokens) continue; /* images */
+        int count = l->tokens[i].count;
+        hash = tt__hash_on(hash, &count, sizeof count);
+        hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
     }
+    return hash;
 }
 
-/* Places of texts in an order: texts[place], or where `texts` is NULL, the place itself. */
-typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
-
-/* Texts of the same length keep their order, which the shuffle gave them: many are cut to the same length,
-   and a table often lists class after class, so that the table's order would fill whole steps with one class.
-   */
-static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
+static void tt__loader_source_describe(void *self, char *to, size_t capacity)
 {
-    const tt__step_texts *s = (const tt__step_texts *)arg;
-    const int x = s->tokens[s->texts ? s->texts[a] : a].count;
-    const int y = s->tokens[s->texts ? s->texts[b] : b].count;
-    return x != y ? x > y : a < b;
+    const tt_loader *l = (const tt_loader *)self;
+    const tt_loader_options *o = &l->o;
+    const tt_image_options *i = &l->image;
+    tt__text text = {to, capacity, 0};
+    tt__print(&text, "%d %s\nbatch %d\naccumulate %d\ngroups %d\nshuffle %d\ndrop_last %d\n",
+              (int)l->d->count, l->d->images ? "images" : "texts", o->batch, o->accumulate, l->deal.groups,
+              o->shuffle, o->drop_last);
+    if (!l->d->images)
+        tt__print(&text, "max_length %d\nmax_tokens %d\nwindow %d\n", o->max_length, o->max_tokens,
+                  o->window);
+    else
+        tt__print(&text, "height %d\nwidth %d\nchannels %d\nresize_height %d\nresize_width %d\npad %d\n"
+                  "random_crop %d\nflip %d\n", i->height, i->width, i->channels, i->resize_height,
+                  i->resize_width, i->pad, i->random_crop, i->flip);
+    if (i->resize_shortest) tt__print(&text, "resize_shortest %d\n", i->resize_shortest);
+    if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Tokenizes all texts, and sets what their lengths decide. */
-static bool tt__loader_tokenize(tt_loader *l)
+/* Images of other processes are not made. */
+static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
-    tt_context *ctx = l->ctx;
-    size_t count = (size_t)l->d->count, scratch;
-    if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->cpu.pool->threads * sizeof *l->scratch, &scratch))
-        scratch = SIZE_MAX;
-    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) ||
-        !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)))
-        return false;
-    tt__parallel(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
-    tt__free(ctx, l->scratch);
-    l->scratch = NULL;
-    if (l->failed)
-        return tt__fail(ctx, TT_ERR_MEMORY, "loader: out of memory for the tokens of %d texts", l->d->count),
-            false;
-    if (l->empty >= 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
-                        (long long)l->empty), false;
-
-    /* A micro-batch needs no more than the longest texts do; nor does a step. */
-    int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
-    const tt__step_texts all = {l->tokens, NULL};
-    const int64_t most = tt__min(l->o.batch, l->d->count);
-    for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
-    tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
-    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two tokens at least */
-    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, most); i++) micro += l->tokens[l->deal.order[i]].count;
-    l->max_tokens = (int)tt__min(room, micro);
-    l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, most) > l->deal.data;
-    return true;
+    tt_loader *l = (tt_loader *)self;
+    pthread_mutex_lock(&l->mutex);
+    l->dealt_anew |= data != l->deal_data || first != l->deal_first || end != l->deal_end ||
+                     by_step != l->deal_by_step;
+    l->deal_data = data;
+    l->deal_first = first;
+    l->deal_end = end;
+    l->deal_by_step = by_step;
+    pthread_mutex_unlock(&l->mutex);
 }
 
-/* Gives a batch what texts and images share, and goes on to the next step behind the last batch of one. */
-static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_of_step)
+const tt_source *tt_loader_source(tt_loader *l)
 {
-    batch->seqs = seqs;
-    batch->labels = l->labels;
-    batch->index = l->index;
-    batch->last_of_step = last_of_step;
-    if (last_of_step) l->deal.step++, l->in_step = l->micro = 0;
-    return true;
+    if (!l) return NULL;
+    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, l->deal.max_seqs,
+                   l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
+                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
+    l->source = s;
+    return &l->source;
 }
 
-/* ---- the micro-batches of a step of texts: l->dealt and l->ends */
-
-/* One group: each micro-batch takes texts in their order until it is full. */
-static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
+tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
 {
-    int micro = 0, seqs = 0, tokens = 0;
-    for (int i = 0; i < n; i++) {
-        const int more = l->tokens[texts[i]].count;
-        const bool full = seqs == l->deal.max_seqs || more > l->max_tokens - tokens;
-        if (full) l->ends[micro++] = i, seqs = tokens = 0;
-        l->dealt[i] = texts[i];
-        seqs++;
-        tokens += more;
+    pthread_mutex_lock(&l->mutex);
+    const int64_t cursor = l->cursor;
+    const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
+    if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
+    l->cursor = l->deal.used; /* nothing more is begun */
+    while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
+    if (epoch != l->deal.epoch) l->window_at = -1;
+    tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
+    if (status == TT_OK) {
+        l->in_step = l->micro = 0;
+        l->cursor = tt__min(step * l->o.batch, l->deal.used);
+        l->failed = l->dealt_anew = false;
+        for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
+        l->base = step * tt__deal_micros(&l->deal, l->o.batch);
+    } else {
+        l->cursor = cursor;
     }
-    l->ends[micro] = n;
+    pthread_cond_broadcast(&l->work);
+    pthread_mutex_unlock(&l->mutex);
+    return status;
 }
 
-/* Gives each text, longest first, to the micro-batch that has fewest tokens and room for one more (Graham,
-   "Bounds on multiprocessing timing anomalies", 1969). Counts the texts of each in l->ends. False: one would
-   have more than max_tokens. */
-static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micros)
+/* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then
+   in random order. A last incomplete step stays the last of its epoch. */
+static void tt__loader_window(tt_loader *l, int64_t window)
 {
-    memset(l->ends, 0, sizeof *l->ends * (size_t)micros);
-    memset(l->filled, 0, sizeof *l->filled * (size_t)micros);
-    for (int i = 0; i < n; i++) {
-        const uint32_t place = l->by_length[i];
-        int to = -1;
-        for (int k = 0; k < micros; k++)
-            if (l->ends[k] < l->deal.max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
-        l->filled[to] += l->tokens[texts[place]].count;
-        if (l->filled[to] > l->max_tokens) return false;
-        l->ends[to]++;
-        l->micro_of[place] = to;
+    int64_t first = window * l->window_steps * l->o.batch;
+    int64_t n = tt__min(l->window_steps * l->o.batch, l->deal.used - first);
+    const tt__step_texts shuffled = {l->tokens, l->deal.order + first};
+    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->deal.order[first + i];
+    if (l->sort) {
+        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->deal.epoch,
+                                      TT__SHUFFLE_STEPS + (uint64_t)window);
+        tt__sort_indices(l->sorted, (size_t)n, tt__place_longer, &shuffled);
+        for (int64_t i = 0; i < n; i++) l->sorted[i] = l->deal.order[first + l->sorted[i]];
+        tt__shuffle(l->step_order, (uint32_t)(n / l->o.batch), key);
+        if (n % l->o.batch) l->step_order[n / l->o.batch] = (uint32_t)(n / l->o.batch);
+    } else {
+        l->step_order[0] = 0;
     }
-    return true;
+    l->window_at = window;
 }
 
-/* Cuts a step of n texts; those of a micro-batch keep their order. */
-static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
+bool tt_loader_next(tt_loader *l, tt_batch *batch)
 {
-    const tt__step_texts step = {l->tokens, texts};
-    int micros = tt__deal_micros(&l->deal, n), from = 0;
-    if (l->deal.groups == 1) {
-        tt__loader_fill(l, texts, n);
-        return;
+    memset(batch, 0, sizeof *batch);
+    l->status = TT_OK;
+    if (l->deal.step >= l->deal.steps) return false;
+    if (l->d->images) return tt__image_next(l, batch);
+    int64_t window = l->deal.step / l->window_steps;
+    if (window != l->window_at) tt__loader_window(l, window);
+
+    int64_t from = (window * l->window_steps + l->step_order[l->deal.step % l->window_steps]) * l->o.batch;
+    int in_step = (int)tt__min(l->o.batch, l->deal.used - from), rows = 0, seqs = 0;
+    const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
+    if (!l->micro) tt__loader_cut_step(l, texts, in_step);
+    for (const int end = l->ends[l->micro++]; l->in_step < end; seqs++, l->in_step++) {
+        const uint32_t text = l->dealt[l->in_step];
+        const tt__tokens *tokens = &l->tokens[text];
+        l->seq_start[seqs] = rows;
+        l->labels[seqs] = l->d->examples[text].label;
+        l->index[seqs] = text;
+        for (int i = 0; i < tokens->count; i++, rows++) {
+            l->ids[rows] = l->wide ? ((const int32_t *)tokens->ids)[i] : ((const uint16_t *)tokens->ids)[i];
+            l->positions[rows] = i;
+        }
     }
-    for (int i = 0; i < n; i++) l->by_length[i] = (uint32_t)i;
-    tt__sort_indices(l->by_length, (size_t)n, tt__place_longer, &step);
-    while (!tt__loader_deal(l, texts, n, micros)) micros = (int)tt__min(n, micros + l->deal.groups);
-    for (int k = 0; k < micros; k++) { /* from now on where the next text of each goes */
-        const int seqs = l->ends[k];
-        l->ends[k] = from;
-        from += seqs;
-    }
-    for (int i = 0; i < n; i++) l->dealt[l->ends[l->micro_of[i]]++] = texts[i];
+    l->seq_start[seqs] = rows;
+    batch->rows = rows;
+    batch->ids = l->ids;
+    batch->positions = l->positions;
+    batch->types = l->types;
+    batch->seq_start = l->seq_start;
+    return tt__loader_give(l, batch, seqs, l->in_step == in_step);
 }

@@ -1,7 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../files/lists.h"
-#include "../text/parts.h"
+#include "../text/types.h"
 
 /* ------------------------------------------------------------------------------------------ token streams */
 

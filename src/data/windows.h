@@ -2,7 +2,7 @@
 #include "../base/base.h"
 #include "../context/params.h"
 #include "../files/lists.h"
-#include "loader.h"
+#include "dealer.h"
 #include "stream.h"
 
 /* ---- windows of a stream */

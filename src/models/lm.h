@@ -7,7 +7,7 @@
 #include "../files/safetensors.h"
 #include "layout.h"
 #include "model.h"
-#include "bert.h"
+#include "checkpoint.h"
 #include "lm_layout.h"
 #include "lm_config.h"
 

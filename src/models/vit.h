@@ -12,8 +12,8 @@
 #include "load.h"
 #include "config.h"
 #include "model.h"
+#include "checkpoint.h"
 #include "classifier.h"
-#include "bert.h"
 
 /* ---------------------------------------------------------------------------------------------------- ViT */
 

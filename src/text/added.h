@@ -2,7 +2,7 @@
 #include "../base/base.h"
 #include "../files/lists.h"
 #include "../files/json.h"
-#include "parts.h"
+#include "types.h"
 #include "lookups.h"
 #include "encoder.h"
 #include "normalize.h"

@@ -2,7 +2,7 @@
 #include "../base/base.h"
 #include "code_points.h"
 #include "../files/utf8.h"
-#include "parts.h"
+#include "types.h"
 
 /* ---- bytes as characters (GPT-2): the printable ones of Latin-1 are themselves, others U+0100 to U+0143 */
 

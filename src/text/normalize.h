@@ -3,7 +3,7 @@
 #include "code_points.h"
 #include "unicode.h"
 #include "../files/utf8.h"
-#include "parts.h"
+#include "types.h"
 #include "lookups.h"
 #include "encoder.h"
 

@@ -3,7 +3,7 @@
 #include "../files/lists.h"
 #include "../files/utf8.h"
 #include "../files/json.h"
-#include "parts.h"
+#include "types.h"
 
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 

@@ -3,7 +3,7 @@
 #include "../files/lists.h"
 #include "../files/utf8.h"
 #include "../files/json.h"
-#include "parts.h"
+#include "types.h"
 #include "lookups.h"
 #include "bpe.h"
 #include "read.h"

@@ -2,7 +2,7 @@
 #include "../base/base.h"
 #include "../files/lists.h"
 #include "../files/json.h"
-#include "parts.h"
+#include "types.h"
 
 /* ---- a tokenizer as a Hugging Face folder holds it */
 

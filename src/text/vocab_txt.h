@@ -1,7 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../files/json.h"
-#include "parts.h"
+#include "types.h"
 #include "vocabulary.h"
 #include "build.h"
 

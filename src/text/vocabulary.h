@@ -2,7 +2,7 @@
 #include "../base/base.h"
 #include "../files/utf8.h"
 #include "../files/json.h"
-#include "parts.h"
+#include "types.h"
 #include "lookups.h"
 #include "read.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../files/utf8.h"
-#include "parts.h"
+#include "types.h"
 #include "lookups.h"
 #include "encoder.h"
 

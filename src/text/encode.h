@@ -2,7 +2,7 @@
 #include "../base/base.h"
 #include "code_points.h"
 #include "../files/utf8.h"
-#include "parts.h"
+#include "types.h"
 #include "lookups.h"
 #include "encoder.h"
 #include "normalize.h"

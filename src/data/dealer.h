@@ -1,0 +1,304 @@
+#pragma once
+#include "../base/base.h"
+#include "../files/lists.h"
+#include "../text/encode.h"
+#include "resize.h"
+#include "dataset.h"
+
+/* ------------------------------------------------------------------------------------------------ loader */
+
+tt_loader_options tt_loader_options_default(void)
+{
+    tt_loader_options o = {16, 1, 512, 0, true, 50, false, 1, {0, 1, 1, false, false, 0, false}};
+    return o;
+}
+
+/* b of tt__stream_key, of a loader; with a = epoch. b = 1 + window for the steps */
+enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* a of tt__stream_key, of tt_dataset_split; with b = examples */
+#define TT__LOADER_THREADS 64
+
+/* ---- the deal: which examples a step has, and into how many micro-batches they are cut; they are texts,
+   images, or windows of tokens */
+
+typedef struct tt__dealer {
+    const char *of;                /* whose it is, in messages */
+    int batch, max_seqs;           /* examples of a step; the most of a micro-batch */
+    int groups, data;              /* that each step is dealt out to; data ranks */
+    bool shuffle, accumulates;     /* may a step have more micro-batches than there are data ranks? */
+    int64_t count, used, steps;    /* examples; those of an epoch, and its steps */
+    int64_t epoch, step;           /* of the next micro-batch */
+    uint32_t *order;               /* (count) this epoch's */
+} tt__dealer;
+
+static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
+
+/* Adds what is wrong with these options; false: something is. */
+static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
+{
+    const int groups = tt__deal_groups(p), data = p->data;
+    const size_t before = all->length;
+    if (batch < 1 || accumulate < 1 || accumulate > batch)
+        tt__print(all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", batch,
+                  accumulate);
+    else if (groups < 1 || data < 0 || (data && groups % data))
+        tt__print(all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
+                  "after tt_check_options", p->groups, data);
+    else if (groups > batch / accumulate)
+        tt__print(all, "; a step of batch = %d has fewer sequences than micro-batches, accumulate = %d for "
+                  "each of %d groups: set batch to %lld at least", batch, accumulate, groups,
+                  (long long)groups * accumulate);
+    return all->length == before;
+}
+
+/* Into how many micro-batches n examples are cut, if tokens leave it at that: equally many for each group, as
+   far as there are examples. */
+static int tt__deal_micros(const tt__dealer *d, int64_t n)
+{
+    return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
+}
+
+/* Begins to deal so many examples, before the first epoch. */
+static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
+                           const tt_parallel *p)
+{
+    d->batch = batch;
+    d->groups = tt__deal_groups(p);
+    d->data = (int)tt__max(1, p->data);
+    d->max_seqs = (int)tt__min(tt__ceil_div(batch, accumulate * d->groups), count);
+    d->count = d->used = count;
+    d->steps = tt__ceil_div(count, batch);
+    d->accumulates = tt__deal_micros(d, tt__min(batch, count)) > d->data;
+    d->epoch = -1;
+    return (d->order = (uint32_t *)tt__alloc(ctx, sizeof *d->order * (size_t)count)) != NULL;
+}
+
+/* Goes to a step, whose epoch's order depends on (seed, epoch) alone. After an error it stays where it is. */
+static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
+{
+    if (epoch < 0 || step < 0 || step > d->steps)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "%s: no step %lld of epoch %lld; an epoch has steps 0 to %lld",
+                        d->of, (long long)step, (long long)epoch, (long long)d->steps - 1);
+    const uint32_t n = epoch != d->epoch ? (uint32_t)d->count : 0;
+    for (uint32_t k = 0; k < n && !d->shuffle; k++) d->order[k] = k;
+    if (n && d->shuffle)
+        tt__shuffle(d->order, n, tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
+                                                TT__SHUFFLE_TEXTS));
+    d->epoch = epoch;
+    d->step = step;
+    return TT_OK;
+}
+
+/* ids: uint16_t, or int32_t for a large vocabulary */
+typedef struct tt__tokens { const void *ids; int count; } tt__tokens;
+
+typedef struct tt__loader_thread {
+    struct tt_loader *loader;
+    pthread_t handle;
+    tt__resampler resampler;
+} tt__loader_thread;
+
+typedef struct tt__ring_slot {     /* of a micro-batch of images */
+    uint8_t *pixels;
+    int done;                      /* images that are made, or failed */
+    int failed;                    /* the first that failed; max_seqs: none */
+    bool left_out;                 /* it is for another process, and has no pixels */
+    tt_status status;              /* of that */
+    char why[256];
+} tt__ring_slot;
+
+struct tt_loader {
+    tt_context *ctx;
+    const tt_dataset *d;           /* `images` says which of the two there is */
+    tt_loader_options o;
+    tt__dealer deal;
+    int max_tokens, in_step;       /* examples of the step that were handed out */
+    tt_status status;              /* of the last tt_loader_next */
+    int32_t *labels;
+    int64_t *index;
+    tt_source source;
+    pthread_mutex_t mutex;         /* guards `failed`, of images what is said below, and, while texts are
+                                      tokenized, chunks, longest and cut */
+    bool failed;
+
+    /* Texts, which are tokenized when the loader is made. */
+    const tt_tokenizer *k;
+    bool wide;                     /* ids need more than 16 bits */
+    bool sort;                     /* windows are sorted, and their steps shuffled */
+    tt__tokens *tokens;            /* (count) */
+    tt__chunk *chunks;             /* where their ids are kept */
+    int32_t *scratch;              /* (the context's threads, max_length) while texts are tokenized */
+    int longest;                   /* tokens of a text before it is cut */
+    int64_t cut;                   /* texts */
+    int64_t empty;                 /* the first text without a token; -1: none */
+    /* the window that `sorted` and `step_order` hold; steps of every window */
+    int64_t window_at, window_steps;
+    uint32_t *sorted, *step_order;
+    int micro;                     /* micro-batches of the step that were handed out */
+    /* The texts of the step at hand by micro-batch, and where each of these ends there. While they are dealt
+       out: their places in the step, longest first, the micro-batch of each place, the tokens of each micro-
+       batch. All are (batch). */
+    uint32_t *dealt, *by_length;
+    int *ends, *micro_of, *filled;
+    int32_t *ids, *positions, *types, *seq_start;
+
+    /* Images, made anew in each epoch: micro-batches `base` to `base` + slots - 1 ahead of the trainer, which
+       reads `base`. The mutex guards stop, cursor, a slot but its pixels, base and busy, and the dealer's
+       order, which changes when no thread is busy. */
+    tt_image_options image;
+    size_t image_bytes;            /* of a result */
+    pthread_cond_t work, ready;
+    bool stop;
+    int64_t cursor;                /* in the order: the next image to make */
+    tt__loader_thread threads[TT__LOADER_THREADS];
+    int started;
+    int slots;
+    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
+    int deal_data, deal_first, deal_end; /* data ranks, and which of them want their images ... */
+    bool deal_by_step, dealt_anew; /* ... which are dealt out so; not to the images that there are */
+    int64_t base;
+    int busy;                      /* threads that make an image */
+    double waited;
+};
+
+#define TT__TEXTS_AT_ONCE 64 /* of a task */
+
+/* Tokenizes some texts. */
+static void tt__loader_task(void *arg, int64_t task, int thread)
+{
+    tt_loader *l = (tt_loader *)arg;
+    int32_t *from = l->scratch + (size_t)thread * (size_t)l->o.max_length;
+    int64_t first = task * TT__TEXTS_AT_ONCE, end = tt__min(l->d->count, first + TT__TEXTS_AT_ONCE);
+    for (int64_t text = first; text < end; text++) {
+        const tt__example *e = &l->d->examples[text];
+        int whole = tt__tokenize(l->k, e->text, e->bytes, from, l->o.max_length, true);
+        int n = (int)tt__min(whole, l->o.max_length);
+        pthread_mutex_lock(&l->mutex);
+        void *ids = n < 0 ? NULL : tt__chunks_take(l->ctx, &l->chunks, (size_t)n * (l->wide ? 4 : 2));
+        l->failed |= !ids;
+        if (n == 0 && (l->empty < 0 || text < l->empty)) l->empty = text;
+        l->longest = (int)tt__max(l->longest, whole);
+        l->cut += whole > n;
+        pthread_mutex_unlock(&l->mutex);
+        if (!ids) return;
+        if (l->wide) memcpy(ids, from, (size_t)n * 4);
+        else for (int i = 0; i < n; i++) ((uint16_t *)ids)[i] = (uint16_t)from[i];
+        l->tokens[text].ids = ids;
+        l->tokens[text].count = n;
+    }
+}
+
+/* Places of texts in an order: texts[place], or where `texts` is NULL, the place itself. */
+typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
+
+/* Texts of the same length keep their order, which the shuffle gave them: many are cut to the same length,
+   and a table often lists class after class, so that the table's order would fill whole steps with one class.
+   */
+static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
+{
+    const tt__step_texts *s = (const tt__step_texts *)arg;
+    const int x = s->tokens[s->texts ? s->texts[a] : a].count;
+    const int y = s->tokens[s->texts ? s->texts[b] : b].count;
+    return x != y ? x > y : a < b;
+}
+
+/* Tokenizes all texts, and sets what their lengths decide. */
+static bool tt__loader_tokenize(tt_loader *l)
+{
+    tt_context *ctx = l->ctx;
+    size_t count = (size_t)l->d->count, scratch;
+    if (!tt__mul_size((size_t)l->o.max_length, (size_t)ctx->cpu.pool->threads * sizeof *l->scratch, &scratch))
+        scratch = SIZE_MAX;
+    if (!(l->tokens = (tt__tokens *)tt__calloc(ctx, count * sizeof *l->tokens)) ||
+        !(l->scratch = (int32_t *)tt__alloc(ctx, scratch)))
+        return false;
+    tt__parallel(ctx->cpu.pool, tt__ceil_div(l->d->count, TT__TEXTS_AT_ONCE), tt__loader_task, l);
+    tt__free(ctx, l->scratch);
+    l->scratch = NULL;
+    if (l->failed)
+        return tt__fail(ctx, TT_ERR_MEMORY, "loader: out of memory for the tokens of %d texts", l->d->count),
+            false;
+    if (l->empty >= 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
+                        (long long)l->empty), false;
+
+    /* A micro-batch needs no more than the longest texts do; nor does a step. */
+    int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
+    const tt__step_texts all = {l->tokens, NULL};
+    const int64_t most = tt__min(l->o.batch, l->d->count);
+    for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
+    tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
+    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two tokens at least */
+    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, most); i++) micro += l->tokens[l->deal.order[i]].count;
+    l->max_tokens = (int)tt__min(room, micro);
+    l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, most) > l->deal.data;
+    return true;
+}
+
+/* Gives a batch what texts and images share, and goes on to the next step behind the last batch of one. */
+static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_of_step)
+{
+    batch->seqs = seqs;
+    batch->labels = l->labels;
+    batch->index = l->index;
+    batch->last_of_step = last_of_step;
+    if (last_of_step) l->deal.step++, l->in_step = l->micro = 0;
+    return true;
+}
+
+/* ---- the micro-batches of a step of texts: l->dealt and l->ends */
+
+/* One group: each micro-batch takes texts in their order until it is full. */
+static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
+{
+    int micro = 0, seqs = 0, tokens = 0;
+    for (int i = 0; i < n; i++) {
+        const int more = l->tokens[texts[i]].count;
+        const bool full = seqs == l->deal.max_seqs || more > l->max_tokens - tokens;
+        if (full) l->ends[micro++] = i, seqs = tokens = 0;
+        l->dealt[i] = texts[i];
+        seqs++;
+        tokens += more;
+    }
+    l->ends[micro] = n;
+}
+
+/* Gives each text, longest first, to the micro-batch that has fewest tokens and room for one more (Graham,
+   "Bounds on multiprocessing timing anomalies", 1969). Counts the texts of each in l->ends. False: one would
+   have more than max_tokens. */
+static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micros)
+{
+    memset(l->ends, 0, sizeof *l->ends * (size_t)micros);
+    memset(l->filled, 0, sizeof *l->filled * (size_t)micros);
+    for (int i = 0; i < n; i++) {
+        const uint32_t place = l->by_length[i];
+        int to = -1;
+        for (int k = 0; k < micros; k++)
+            if (l->ends[k] < l->deal.max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
+        l->filled[to] += l->tokens[texts[place]].count;
+        if (l->filled[to] > l->max_tokens) return false;
+        l->ends[to]++;
+        l->micro_of[place] = to;
+    }
+    return true;
+}
+
+/* Cuts a step of n texts; those of a micro-batch keep their order. */
+static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
+{
+    const tt__step_texts step = {l->tokens, texts};
+    int micros = tt__deal_micros(&l->deal, n), from = 0;
+    if (l->deal.groups == 1) {
+        tt__loader_fill(l, texts, n);
+        return;
+    }
+    for (int i = 0; i < n; i++) l->by_length[i] = (uint32_t)i;
+    tt__sort_indices(l->by_length, (size_t)n, tt__place_longer, &step);
+    while (!tt__loader_deal(l, texts, n, micros)) micros = (int)tt__min(n, micros + l->deal.groups);
+    for (int k = 0; k < micros; k++) { /* from now on where the next text of each goes */
+        const int seqs = l->ends[k];
+        l->ends[k] = from;
+        from += seqs;
+    }
+    for (int i = 0; i < n; i++) l->dealt[l->ends[l->micro_of[i]]++] = texts[i];
+}
