@@ -110,6 +110,7 @@ $(EXAMPLES): $(B)/%: $(B)/%.o $(B)/tinytrain.o $(KERNELS)
 VERSION = $(shell sed -n 's/^\#define TT_VERSION "\(.*\)"/\1/p' tinytrain.h)
 CONFIGS := tinytrain-config.cmake tinytrain-config-version.cmake
 install:
+	@! $(PYTHON) -c '' 2> /dev/null || $(PYTHON) tools/join.py --check
 	install -d $(addprefix '$(DESTDIR)$(PREFIX)'/,include share/pkgconfig share/cmake/tinytrain)
 	install -m 644 tinytrain.h tinytrain_cuda.cu '$(DESTDIR)$(PREFIX)/include/'
 	for f in $(CONFIGS); do \

@@ -25,6 +25,30 @@ static struct {
 
 typedef struct text_model { tt_bert m; tt_tokenizer *k; } text_model;
 
+static tt_tokenizer *open_tokenizer(tt_context *ctx);
+static void make_model(tt_context *ctx, tt_bert *m, int tokens, tt_dataset *d, tt_dataset *held);
+static classifier classifier_of(text_model *x);
+static void test(void);
+static void unload(tt_context *ctx, text_model *x);
+
+static int train(void)
+{
+    tt_context *ctx = begin_training(&opt.run, true);
+    text_model x;
+    x.k = open_tokenizer(ctx);
+    tt_dataset *held, *d = read_training(ctx, &opt.run, &opt.table, &held);
+    make_model(ctx, &x.m, tt_tokenizer_size(x.k), d, held);
+    const classifier c = classifier_of(&x);
+    /* What is wrong with the test shows now. */
+    tt_dataset *later = opt.run.plan ? NULL : read_test(ctx, &opt.run, &opt.table, c.names, c.model.classes);
+    if (later && !tt_dataset_count(later)) printf("note: '%s' has no rows to test on\n", opt.run.data);
+    const int result = train_classifier(ctx, &c, d, held);
+    tt_dataset_free(later), tt_dataset_free(d), tt_dataset_free(held), unload(ctx, &x);
+    if (opt.run.finished && !result) test();
+    return result;
+}
+
+/* ----------------------------------------------------------------------------------- tokenizer and loader */
 static tt_tokenizer *open_tokenizer(tt_context *ctx) /* of --model, or of the sample data */
 {
     char *sample = opt.run.model ? NULL : sample_data("vocab.txt");
@@ -88,7 +112,7 @@ static classifier classifier_of(text_model *x)
     return c;
 }
 
-/* ------------------------------------------------------------------------------- training and prediction */
+/* --------------------------------------------------------------------------------- testing and prediction */
 static tt_context *load(text_model *x) /* what was trained, as a user would: in a context of its own */
 {
     tt_context *ctx = open_training(&opt.run);
@@ -111,23 +135,6 @@ static void test(void)
     if (tt_dataset_count(d)) test_classifier(ctx, &c, d);
     printf("saved: %s\n", opt.run.out);
     tt_dataset_free(d), unload(ctx, &x);
-}
-
-static int train(void)
-{
-    tt_context *ctx = begin_training(&opt.run, true);
-    text_model x;
-    x.k = open_tokenizer(ctx);
-    tt_dataset *held, *d = read_training(ctx, &opt.run, &opt.table, &held);
-    make_model(ctx, &x.m, tt_tokenizer_size(x.k), d, held);
-    const classifier c = classifier_of(&x);
-    /* What is wrong with the test shows now. */
-    tt_dataset *later = opt.run.plan ? NULL : read_test(ctx, &opt.run, &opt.table, c.names, c.model.classes);
-    if (later && !tt_dataset_count(later)) printf("note: '%s' has no rows to test on\n", opt.run.data);
-    const int result = train_classifier(ctx, &c, d, held);
-    tt_dataset_free(later), tt_dataset_free(d), tt_dataset_free(held), unload(ctx, &x);
-    if (opt.run.finished && !result) test();
-    return result;
 }
 
 static int predict(void)

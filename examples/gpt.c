@@ -24,6 +24,54 @@ static struct {
     bool across;
 } opt = {.run = {CLI_TRAINING_DEFAULT, .schedule = "cosine"}, .lm = LM_DEFAULT, .held = 0.05};
 
+/* ----------------------------------------------------------------------------------------------- training */
+typedef struct trained { const tt_lm *m; const tt_tokenizer *k; } trained;
+static tt_token_stream *read_data(tt_context *ctx, const tt_tokenizer *k, const tt_lm *m);
+static tt_status keep(void *user);
+static void continue_text(const char *folder, const char *adapter, const char *text);
+
+static int train(void)
+{
+    tt_context *ctx = begin_training(&opt.run, !opt.lm.lora && !opt.lm.adapter);
+    tt_lm m;
+    make_model(ctx, &m, &opt.lm, &opt.run);
+    tt_tokenizer *k = open_tokenizer(ctx, opt.run.model, &m);
+    tt_token_stream *s = read_data(ctx, k, &m), *held = NULL;
+    const int64_t count = tt_token_stream_count(s), apart = (int64_t)(opt.held * (double)count);
+    if (count - apart < 2)
+        die("--held-out %g leaves %lld of %lld tokens to train on: it is the share to validate on, as 0.05",
+            opt.held, (long long)(count - apart), (long long)count);
+    if (apart > 1) held = (tt_token_stream *)made(ctx, tt_token_stream_split(s, apart));
+    tt_token_loader *l = windows_of(ctx, s, &opt.lm, &opt.run, opt.across, true), *validation = NULL;
+    if (held) validation = windows_of(ctx, held, &opt.lm, &opt.run, opt.across, false);
+    const tt_source *source = tt_token_loader_source(l), *other = tt_token_loader_source(validation);
+    const tt_model model = tt_lm_model(&m);
+    tt_trainer *t = make_trainer(ctx, &opt.run, &model, source, other, opt.run.epochs);
+    printf("%lld tokens to train on, %lld for validation; ", (long long)tt_token_stream_count(s),
+           (long long)(held ? apart : 0));
+    printf("%s of %.1f million parameters, %d threads, %s\n", opt.run.model ? opt.run.model : opt.lm.kind,
+           1e-6 * (double)tt_program_plan(tt_trainer_program(t)).params, tt_threads(ctx), tt_isa(ctx));
+    trained x = {&m, k};
+    const int result = fit(ctx, t, source, other, &opt.run, keep, &x);
+    if (opt.run.finished && !result && held) { /* bits per byte compare models with other tokenizers */
+        const double bytes = (double)tt_token_stream_bytes(held);
+        tt_stats of;
+        must(ctx, tt_evaluate(t, other, &of));
+        printf("last epoch: perplexity %.3f", exp(of.loss));
+        if (bytes > 0) printf(", %.3f bits per byte", of.loss / log(2) * of.targets / bytes);
+        printf(" on %.0f held-out tokens\n", of.targets);
+    }
+    const bool alone = tt_processes(ctx) == 1, adapts = opt.lm.lora || opt.lm.adapter;
+    tt_trainer_free(t), tt_token_loader_free(l), tt_token_loader_free(validation);
+    tt_token_stream_free(held), tt_token_stream_free(s), tt_lm_free(&m), tt_tokenizer_free(k), tt_close(ctx);
+    if (!opt.run.finished || result) return result;
+    printf("saved: %s\n\n", opt.run.out);
+    if (alone) /* a text is continued by one process */
+        continue_text(adapts ? opt.run.model : opt.run.out, adapts ? opt.run.out : NULL,
+                      opt.run.model ? "" : "It is a truth ");
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------------------- continuation */
 static bool show_text(void *user, const char *text, size_t bytes)
 {
@@ -76,7 +124,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     tt_generator_free(g), tt_lm_free(&m), tt_tokenizer_free(k), tt_close(ctx);
 }
 
-/* ----------------------------------------------------------------------------------------------- training */
+/* --------------------------------------------------------------------------------------- data and folders */
 static tt_token_stream *read_data(tt_context *ctx, const tt_tokenizer *k, const tt_lm *m)
 {
     const char *ending = strrchr(opt.run.data, '.');
@@ -91,67 +139,12 @@ static tt_token_stream *read_data(tt_context *ctx, const tt_tokenizer *k, const 
     return (tt_token_stream *)made(ctx, tt_token_stream_open(ctx, opt.run.data, 0, o.vocab, o.end));
 }
 
-static tt_token_loader *loader_of(tt_context *ctx, const tt_token_stream *s, bool train)
-{
-    tt_token_loader_options o = tt_token_loader_options_default();
-    o.batch = opt.run.batch;
-    o.accumulate = opt.run.accumulate;
-    o.length = opt.lm.length;
-    o.across = opt.across;
-    o.shuffle = train;
-    o.parallel = opt.run.parallel;
-    return (tt_token_loader *)made(ctx, tt_token_loader_new(ctx, s, &o));
-}
-
-typedef struct trained { const tt_lm *m; const tt_tokenizer *k; } trained;
-
 static tt_status keep(void *user) /* as transformers and --generate load it */
 {
     const trained *x = (const trained *)user;
     if (x->m->n_lora) return tt_lm_lora_save(x->m, opt.run.out);
     const tt_status status = tt_lm_save(x->m, opt.run.out);
     return status == TT_OK && x->k ? tt_tokenizer_save(x->k, opt.run.out) : status;
-}
-
-static int train(void)
-{
-    tt_context *ctx = begin_training(&opt.run, !opt.lm.lora && !opt.lm.adapter);
-    tt_lm m;
-    make_model(ctx, &m, &opt.lm, &opt.run);
-    tt_tokenizer *k = open_tokenizer(ctx, opt.run.model, &m);
-    tt_token_stream *s = read_data(ctx, k, &m), *held = NULL;
-    const int64_t count = tt_token_stream_count(s), apart = (int64_t)(opt.held * (double)count);
-    if (count - apart < 2)
-        die("--held-out %g leaves %lld of %lld tokens to train on: it is the share to validate on, as 0.05",
-            opt.held, (long long)(count - apart), (long long)count);
-    if (apart > 1) held = (tt_token_stream *)made(ctx, tt_token_stream_split(s, apart));
-    tt_token_loader *l = loader_of(ctx, s, true), *validation = held ? loader_of(ctx, held, false) : NULL;
-    const tt_source *source = tt_token_loader_source(l), *other = tt_token_loader_source(validation);
-    const tt_model model = tt_lm_model(&m);
-    tt_trainer *t = make_trainer(ctx, &opt.run, &model, source, other, opt.run.epochs);
-    printf("%lld tokens to train on, %lld for validation; ", (long long)tt_token_stream_count(s),
-           (long long)(held ? apart : 0));
-    printf("%s of %.1f million parameters, %d threads, %s\n", opt.run.model ? opt.run.model : opt.lm.kind,
-           1e-6 * (double)tt_program_plan(tt_trainer_program(t)).params, tt_threads(ctx), tt_isa(ctx));
-    trained x = {&m, k};
-    const int result = fit(ctx, t, source, other, &opt.run, keep, &x);
-    if (opt.run.finished && !result && held) { /* bits per byte compare models with other tokenizers */
-        const double bytes = (double)tt_token_stream_bytes(held);
-        tt_stats of;
-        must(ctx, tt_evaluate(t, other, &of));
-        printf("last epoch: perplexity %.3f", exp(of.loss));
-        if (bytes > 0) printf(", %.3f bits per byte", of.loss / log(2) * of.targets / bytes);
-        printf(" on %.0f held-out tokens\n", of.targets);
-    }
-    const bool alone = tt_processes(ctx) == 1, adapts = opt.lm.lora || opt.lm.adapter;
-    tt_trainer_free(t), tt_token_loader_free(l), tt_token_loader_free(validation);
-    tt_token_stream_free(held), tt_token_stream_free(s), tt_lm_free(&m), tt_tokenizer_free(k), tt_close(ctx);
-    if (!opt.run.finished || result) return result;
-    printf("saved: %s\n\n", opt.run.out);
-    if (alone) /* a text is continued by one process */
-        continue_text(adapts ? opt.run.model : opt.run.out, adapts ? opt.run.out : NULL,
-                      opt.run.model ? "" : "It is a truth ");
-    return 0;
 }
 
 /* ------------------------------------------------------------------------------------------- command line */

@@ -51,10 +51,6 @@ static inline void check_lm(cli_lm *lm, const cli_training *run, bool generates)
     if (generates && (run->data || run->resume))
         die("--generate trains nothing: leave out --data and --resume");
     if (lm->hidden % lm->heads) die("--hidden %d is not a multiple of --heads %d", lm->hidden, lm->heads);
-    const bool turns = strcmp(lm->kind, "gpt2") != 0 && strcmp(lm->kind, "gpt_neox") != 0;
-    if (!run->model && turns && lm->hidden / lm->heads % 2)
-        die("--hidden %d and --heads %d make heads of %d columns: --kind %s turns them in pairs, so choose "
-            "an even number", lm->hidden, lm->heads, lm->hidden / lm->heads, lm->kind);
     if (!(lm->top_p > 0)) die("--top-p %g: expected a number above 0, up to 1 (all tokens)", lm->top_p);
     if (!(lm->penalty > 0)) die("--penalty %g: expected a number above 0 (1: none)", lm->penalty);
     if ((lm->lora || lm->adapter) && !run->model) die("--lora and --adapter adapt a --model: name one");
@@ -114,6 +110,19 @@ static inline tt_sampling sampling_of(const cli_lm *lm, int seed)
     s.repetition_penalty = (float)lm->penalty;
     s.seed = (uint64_t)seed;
     return s;
+}
+
+static inline tt_token_loader *windows_of(tt_context *ctx, const tt_token_stream *s, const cli_lm *lm,
+                                          const cli_training *run, bool across, bool train)
+{
+    tt_token_loader_options o = tt_token_loader_options_default();
+    o.batch = run->batch;
+    o.accumulate = run->accumulate;
+    o.length = lm->length;
+    o.across = across;
+    o.shuffle = train;
+    o.parallel = run->parallel;
+    return (tt_token_loader *)made(ctx, tt_token_loader_new(ctx, s, &o));
 }
 
 #endif

@@ -28,6 +28,27 @@ static struct {
     bool augment, skip_unreadable;
 } opt = {.run = {CLI_CLASSIFIER_DEFAULT, .schedule = "cosine"}};
 
+static void make_model(tt_context *ctx, tt_vit *m, tt_dataset *d, tt_dataset *held);
+static classifier classifier_of(tt_vit *m);
+static void test(void);
+static void check_before(const tt_dataset *d, const classifier *c);
+
+static int train(void)
+{
+    tt_context *ctx = begin_training(&opt.run, true);
+    images x;
+    tt_vit m;
+    read_images(ctx, &opt.run, &x, "train", opt.skip_unreadable);
+    tt_dataset *held = hold_out(ctx, &opt.run, &x.d, NULL, "images");
+    make_model(ctx, &m, x.d, held);
+    const classifier c = classifier_of(&m);
+    check_before(x.d, &c);
+    const int result = train_classifier(ctx, &c, x.d, held);
+    tt_vit_free(&m), tt_dataset_free(held), free_images(&x), tt_close(ctx);
+    if (opt.run.finished && !result) test();
+    return result;
+}
+
 /* -------------------------------------------------------------------------------------------------- model */
 /* The start of training: a checkpoint, or random weights. */
 static void make_model(tt_context *ctx, tt_vit *m, tt_dataset *d, tt_dataset *held)
@@ -75,7 +96,7 @@ static classifier classifier_of(tt_vit *m)
     return c;
 }
 
-/* ------------------------------------------------------------------------------- training and prediction */
+/* --------------------------------------------------------------------------------- testing and prediction */
 /* Tests the best epoch's model as a user would: from its folder, in a context of its own. */
 static void test(void)
 {
@@ -110,22 +131,6 @@ static void check_before(const tt_dataset *d, const classifier *c)
         tt_vit_free(&saved);
     }
     tt_close(ctx);
-}
-
-static int train(void)
-{
-    tt_context *ctx = begin_training(&opt.run, true);
-    images x;
-    tt_vit m;
-    read_images(ctx, &opt.run, &x, "train", opt.skip_unreadable);
-    tt_dataset *held = hold_out(ctx, &opt.run, &x.d, NULL, "images");
-    make_model(ctx, &m, x.d, held);
-    const classifier c = classifier_of(&m);
-    check_before(x.d, &c);
-    const int result = train_classifier(ctx, &c, x.d, held);
-    tt_vit_free(&m), tt_dataset_free(held), free_images(&x), tt_close(ctx);
-    if (opt.run.finished && !result) test();
-    return result;
 }
 
 static int predict(void)
