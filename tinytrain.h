@@ -20225,6 +20225,7 @@ static bool tt__copy_into(tt_tape *to, const tt_tape *t)
     to->values = arrays.values;
     to->code = arrays.code;
     to->axes = arrays.axes;
+    to->lists = arrays.lists; /* no pass changes them */
     to->cap_values = arrays.cap_values;
     to->cap_code = arrays.cap_code;
     to->cap_axes = arrays.cap_axes;

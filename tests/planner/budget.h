@@ -808,3 +808,36 @@ TEST(choices_count_micro_batches)
     TEST_CLOSE(ctx, &a);
     test_estimates = 400000;
 }
+
+/* Estimates share the lists of block-sparse attention with the tape that they are of. */
+TEST(budgets_of_block_sparse_attention)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_bert m;
+    tt_bert_config c = tt_bert_config_default(TT_BIG_BIRD);
+    tt_train_options o = tt_train_options_default();
+    c.vocab_size = 100;
+    c.hidden_size = 16;
+    c.heads = 2;
+    c.intermediate_size = 32;
+    c.layers = 2;
+    o.schedule.kind = TT_CONSTANT;
+    o.compile.device = "cuda";
+    o.max_tokens = 4096;
+    o.max_seqs = 1;
+    o.compile.recompute = "none";
+    REQUIRE(tt_bert_new(ctx, &m, &c) == TT_OK);
+    const tt_model model = tt_bert_classifier(&m);
+    for (int k = 0; k < 2; k++) {
+        tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+        REQUIRE(t != NULL);
+        const tt_plan plan = tt_program_plan(tt_trainer_program(t));
+        CHECK(k == 0 || plan.bytes <= o.compile.memory_budget);
+        o.compile.recompute = o.compile.offload = "budget";
+        o.compile.memory_budget = plan.bytes - plan.bytes / 100;
+        tt_trainer_free(t);
+    }
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
