@@ -1970,7 +1970,7 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 #define TT__F64 TT_DTYPE_COUNT
 #define TT__E4M3 ((tt_dtype)(TT_DTYPE_COUNT + 1))
 #define TT__E5M2 ((tt_dtype)(TT_DTYPE_COUNT + 2))
-static inline bool tt__is_fp8(tt_dtype dtype) { return dtype == TT__E4M3 || dtype == TT__E5M2; }
+static inline bool tt__is_fp8(tt_dtype dtype) { return dtype > TT__F64; }
 
 /* Every dtype, in the order of the enum: X(dtype, name, bytes, is a float that kernels compute on, and then
    its names in safetensors and config.json). */
@@ -28033,7 +28033,7 @@ static inline size_t tt__ascii_letters(const char *text)
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
-    const bool letters = (bits['a'] & mask) == value; /* all of ASCII have the same */
+    const bool letters = (bits[0x61] & mask) == value; /* of a, as of all letters of ASCII */
     for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;

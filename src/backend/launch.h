@@ -9,7 +9,7 @@
 #define TT__F64 TT_DTYPE_COUNT
 #define TT__E4M3 ((tt_dtype)(TT_DTYPE_COUNT + 1))
 #define TT__E5M2 ((tt_dtype)(TT_DTYPE_COUNT + 2))
-static inline bool tt__is_fp8(tt_dtype dtype) { return dtype == TT__E4M3 || dtype == TT__E5M2; }
+static inline bool tt__is_fp8(tt_dtype dtype) { return dtype > TT__F64; }
 
 /* Every dtype, in the order of the enum: X(dtype, name, bytes, is a float that kernels compute on, and then
    its names in safetensors and config.json). */

@@ -42,7 +42,7 @@ static inline size_t tt__ascii_letters(const char *text)
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
-    const bool letters = (bits['a'] & mask) == value; /* all of ASCII have the same */
+    const bool letters = (bits[0x61] & mask) == value; /* of a, as of all letters of ASCII */
     for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
