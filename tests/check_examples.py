@@ -901,7 +901,7 @@ def language_models(folder):
     refused(GPT, "--generate=x", "--out", path("none"), saying="holds no trained model")
     refused(GPT, "--hidden=10", "--heads=4", saying="--hidden 10 is not a multiple of --heads 4")
     refused(GPT, "--top-p=0", saying="--top-p 0: expected a number above 0")
-    refused(GPT, "--hidden=6", "--heads=2", saying="heads of 3 columns")
+    refused(GPT, "--hidden=6", "--heads=2", saying="3 columns of heads of 3 cannot turn")
     refused(GPT, "--held-out=1", "--out", path("held"), saying="leaves 0 of 684769 tokens")
     refused(GPT, "--kind=gpt3", saying="--kind is gpt2, llama")
     for shape in "--kind=llama", "--layers=1", "--hidden=16", "--heads=2":
