@@ -119,14 +119,14 @@ static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, dou
 {
     const bool sums = i->op == TT__OP_LINEAR_DW; /* over rows: dw (out, in) = dy^T x */
     const tt__shape *a = &t->values[i->in[0]].shape, *b = &t->values[i->in[1]].shape;
-    const bool alike = a->dtype == b->dtype;
+    const bool fp8 = tt__reads_fp8(t, i), alike = fp8 || a->dtype == b->dtype;
     const double m = (double)a->rows, flops = 2 * m * (double)a->cols * (double)(sums ? b->cols : i->op ==
         TT__OP_LINEAR ? b->rows : b->cols);
     const int32_t to = i->out[0];
     if (joined) bytes -= bytes_of(t, i->in[tt__shared_role(i)]);
     if (to)
         add(&costs[alike ? PRODUCTS : ANY_PRODUCTS], !joined, bytes, flops,
-            i->attr.fp8 ? 1300e12 : alike ? 650e12 : 10e12, 0, 4.3);
+            fp8 ? 1300e12 : alike ? 650e12 : 10e12, 0, 4.3);
     if (sums && i->out[1]) /* a pass over dy, and one over its parts */
         add(&costs[BIASES], to ? 1 : 2, bytes_of(t, i->in[0]), 0, 1, 0, 4.3);
     if (sums || i->attr.act == TT__ACT_NONE || i->attr.act == TT__ACT_GELU_TANH) return;
@@ -352,8 +352,9 @@ static void print_model(tt_context *ctx, const char *name, const tt_model *m, in
     int products = 0, fp8 = 0;
     const tt_tape *t = tt_trainer_program(r)->built.t;
     for (int k = 0; k < t->n_code; k++) {
-        products += tt__is(&t->code[k], TT__PRODUCT);
-        fp8 += t->code[k].attr.fp8;
+        const bool product = tt__is(&t->code[k], TT__PRODUCT);
+        products += product;
+        fp8 += product && tt__reads_fp8(t, &t->code[k]);
     }
     printf("\n| %s, %s%s | launches | GB | TFLOP | ms |\n", name, precision,
            strcmp(matmul, "fp8") ? "" : ", fp8");
