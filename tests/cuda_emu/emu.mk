@@ -109,7 +109,7 @@ $(EMU)/%.log: $(EMU)/% FORCE
 	@sh tests/run.sh run $@ env TINYTRAIN_DEVICE=cuda EMU_KERNELS=$<.kernels $(RUN) $< \
 	    $(call patterns,$(or $(T),$(CUDA_T_$(name))))
 $(EMU)/all_kernels.log: $(EMU_RAN:%=%.log) FORCE
-	@$(call checked,$(PYTHON) tests/cuda_emu/kernels.py tinytrain_cuda.cu $(EMU_RAN:%=%.kernels))
+	@$(call checked,tests/cuda_emu/kernels.py tinytrain_cuda.cu $(EMU_RAN:%=%.kernels))
 $(EMU).log: FORCE
 	@sh tests/run.sh skip $@ '$(CXX) is not there'
 
