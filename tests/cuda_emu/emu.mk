@@ -43,8 +43,10 @@ endif
 
 # ---- compilers' options. The runtime is never compiled with -fsanitize=thread: in the trace build it is what
 # that option calls.
-# subobject-linkage: #line makes a header of what is the main file, whose structs may have unnamed namespaces'.
-EMU_STRICT        := -std=c++17 -g1 -Wall -Wextra -Wpedantic -Werror -Wno-subobject-linkage
+# subobject-linkage, a warning of g++: #line makes a header of the main file, whose structs may have members
+# of unnamed namespaces.
+EMU_STRICT        := -std=c++17 -g1 -Wall -Wextra -Wpedantic -Werror \
+                     $(if $(findstring clang,$(CXX)),,-Wno-subobject-linkage)
 # Without what takes most of the compiler's time and whose mistakes AddressSanitizer sees when memory is used.
 EMU_SANITIZE      := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
                      -fno-sanitize=null,object-size,pointer-overflow,vptr
