@@ -338,8 +338,9 @@ typedef struct tt_context_options {
 
 tt_context_options tt_context_options_default(void);
 
-/* NULL options: defaults. NULL result, the logger is told why: no memory, threads, or such an isa or bf16; of
-   several processes, another version, isa, bf16 or seed than the others, or one that has not come in time. */
+/* Opens a context; options NULL: defaults. Returns NULL, and tells the logger why, if there is not enough
+   memory, if threads cannot be started, if the CPU lacks the isa or bf16 that was asked for, or if another
+   process has a different version, isa, bf16 or seed, or does not come before the timeout. */
 tt_context *tt_open(const tt_context_options *options);
 /* Frees the parameters too. Free programs, tapes and trainers first. NULL is fine. */
 void tt_close(tt_context *ctx);
@@ -357,9 +358,10 @@ const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon",
 size_t tt_allocated_bytes(const tt_context *ctx);   /* now held, less 64 for each block of the allocator's */
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads, measured once, in 30 ms */
 
-/* What this machine has of a kind of device ("cpu", "cuda"; NULL: as tt_compile_options.device), which of it
-   programs use and why: lines of text into `to` (always terminated, cut at capacity; capacity 0: none). Opens
-   the device: TT_OK if programs can run there, else tt_error says why not. examples/tt_doctor.c prints it. */
+/* Describes the devices of a kind ("cpu", "cuda"; NULL: that of tt_compile_options.device) on this machine,
+   which of them programs use, and why: lines of text into `to`, always terminated, cut at `capacity` bytes (0:
+   nothing is written). Opens the device. Returns TT_OK if programs can run there, else tt_error says why not.
+   examples/tt_doctor.c prints the text. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);
 
 /* ==== src/api/params.h */
@@ -1149,7 +1151,7 @@ typedef struct tt_text { const char *text; size_t bytes; int label; } tt_text;
 tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
-/* What a table's columns are called, and what divides them. */
+/* The names of a table's columns, and how fields are divided. */
 typedef struct tt_table_options {
     const char *text_column, *label_column; /* default "text" and "label" */
     const char *split_column;               /* default "split"; a file need not have it */
@@ -1246,7 +1248,7 @@ tt_loader_options tt_loader_options_default(void);
    are those of Pillow 12.1: later versions at times begin with the height, and differ by some levels. */
 typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_resample;
 
-/* What a loader makes of an image, in this order: resized, padded, cropped, flipped. */
+/* A loader resizes, pads, crops and flips images, in this order. */
 typedef struct tt_image_options {
     int height, width;               /* of the result, cropped out. 1..65535 */
     int channels;                    /* of the result, 1..4; an image has as many, or for 3 also 1 (grey, put
@@ -1264,7 +1266,7 @@ tt_image_options tt_image_options_default(int height, int width);
 /* Writes what a loader makes of one image to `to` (height, width, channels), without random_crop and flip. */
 tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_image_options *o, uint8_t *to);
 
-/* What an input of a model is set to. */
+/* The data of one input of a model. */
 typedef struct tt_array {
     const char *input; /* its name */
     const void *data;  /* (rows, width) in the input's dtype */

@@ -6,7 +6,7 @@
 #> make bench-programs  build what those comparisons run here, without the environment
 BENCHES  := $(patsubst bench/%.c,$(B)/%,$(wildcard bench/*.c))
 MEASURED := $(addprefix $(B)/,gemm attention rows step ranks compile tokenize images)
-# What make bench-peers has pip install for PyTorch: a requirement and options. PyPI's torch for Linux brings
+# The requirement and options by which make bench-peers has pip install PyTorch. PyPI's torch for Linux brings
 # CUDA (5.6 GB); PyTorch's own index of CPU builds does not: TORCH='torch --index-url URL'.
 TORCH ?= torch
 # A checkout of github.com/karpathy/llm.c: its CPU program too, with the flags of its Makefile.

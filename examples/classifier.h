@@ -1,13 +1,13 @@
-/* What the examples that train classifiers share: options, what they say of classes, and their tests.
+/* Shared by the examples that train classifiers: their options, reports on classes, training and tests.
    Included once, after cli.h. */
 #ifndef EXAMPLES_CLASSIFIER_H
 #define EXAMPLES_CLASSIFIER_H
 
-/* What a program trains, tests and predicts with. */
+/* The model of a program, and the functions by which it is trained, tested and used. */
 typedef struct classifier {
     cli_training *run;
     const char *what;    /* it classifies: "texts" or "images" */
-    int epochs;          /* where --epochs does not say how many */
+    int epochs;          /* the default of --epochs */
     tt_model model;
     char (*names)[64];   /* of the model's classes */
     void *self;          /* for these functions: a loader of a dataset; saves the model in --out */

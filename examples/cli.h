@@ -691,7 +691,8 @@ static inline tt_context *open_training(cli_training *run)
     return ctx;
 }
 
-/* The same before a training. whole: it will save a whole model, not an adapter. */
+/* open_training for a program that is about to train: also checks the folder --out. whole: the program will
+   save a whole model there, not an adapter. */
 static inline tt_context *begin_training(cli_training *run, bool whole)
 {
     if (!run->plan) check_folder(run->out, run->resume, whole);

@@ -19,7 +19,7 @@
 
 static struct {
     cli_training run; /* the options of all programs that train */
-    cli_table table;  /* and what is said of a table */
+    cli_table table;  /* options of tables */
     int max_length, max_tokens;
 } opt = {.run = {CLI_CLASSIFIER_DEFAULT, .schedule = "linear", .batch = 16}, .table = TABLE_DEFAULT};
 
@@ -39,7 +39,7 @@ static int train(void)
     tt_dataset *held, *d = read_training(ctx, &opt.run, &opt.table, &held);
     make_model(ctx, &x.m, tt_tokenizer_size(x.k), d, held);
     const classifier c = classifier_of(&x);
-    /* What is wrong with the test shows now. */
+    /* Test data are read before the training, so that their errors do not show after it. */
     tt_dataset *later = opt.run.plan ? NULL : read_test(ctx, &opt.run, &opt.table, c.names, c.model.classes);
     if (later && !tt_dataset_count(later)) printf("note: '%s' has no rows to test on\n", opt.run.data);
     const int result = train_classifier(ctx, &c, d, held);

@@ -147,7 +147,8 @@ static const char *decode_bytes(char *file, size_t n, tt_image *image)
     return wrong;
 }
 
-/* The same of a file. The words are valid until the thread's next call. */
+/* Reads an upright image from a file. Returns NULL, or the reason why it cannot be read, which is valid until
+   the thread's next call. */
 static const char *decode(const char *path, tt_image *image)
 {
     static __thread char why[DATASET_WHY];

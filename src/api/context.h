@@ -111,8 +111,9 @@ typedef struct tt_context_options {
 
 tt_context_options tt_context_options_default(void);
 
-/* NULL options: defaults. NULL result, the logger is told why: no memory, threads, or such an isa or bf16; of
-   several processes, another version, isa, bf16 or seed than the others, or one that has not come in time. */
+/* Opens a context; options NULL: defaults. Returns NULL, and tells the logger why, if there is not enough
+   memory, if threads cannot be started, if the CPU lacks the isa or bf16 that was asked for, or if another
+   process has a different version, isa, bf16 or seed, or does not come before the timeout. */
 tt_context *tt_open(const tt_context_options *options);
 /* Frees the parameters too. Free programs, tapes and trainers first. NULL is fine. */
 void tt_close(tt_context *ctx);
@@ -130,7 +131,8 @@ const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon",
 size_t tt_allocated_bytes(const tt_context *ctx);   /* now held, less 64 for each block of the allocator's */
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads, measured once, in 30 ms */
 
-/* What this machine has of a kind of device ("cpu", "cuda"; NULL: as tt_compile_options.device), which of it
-   programs use and why: lines of text into `to` (always terminated, cut at capacity; capacity 0: none). Opens
-   the device: TT_OK if programs can run there, else tt_error says why not. examples/tt_doctor.c prints it. */
+/* Describes the devices of a kind ("cpu", "cuda"; NULL: that of tt_compile_options.device) on this machine,
+   which of them programs use, and why: lines of text into `to`, always terminated, cut at `capacity` bytes (0:
+   nothing is written). Opens the device. Returns TT_OK if programs can run there, else tt_error says why not.
+   examples/tt_doctor.c prints the text. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);

@@ -22,7 +22,7 @@ typedef struct tt_text { const char *text; size_t bytes; int label; } tt_text;
 tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
-/* What a table's columns are called, and what divides them. */
+/* The names of a table's columns, and how fields are divided. */
 typedef struct tt_table_options {
     const char *text_column, *label_column; /* default "text" and "label" */
     const char *split_column;               /* default "split"; a file need not have it */
@@ -119,7 +119,7 @@ tt_loader_options tt_loader_options_default(void);
    are those of Pillow 12.1: later versions at times begin with the height, and differ by some levels. */
 typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_resample;
 
-/* What a loader makes of an image, in this order: resized, padded, cropped, flipped. */
+/* A loader resizes, pads, crops and flips images, in this order. */
 typedef struct tt_image_options {
     int height, width;               /* of the result, cropped out. 1..65535 */
     int channels;                    /* of the result, 1..4; an image has as many, or for 3 also 1 (grey, put
@@ -137,7 +137,7 @@ tt_image_options tt_image_options_default(int height, int width);
 /* Writes what a loader makes of one image to `to` (height, width, channels), without random_crop and flip. */
 tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_image_options *o, uint8_t *to);
 
-/* What an input of a model is set to. */
+/* The data of one input of a model. */
 typedef struct tt_array {
     const char *input; /* its name */
     const void *data;  /* (rows, width) in the input's dtype */
