@@ -1,4 +1,4 @@
-/* JSON, safetensors, tokenizer, datasets, loader: tests of the section >>formats. */
+/* JSON, safetensors, tokenizer, datasets, loader: tests of src/files/, src/text/ and src/data/. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,4 +1,4 @@
-/* Images: resizing, CIFAR-10, images that the caller decodes, and their loader (section >>formats). */
+/* Images: resizing, CIFAR-10, images that the caller decodes, and their loader (src/data/). */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,6 +1,6 @@
 /* Language models against transformers (tests/golden/lm): logits, loss, gradients, training, generation;
-   loading and saving their folders: tests of >>models. TINYTRAIN_TEST_VERBOSE=1 prints the differences that
-   were measured. */
+   loading and saving their folders: tests of src/models/. TINYTRAIN_TEST_VERBOSE=1 prints the differences
+   that were measured. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,5 +1,5 @@
 /* BERT, DistilBERT, MiniLM and ViT against transformers (tests/golden), freezing, loading and saving
-   checkpoints: tests of >>models. TINYTRAIN_TEST_VERBOSE=1 prints the differences that were measured. */
+   checkpoints: tests of src/models/. TINYTRAIN_TEST_VERBOSE=1 prints the differences that were measured. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

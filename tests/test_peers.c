@@ -246,7 +246,7 @@ static tt_status stage_phase(group *g, const job *j, int phase)
     return status;
 }
 
-/* n collectives of one op, as the section >>run has them. */
+/* n collectives of one op, as src/run/ has them. */
 static tt_status run_jobs(group *g, const job *j, int n)
 {
     tt_status status = TT_OK;

@@ -597,7 +597,7 @@ static void check_collective(const collective *c, collective_test *t, int number
     }
 }
 
-/* One phase of one instruction, as the section >>run launches it. */
+/* One phase of one instruction, as src/run/ launches it. */
 static bool launched(const collective *c, const collective_test *t, int op, int me, int phase)
 {
     tt__instr i = tt__new_instr(op);

@@ -1,4 +1,4 @@
-/* Token streams and their windows: tests of >>formats. */
+/* Token streams and their windows: tests of src/data/. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

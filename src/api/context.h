@@ -132,7 +132,7 @@ size_t tt_allocated_bytes(const tt_context *ctx);   /* now held, less 64 for eac
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads, measured once, in 30 ms */
 
 /* Describes the devices of a kind ("cpu", "cuda"; NULL: that of tt_compile_options.device) on this machine,
-   which of them programs use, and why: lines of text into `to`, always terminated, cut at `capacity` bytes (0:
-   nothing is written). Opens the device. Returns TT_OK if programs can run there, else tt_error says why not.
-   examples/tt_doctor.c prints the text. */
+   which of them programs use, and why: lines of text into `to`, always terminated and cut at `capacity` bytes
+   (0: nothing is written). Opens the device. Returns TT_OK if programs can run there, else tt_error says why
+   not. examples/tt_doctor.c prints the text. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the Unicode tables of tokenizers as C, from what the `tokenizers` package does to code points.
 
-    python tests/golden/make_unicode.py     C tables to stdout, for the section >>unicode of tinytrain.h
+    python tests/golden/make_unicode.py     C tables to stdout, for src/text/code_points.h
 
 needs: tokenizers (Hugging Face), the reference for what a control character, a space, punctuation or an
 accent is. It follows several versions of Unicode, one for each Rust crate that it is built from, so no table
@@ -11,22 +11,22 @@ A table is a string of numbers (see digits) of rows in the order of code points.
 x < 0.
 
 What is in no row has no property:
-    bert         of BertNormalizer: the distance from the end of the row before; last - first << 2 | class, see
-                 probe()
+    bert         of BertNormalizer: the distance from the end of the row before; last - first << 2 | class,
+                 see probe()
     cjk          the two blocks of CJK compatibility ideographs, each code point that NFD makes of one:
                  s(to - to of the one before)
     letters      the distance from the end of the row before; last - first << 8 | bits, see PROPERTIES
-    marks        the distance from the end of the row before; last - first << 6 | rank, where marks of a higher
-                 combining class have a higher rank, from 1
+    marks        the distance from the end of the row before; last - first << 6 | rank, where marks of a
+                 higher combining class have a higher rank, from 1
     graphemes    the distance from the end of the row before; last - first << 4 | class, see GRAPHEMES
     lower        lower(c) where that is not c, but of U+0130, which becomes two code points: the distance from
                  the first of the row before; last - first (8 bits) << 3 | kind, where kind is
                  stride * 3 - 3 + step; s(to - to of the row before - that distance). c becomes
                  to + (c - first) / stride * step, when stride divides c - first
-    compat       NFKD(c) where that is not NFD(c): 18 * (the distance from the row before - 1) + code points - 1;
-                 s(first - first of the row before - that distance); of the others s(it - the one before)
-    pairs        canonical decompositions but those of Hangul, which are arithmetic, and of the CJK blocks: the
-                 distance from the row before << 1 | whether NFC composes it; s(first of the two - that of the
+    compat       NFKD(c) where that is not NFD(c): 18 * (the distance from the row before - 1) + code points -
+                 1; s(first - first of the row before - that distance); of the others s(it - the one before)
+    pairs        canonical decompositions but those of Hangul, which are arithmetic, and of the CJK blocks:
+                 the distance from the row before << 1 | whether NFC composes it; s(first of the two - that of the
                  row before); s(second, or 0 - that of the row before)
 """
 import importlib.metadata
@@ -57,8 +57,8 @@ def is_reordered(c):
 
 
 def probe():
-    """{code point: 1 if cleaning drops it, 2 if it is an accent}, white space and punctuation of words, and what
-    is Chinese"""
+    """{code point: 1 if cleaning drops it, 2 if it is an accent}, white space and punctuation of words, and
+    what is Chinese"""
     kinds, space, punctuation, chinese = {}, set(), set(), []
     words = BertPreTokenizer()
     for c in ALL:
@@ -165,8 +165,8 @@ def cjk_numbers(blocks):
         before = to
 
 
-# The bits of a code point, from the lowest: \\p{L}, \\p{N} and \\s of a Split; Punctuation; \\w, the word of an
-# added token that is a single word; Digits; whether NFC may change it, or moves marks over it; StripAccents.
+# The bits of a code point, from the lowest: \\p{L}, \\p{N} and \\s of a Split; Punctuation; \\w, the word of
+# an added token that is a single word; Digits; whether NFC may change it, or moves marks over it; StripAccents.
 PROPERTIES = ["letter", "number", "space", "punctuation", "word", "digit", "unstable", "accent"]
 
 
