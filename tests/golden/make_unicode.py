@@ -26,8 +26,8 @@ What is in no row has no property:
     compat       NFKD(c) where that is not NFD(c): 18 * (the distance from the row before - 1) + code points -
                  1; s(first - first of the row before - that distance); of the others s(it - the one before)
     pairs        canonical decompositions but those of Hangul, which are arithmetic, and of the CJK blocks:
-                 the distance from the row before << 1 | whether NFC composes it; s(first of the two - that of the
-                 row before); s(second, or 0 - that of the row before)
+                 the distance from the row before << 1 | whether NFC composes it; s(first of the two - that of
+                 the row before); s(second, or 0 - that of the row before)
 """
 import importlib.metadata
 import struct
@@ -166,7 +166,8 @@ def cjk_numbers(blocks):
 
 
 # The bits of a code point, from the lowest: \\p{L}, \\p{N} and \\s of a Split; Punctuation; \\w, the word of
-# an added token that is a single word; Digits; whether NFC may change it, or moves marks over it; StripAccents.
+# an added token that is a single word; Digits; whether NFC may change it, or moves marks over it;
+# StripAccents.
 PROPERTIES = ["letter", "number", "space", "punctuation", "word", "digit", "unstable", "accent"]
 
 
