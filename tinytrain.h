@@ -2439,15 +2439,18 @@ static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, 
            tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
 }
 
-/* The backward by warpgroups leaves dq of sequences of more than 256 rows in two parts in f32, which are
-   added up: of the first, third, fifth ... 256 keys of a sequence, and of the others. Their bytes. */
+/* The backward by warpgroups leaves dq of sequences of more than 256 rows in parts in f32, which are added up:
+   each 256 keys of a sequence have a slot, up to TT__CUDA_ATTENTION_SLOTS, and longer sequences go through
+   the slots again. Bytes of the slots. */
+#define TT__CUDA_ATTENTION_SLOTS 4
 static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
 {
     const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
-    const int64_t head = q->cols / a->heads;
+    const int64_t head = q->cols / a->heads, spans = (longest + 255) / 256;
+    const int64_t slots = spans < TT__CUDA_ATTENTION_SLOTS ? spans : TT__CUDA_ATTENTION_SLOTS;
     const bool plain = !a->window && !a->alibi_heads && !a->block && head > 32 && head <= 64;
     if (!plain || q->dtype == TT_F32 || longest <= 256) return 0;
-    return 2 * q->rows * q->cols * 4;
+    return slots * q->rows * q->cols * 4;
 }
 
 /* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of

@@ -4971,6 +4971,7 @@ struct attention_args {
     int parts_q, parts_k;
     float *parts; // (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: a block has all
     int pass;     // of blocks that leave such parts
+    int span_rows, span_cols; // see attention_find_span
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
@@ -7172,10 +7173,9 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
 // to shared memory, and the groups take turns at multiplying them by the keys, while the other begins the
 // next tile. The product is the block's part of dq: all of it where no sequence has more than 256 keys
-// (p.parts is NULL), else written in f32 to one of the two slots of p.parts. Blocks 0 and 1 of a sequence
-// have a slot each; later passes, of blocks 2 and 3 and so on, add to the slots; attention_sum_parts adds the
-// slots up.
-enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = 2 };
+// (p.parts is NULL), else written in f32 to one of the slots of p.parts. The first blocks of a sequence have
+// a slot each; later passes, of as many blocks each, add to the slots; attention_sum_parts adds the slots up.
+enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = TT__CUDA_ATTENTION_SLOTS };
 // Weights as the first operand of a product, those that are not kept as 0.
 template <class T, class F>
 __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4],
@@ -7189,9 +7189,13 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// Span `number` of keys; at < 0: there is none.
-__device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int number)
+// The span of keys that block `n` of a head has; at < 0: there is none. The first spans of causal sequences,
+// which see the most queries, come first, so that the last blocks to begin are the shortest: the numbers of
+// spans are the rows of a matrix of span_cols columns, whose columns come one after another.
+__device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
+    const bool within = n < p.span_rows * p.span_cols;
+    const int number = within ? n % p.span_rows * p.span_cols + n / p.span_rows : n;
     if (p.longest > TT__SPAN) return attention_find<TT__SPAN>(p, p.seq_start, number);
     attention_tile t;
     t.sequence = number;
@@ -7668,6 +7672,9 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
+    // Of sequences that are all the longest, one begins at each (spans + 1)-th number.
+    p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
+    p->span_rows = p->parts_k / p->span_cols;
     const auto kernel = p->drop ? attention_backward_wide<T, true> : attention_backward_wide<T, false>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     for (p->pass = 0; e == cudaSuccess && p->pass * TT__SPAN_SLOTS < spans; p->pass++)

@@ -204,6 +204,9 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
+    // Of sequences that are all the longest, one begins at each (spans + 1)-th number.
+    p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
+    p->span_rows = p->parts_k / p->span_cols;
     const auto kernel = p->drop ? attention_backward_wide<T, true> : attention_backward_wide<T, false>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     for (p->pass = 0; e == cudaSuccess && p->pass * TT__SPAN_SLOTS < spans; p->pass++)

@@ -203,10 +203,9 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
 // to shared memory, and the groups take turns at multiplying them by the keys, while the other begins the
 // next tile. The product is the block's part of dq: all of it where no sequence has more than 256 keys
-// (p.parts is NULL), else written in f32 to one of the two slots of p.parts. Blocks 0 and 1 of a sequence
-// have a slot each; later passes, of blocks 2 and 3 and so on, add to the slots; attention_sum_parts adds the
-// slots up.
-enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = 2 };
+// (p.parts is NULL), else written in f32 to one of the slots of p.parts. The first blocks of a sequence have
+// a slot each; later passes, of as many blocks each, add to the slots; attention_sum_parts adds the slots up.
+enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = TT__CUDA_ATTENTION_SLOTS };
 // Weights as the first operand of a product, those that are not kept as 0.
 template <class T, class F>
 __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4],
@@ -220,9 +219,13 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// Span `number` of keys; at < 0: there is none.
-__device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int number)
+// The span of keys that block `n` of a head has; at < 0: there is none. The first spans of causal sequences,
+// which see the most queries, come first, so that the last blocks to begin are the shortest: the numbers of
+// spans are the rows of a matrix of span_cols columns, whose columns come one after another.
+__device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
+    const bool within = n < p.span_rows * p.span_cols;
+    const int number = within ? n % p.span_rows * p.span_cols + n / p.span_rows : n;
     if (p.longest > TT__SPAN) return attention_find<TT__SPAN>(p, p.seq_start, number);
     attention_tile t;
     t.sequence = number;

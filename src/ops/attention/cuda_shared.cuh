@@ -46,6 +46,7 @@ struct attention_args {
     int parts_q, parts_k;
     float *parts; // (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: a block has all
     int pass;     // of blocks that leave such parts
+    int span_rows, span_cols; // see attention_find_span
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
