@@ -5183,30 +5183,33 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
     } else if (j <= n + seqs) query_start[j - n] = rank;
 }
 
-// Sums of dout * out of each row and head, by vectors of 16 bytes: a thread multiplies one of each, the first
-// of a head's adds up.
-template <class T> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
+// Sums of dout * out of each row and head, by vectors of 16 bytes: PARTS threads of a warp share a row and
+// head, and each has those of NUMBERS of them, whose loads are under way together.
+enum { TT__DELTA_NUMBERS = 4 };
+template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
 {
     tt__begin_kernel();
-    const int lanes = 16 / (int)sizeof(T), parts = p.head_size / lanes, heads = 256 / parts;
-    TT__SHARED(float, part, [256]);
-    const int64_t number = (int64_t)blockIdx.x * heads + threadIdx.x / parts, row = number / p.heads;
-    const bool mine = (int)threadIdx.x < heads * parts && row < p.q.rows;
-    float sum = 0;
-    if (mine) {
-        const int64_t column = number % p.heads * p.head_size + (int)threadIdx.x % parts * lanes;
-        const uint4 a = *(const uint4 *)((const T *)p.out.data + row * p.out.ld + column);
-        const uint4 b = *(const uint4 *)((const T *)p.dout.data + row * p.dout.ld + column);
-        float x[8], y[8];
-        widen8<T>(x, a);
-        widen8<T>(y, b);
-        TT__UNROLL for (int i = 0; i < lanes; i++) sum += x[i] * y[i];
+    enum { LANES = 16 / (int)sizeof(T), NUMBERS = TT__DELTA_NUMBERS, STEP = 256 / PARTS };
+    const int64_t all = p.q.rows * p.heads;
+    const int64_t first = (int64_t)blockIdx.x * NUMBERS * STEP + threadIdx.x / PARTS;
+    const int part = (int)threadIdx.x % PARTS * LANES;
+    const bool mine = part < p.head_size;
+    uint4 a[NUMBERS], b[NUMBERS];
+    TT__UNROLL for (int k = 0; k < NUMBERS; k++) {
+        const int64_t number = min(first + k * STEP, all - 1), row = number / p.heads;
+        const int64_t column = number % p.heads * p.head_size + (mine ? part : 0);
+        a[k] = *(const uint4 *)((const T *)p.out.data + row * p.out.ld + column);
+        b[k] = *(const uint4 *)((const T *)p.dout.data + row * p.dout.ld + column);
     }
-    part[threadIdx.x] = sum;
-    __syncthreads();
-    if (!mine || threadIdx.x % parts) return;
-    for (int i = 1; i < parts; i++) sum += part[threadIdx.x + i];
-    p.delta[number] = sum;
+    TT__UNROLL for (int k = 0; k < NUMBERS; k++) {
+        float x[8], y[8], sum = 0;
+        widen8<T>(x, a[k]);
+        widen8<T>(y, b[k]);
+        if (mine) TT__UNROLL for (int i = 0; i < LANES; i++) sum += x[i] * y[i];
+        TT__UNROLL for (int m = 1; m < PARTS; m *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, m);
+        const int64_t number = first + k * STEP;
+        if (part == 0 && number < all) p.delta[number] = sum;
+    }
 }
 
 // The same for any dtypes and addresses, a warp for each.
@@ -7444,14 +7447,22 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
     if (t.at >= 0 && c < p.head_size) {
         const int blocks = ((p.causal ? t.at : t.length - 1)) / TT__SPAN + 1;
         const int slots = min(blocks, TT__SPAN_SLOTS + 0);
-        TT__UNROLL for (int k = 0; k < 64; k += 16) {
-            const int64_t row = t.first + t.at + r + k, column = (int64_t)head * p.head_size + c;
-            if (t.at + r + k >= t.queries) continue;
-            const float *from = p.parts + row * p.heads * p.head_size + column;
+        const int64_t first = t.first + t.at + r, column = (int64_t)head * p.head_size + c;
+        const int64_t apart = p.q.rows * p.heads * p.head_size; // slots
+        const float *from = p.parts + first * p.heads * p.head_size + column;
+        float4 y[4][TT__SPAN_SLOTS]; // whose loads are under way together
+        TT__UNROLL for (int k = 0; k < 4; k++, from += 16 * p.heads * p.head_size)
+            TT__UNROLL for (int slot = 0; slot < TT__SPAN_SLOTS; slot++) {
+                const bool there = slot < slots && t.at + r + 16 * k < t.queries;
+                y[k][slot] = there ? *(const float4 *)(from + slot * apart) : make_float4(0, 0, 0, 0);
+            }
+        TT__UNROLL for (int k = 0; k < 4; k++) {
+            const int64_t row = first + 16 * k;
+            if (t.at + r + 16 * k >= t.queries) continue;
             float x[4] = {0, 0, 0, 0};
-            for (int slot = 0; slot < slots; slot++, from += p.q.rows * p.heads * p.head_size) {
-                const float4 y = *(const float4 *)from;
-                x[0] += y.x; x[1] += y.y; x[2] += y.z; x[3] += y.w;
+            TT__UNROLL for (int slot = 0; slot < TT__SPAN_SLOTS; slot++) {
+                x[0] += y[k][slot].x; x[1] += y[k][slot].y;
+                x[2] += y[k][slot].z; x[3] += y[k][slot].w;
             }
             TT__UNROLL for (int i = 0; i < 4; i++) x[i] *= p.scale;
             if (p.dq.dtype == TT_F32) {
@@ -7781,16 +7792,22 @@ cudaError_t run_attention(const tt__launch *l)
     return attention_launch(d, kernel, &p, p.q.rows, 64, p.heads, (p.head_size + 63) / 64, 256, 0);
 }
 
+template <int PARTS> cudaError_t attention_deltas_by(tt__device *d, const attention_args *p)
+{
+    const unsigned blocks = blocks_for(p->q.rows * p->heads, TT__DELTA_NUMBERS * (256 / PARTS));
+    TT__WITH_TYPE(p->out.dtype, T,
+                  return TT__LAUNCH((attention_delta<T, PARTS>), blocks, 256, 0, d->stream, *p));
+}
+
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;
-    const int64_t n = p->q.rows * p->heads;
     const int lanes = dtype == TT_F32 ? 4 : 8, parts = p->head_size / lanes;
-    if (p->head_size % lanes || parts > 256 || !attention_aligned(&p->out, dtype) ||
+    if (p->head_size % lanes || parts > 32 || !attention_aligned(&p->out, dtype) ||
         !attention_aligned(&p->dout, dtype))
-        return TT__LAUNCH(attention_delta_any, blocks_for(n, 8), 256, 0, d->stream, *p);
-    TT__WITH_TYPE(dtype, T,
-                  return TT__LAUNCH((attention_delta<T>), blocks_for(n, 256 / parts), 256, 0, d->stream, *p));
+        return TT__LAUNCH(attention_delta_any, blocks_for(p->q.rows * p->heads, 8), 256, 0, d->stream, *p);
+    return parts <= 8 ? attention_deltas_by<8>(d, p) : parts <= 16 ? attention_deltas_by<16>(d, p)
+        : attention_deltas_by<32>(d, p);
 }
 
 // Without sums of columns.

@@ -474,14 +474,22 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
     if (t.at >= 0 && c < p.head_size) {
         const int blocks = ((p.causal ? t.at : t.length - 1)) / TT__SPAN + 1;
         const int slots = min(blocks, TT__SPAN_SLOTS + 0);
-        TT__UNROLL for (int k = 0; k < 64; k += 16) {
-            const int64_t row = t.first + t.at + r + k, column = (int64_t)head * p.head_size + c;
-            if (t.at + r + k >= t.queries) continue;
-            const float *from = p.parts + row * p.heads * p.head_size + column;
+        const int64_t first = t.first + t.at + r, column = (int64_t)head * p.head_size + c;
+        const int64_t apart = p.q.rows * p.heads * p.head_size; // slots
+        const float *from = p.parts + first * p.heads * p.head_size + column;
+        float4 y[4][TT__SPAN_SLOTS]; // whose loads are under way together
+        TT__UNROLL for (int k = 0; k < 4; k++, from += 16 * p.heads * p.head_size)
+            TT__UNROLL for (int slot = 0; slot < TT__SPAN_SLOTS; slot++) {
+                const bool there = slot < slots && t.at + r + 16 * k < t.queries;
+                y[k][slot] = there ? *(const float4 *)(from + slot * apart) : make_float4(0, 0, 0, 0);
+            }
+        TT__UNROLL for (int k = 0; k < 4; k++) {
+            const int64_t row = first + 16 * k;
+            if (t.at + r + 16 * k >= t.queries) continue;
             float x[4] = {0, 0, 0, 0};
-            for (int slot = 0; slot < slots; slot++, from += p.q.rows * p.heads * p.head_size) {
-                const float4 y = *(const float4 *)from;
-                x[0] += y.x; x[1] += y.y; x[2] += y.z; x[3] += y.w;
+            TT__UNROLL for (int slot = 0; slot < TT__SPAN_SLOTS; slot++) {
+                x[0] += y[k][slot].x; x[1] += y[k][slot].y;
+                x[2] += y[k][slot].z; x[3] += y[k][slot].w;
             }
             TT__UNROLL for (int i = 0; i < 4; i++) x[i] *= p.scale;
             if (p.dq.dtype == TT_F32) {

@@ -258,30 +258,33 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
     } else if (j <= n + seqs) query_start[j - n] = rank;
 }
 
-// Sums of dout * out of each row and head, by vectors of 16 bytes: a thread multiplies one of each, the first
-// of a head's adds up.
-template <class T> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
+// Sums of dout * out of each row and head, by vectors of 16 bytes: PARTS threads of a warp share a row and
+// head, and each has those of NUMBERS of them, whose loads are under way together.
+enum { TT__DELTA_NUMBERS = 4 };
+template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
 {
     tt__begin_kernel();
-    const int lanes = 16 / (int)sizeof(T), parts = p.head_size / lanes, heads = 256 / parts;
-    TT__SHARED(float, part, [256]);
-    const int64_t number = (int64_t)blockIdx.x * heads + threadIdx.x / parts, row = number / p.heads;
-    const bool mine = (int)threadIdx.x < heads * parts && row < p.q.rows;
-    float sum = 0;
-    if (mine) {
-        const int64_t column = number % p.heads * p.head_size + (int)threadIdx.x % parts * lanes;
-        const uint4 a = *(const uint4 *)((const T *)p.out.data + row * p.out.ld + column);
-        const uint4 b = *(const uint4 *)((const T *)p.dout.data + row * p.dout.ld + column);
-        float x[8], y[8];
-        widen8<T>(x, a);
-        widen8<T>(y, b);
-        TT__UNROLL for (int i = 0; i < lanes; i++) sum += x[i] * y[i];
+    enum { LANES = 16 / (int)sizeof(T), NUMBERS = TT__DELTA_NUMBERS, STEP = 256 / PARTS };
+    const int64_t all = p.q.rows * p.heads;
+    const int64_t first = (int64_t)blockIdx.x * NUMBERS * STEP + threadIdx.x / PARTS;
+    const int part = (int)threadIdx.x % PARTS * LANES;
+    const bool mine = part < p.head_size;
+    uint4 a[NUMBERS], b[NUMBERS];
+    TT__UNROLL for (int k = 0; k < NUMBERS; k++) {
+        const int64_t number = min(first + k * STEP, all - 1), row = number / p.heads;
+        const int64_t column = number % p.heads * p.head_size + (mine ? part : 0);
+        a[k] = *(const uint4 *)((const T *)p.out.data + row * p.out.ld + column);
+        b[k] = *(const uint4 *)((const T *)p.dout.data + row * p.dout.ld + column);
     }
-    part[threadIdx.x] = sum;
-    __syncthreads();
-    if (!mine || threadIdx.x % parts) return;
-    for (int i = 1; i < parts; i++) sum += part[threadIdx.x + i];
-    p.delta[number] = sum;
+    TT__UNROLL for (int k = 0; k < NUMBERS; k++) {
+        float x[8], y[8], sum = 0;
+        widen8<T>(x, a[k]);
+        widen8<T>(y, b[k]);
+        if (mine) TT__UNROLL for (int i = 0; i < LANES; i++) sum += x[i] * y[i];
+        TT__UNROLL for (int m = 1; m < PARTS; m *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, m);
+        const int64_t number = first + k * STEP;
+        if (part == 0 && number < all) p.delta[number] = sum;
+    }
 }
 
 // The same for any dtypes and addresses, a warp for each.
