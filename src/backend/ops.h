@@ -243,8 +243,8 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 
 /* A draw of Philox is 16 numbers of 8 bits: bit b of number j is bit 16 (b / 4) + j of word b % 4. So all are
    compared with the threshold at once, from bit 0 on. Up to a bit a number is at least as large where it was
-   so up to the one before and has this bit, if the threshold has it; else where it was so or has it. Of a word
-   x that is kept = (x & kept) | (either & (x | kept)): of the lower halves first, then of the higher ones. */
+   so up to the one before and has this bit, if the threshold has it; else where it was so or has it. Of a
+   word x that is kept = (x & kept) | (either & (x | kept)): of the lower halves first, then of the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
     for (int b = 0; b < 4; b++)
