@@ -501,7 +501,8 @@ typedef struct tt_attention_options {
     int heads;     /* of q, whose width it divides; those of k and v are as wide */
     bool causal;   /* a row sees itself and earlier rows of its sequence. Default false */
     float scale;   /* of q k^T; default 0: 1 / sqrt(head size) */
-    float dropout; /* of the attention weights, in training. Default 0 */
+    float dropout; /* of the attention weights, in training: at most 255/256, rounded to a multiple of 1/256,
+                      which is not 0 unless it is 0. Default 0 */
     int window;    /* row i sees row j where i - window < j <= i, as with sliding_window in transformers'
                       Mistral and Qwen2; unless causal, also where i < j < i + window. Time goes with rows *
                       window (Beltagy et al., "Longformer", 2020). Default 0: no window */
@@ -2355,6 +2356,18 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__DRAW_ROUNDS 7
 /* Dropout: of 16 random bits, those below this drop. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
+/* Of attention's weights: of 8 random bits; a rate above 0 drops some. */
+#define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
+
+/* A draw of Philox is 16 numbers of 8 bits: bit b of number j is bit 16 (b / 4) + j of word b % 4. So all are
+   compared with the threshold at once, from bit 0 on. Up to a bit a number is at least as large where it was
+   so up to the one before and has this bit, if the threshold has it; else where it was so or has it. Of a
+   word x that is kept = (x & kept) | (either & (x | kept)): of the lower halves first, then of the higher. */
+static inline void tt__attention_either(int32_t drop, uint32_t either[4])
+{
+    for (int b = 0; b < 4; b++)
+        either[b] = (drop >> b & 1 ? 0 : 0xffffu) | (drop >> (b + 4) & 1 ? 0 : 0xffff0000u);
+}
 
 /* Rotary positions: the frequencies of all pairs, by transformers' formulas (modeling_rope_utils.py). */
 enum { TT__MOST_PAIRS = 256 };
@@ -2407,8 +2420,7 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
     const int64_t across = (longest + 63) / 64, tiles = q->rows / 64 + seqs;
     const bool plain = !a->window && !a->alibi_heads && !a->block && q->cols / a->heads <= 64;
-    const bool drops = a->dropout * 65536.0f + 0.5f >= 1; /* TT__DROP_THRESHOLD is above 0 */
-    if (!drops || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
+    if (!(a->dropout > 0) || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
     const int64_t pairs = a->causal ? tiles * (across + 1) / 2 : tiles * across;
     const int64_t bytes = pairs * a->heads * TT__CUDA_ATTENTION_BITS;
     return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* 16 bits each */
@@ -6119,7 +6131,10 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (!tt__blocks_in(t, &i->attr)) return false;
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, heads);
-    return tt__rate_in(t, i);
+    if (!(i->attr.dropout >= 0 && i->attr.dropout <= 255.0f / 256))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g must be in 0..255/256",
+                             i->attr.dropout);
+    return true;
 }
 
 /* Copies lists of blocks to the tape. */
@@ -11726,8 +11741,8 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
 /* Attention within each sequence, per head. Shapes: k, v (rows, heads / group * head_size); q, out (queries,
    heads * head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists,
    in any order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h
-   (of all ranks) takes 16 random bits, number j % 8 of Philox counter {i, j / 8, h, 0}, low half first; kept
-   if >= round(65536 p). */
+   (of all ranks) takes 8 random bits, number j % 16 of Philox counter {i, j / 16, h, 0}, see
+   tt__attention_either; kept if >= TT__ATTENTION_DROP(p). */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
@@ -14166,6 +14181,7 @@ typedef struct TT__K(attention_call) {
     int64_t longest;
     float query_scale;  /* scale * log2 e                       */
     float keep_scale;   /* 1 / (1 - p)                          */
+    uint32_t either[4]; /* see tt__attention_either             */
     uint64_t keys[2 * TT__DRAW_ROUNDS];
 } TT__K(attention_call);
 
@@ -14186,8 +14202,10 @@ typedef struct TT__K(attention_lanes) {
     int64_t whole, full;  /* all lanes see [whole, full) */
     tt__vu row;           /* the row of the batch                                      */
     int64_t first_key;    /* of the block                                              */
-    int32_t head, drop;
+    int32_t head;
+    bool drop;
     const uint64_t *keys; /* of Philox                                                 */
+    const uint32_t *either;
 } TT__K(attention_lanes);
 
 /* query: of the first lane, in the sequence */
@@ -14226,26 +14244,33 @@ TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attentio
     l.from = tt__max(l.skip, l.from & ~(int64_t)7);
     l.first_key = first_key;
     l.head = a->first_head + t->head;
-    l.drop = TT__DROP_THRESHOLD(a->dropout);
+    l.drop = a->dropout > 0;
     l.keys = t->call->keys;
+    l.either = t->call->either;
     return l;
 }
 
-/* The random bits of keys r .. r + 7 of the block, r a multiple of 8: two keys a word. */
-TT__INLINE void TT__K(attention_random)(const TT__K(attention_lanes) *l, int64_t r, tt__vu bits[4])
+/* Which of keys r .. r + 7 of the block, r a multiple of 8, are kept: bits 24 to 31. They are drawn for 16
+   keys at once, into the higher half of *drawn, which the call for the 8 keys before has left. */
+TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t r, tt__vu *drawn)
 {
-    TT__K(philox)(l->keys, l->row, TT__K(splat_u)((uint32_t)((l->first_key + r) / 8)),
-                  TT__K(splat_u)((uint32_t)l->head), TT__K(splat_u)(0), bits);
+    const int64_t key = l->first_key + r;
+    if (key % 16 == 0 || r == l->from) {
+        tt__vu x[4], kept = TT__K(splat_u)(0xffffffff);
+        TT__K(philox)(l->keys, l->row, TT__K(splat_u)((uint32_t)(key / 16)),
+                      TT__K(splat_u)((uint32_t)l->head), TT__K(splat_u)(0), x);
+        TT__EACH(b, 4) kept = (x[b] & kept) | (l->either[b] & (x[b] | kept));
+        kept <<= 16;
+        TT__EACH(b, 4) kept = (x[b] & kept) | (l->either[b] & (x[b] | kept));
+        *drawn = kept;
+    }
+    return key % 16 ? *drawn : *drawn << 8;
 }
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* All bits set where key i (0..7) is kept. */
-TT__INLINE tt__vi TT__K(attention_keep)(const tt__vu bits[4], int i, int32_t drop)
-{
-    tt__vu number = i & 1 ? bits[i / 2] >> 16 : bits[i / 2] & 0xffff;
-    return (tt__vi)number >= drop;
-}
+/* All bits set where key i (0..7) of attention_draw is kept. */
+TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
 /* All bits set in the lanes that see key r. */
 TT__INLINE tt__vi TT__K(attention_sees)(const TT__K(attention_lanes) *l, int64_t r)
@@ -14292,6 +14317,7 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
 {
     const tt__vf lowest = TT__K(splat)(-FLT_MAX);
     tt__vf old = TT__K(load)(most), m0 = old, m1 = old, total0 = TT__K(zero)(), total1 = total0;
+    tt__vu drawn = TT__K(splat_u)(0);
     int64_t r = l->from;
     for (; r < tt__min(l->whole, l->seen); r++) {
         tt__vf x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
@@ -14308,15 +14334,15 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
     m0 = TT__K(max)(m0, m1);
     for (r = l->skip; r < l->from; r++) TT__K(store)(tile + r * TT__ATTENTION_TILE, TT__K(zero)());
     for (r = l->from; r < l->seen; r += 8) {
-        tt__vu bits[4];
+        tt__vu kept;
         float *t = tile + r * TT__ATTENTION_TILE;
-        if (dropout) TT__K(attention_random)(l, r, bits);
+        if (dropout) kept = TT__K(attention_draw)(l, r, &drawn);
         if (r >= l->whole && r + 8 <= l->full) {
             TT__EACH(i, 8) {
                 tt__vf p = TT__K(exp2)(TT__K(load)(t + i * TT__ATTENTION_TILE) - m0);
                 if (i & 1) total1 += p;
                 else total0 += p;
-                if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(bits, i, l->drop));
+                if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(kept, i));
                 TT__K(store)(t + i * TT__ATTENTION_TILE, p);
             }
         } else {
@@ -14324,7 +14350,7 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
                 tt__vf p = TT__K(exp2)(TT__K(load)(t + i * TT__ATTENTION_TILE) - m0);
                 p = TT__K(attention_and)(p, TT__K(attention_sees)(l, r + i));
                 total0 += p;
-                if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(bits, i, l->drop));
+                if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(kept, i));
                 TT__K(store)(t + i * TT__ATTENTION_TILE, p);
             }
         }
@@ -14342,21 +14368,22 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
                                                   const float *lse, const float *delta)
 {
     tt__vf log_sum = TT__K(load)(lse), dl = TT__K(load)(delta);
+    tt__vu drawn = TT__K(splat_u)(0);
     for (int64_t r = l->skip; r < l->from; r++) {
         TT__K(store)(weights + r * TT__ATTENTION_TILE, TT__K(zero)());
         TT__K(store)(dscores + r * TT__ATTENTION_TILE, TT__K(zero)());
     }
     for (int64_t r = l->from; r < l->seen; r += 8) {
-        tt__vu bits[4];
+        tt__vu kept;
         float *w = weights + r * TT__ATTENTION_TILE, *ds = dscores + r * TT__ATTENTION_TILE;
-        if (dropout) TT__K(attention_random)(l, r, bits);
+        if (dropout) kept = TT__K(attention_draw)(l, r, &drawn);
         if (r >= l->whole && r + 8 <= l->full) {
             TT__EACH(i, 8) {
                 tt__vf p = TT__K(exp2)(TT__K(load)(w + i * TT__ATTENTION_TILE) - log_sum);
                 tt__vf dp = TT__K(load)(ds + i * TT__ATTENTION_TILE);
                 tt__vi keep;
                 if (dropout) {
-                    keep = TT__K(attention_keep)(bits, i, l->drop);
+                    keep = TT__K(attention_keep)(kept, i);
                     dp = TT__K(attention_and)(dp, keep);
                 }
                 TT__K(store)(ds + i * TT__ATTENTION_TILE, p * (dp - dl));
@@ -14367,7 +14394,7 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
                 tt__vf p = TT__K(exp2)(TT__K(load)(w + i * TT__ATTENTION_TILE) - log_sum);
                 tt__vf dp = TT__K(load)(ds + i * TT__ATTENTION_TILE);
                 tt__vi visible = TT__K(attention_sees)(l, r + i), keep = visible;
-                if (dropout) keep &= TT__K(attention_keep)(bits, i, l->drop);
+                if (dropout) keep &= TT__K(attention_keep)(kept, i);
                 dp = TT__K(attention_and)(dp, keep);
                 TT__K(store)(ds + i * TT__ATTENTION_TILE, TT__K(attention_and)(p * (dp - dl), visible));
                 TT__K(store)(w + i * TT__ATTENTION_TILE, TT__K(attention_and)(p, keep));
@@ -14389,7 +14416,8 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
     call.a = a;
     call.longest = tt__attention_longest(a);
     call.query_scale = a->scale * 1.44269504088896341f;
-    call.keep_scale = 65536.0f / (float)(65536 - TT__DROP_THRESHOLD(a->dropout));
+    call.keep_scale = 256.0f / (float)(256 - TT__ATTENTION_DROP(a->dropout));
+    tt__attention_either(TT__ATTENTION_DROP(a->dropout), call.either);
     tt__philox_keys(a->dropout_key, call.keys);
     return call;
 }

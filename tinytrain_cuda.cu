@@ -4971,8 +4971,9 @@ struct attention_args {
     int parts_q, parts_k;
     float *parts; // (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: a block has all
     int pass;     // of blocks that leave such parts
-    int span_rows, span_cols; // see attention_find_span
-    int drop;                               // of 16 random bits, those below this drop
+    int span_rows, span_cols;               // see attention_find_span
+    bool drop;
+    uint32_t either[4];                     // see tt__attention_either
     uint32_t random;
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
     bool sums_deltas;                       // the kernel of dq makes `delta`
@@ -4989,18 +4990,18 @@ __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
                                (uint64_t)run->micro << 32 | p.random) : 0;
 }
 
-// Which of the weights of a query (a row of the batch) for keys 8 group ... 8 group + 7 of its sequence are
-// kept, a bit each.
+// Which of the weights of a query (a row of the batch) for keys 16 group ... 16 group + 15 of its sequence
+// are kept, a bit each. See tt__attention_either.
 __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group,
                                                    int head)
 {
-    const uint32_t counter[4] = {(uint32_t)row, (uint32_t)group, (uint32_t)head, 0}, drop = (uint32_t)p.drop;
-    uint32_t u[4], bits = 0;
-    philox<TT__DRAW_ROUNDS>(counter, key, u);
-    TT__UNROLL for (int i = 0; i < 4; i++)
-        bits |= (uint32_t)((u[i] & 0xffff) >= drop) << (2 * i) | (uint32_t)(u[i] >> 16 >= drop)
-            << (2 * i + 1);
-    return bits;
+    const uint32_t counter[4] = {(uint32_t)row, (uint32_t)group, (uint32_t)head, 0};
+    uint32_t x[4], kept = 0xffffffffu;
+    philox<TT__DRAW_ROUNDS>(counter, key, x);
+    TT__UNROLL for (int b = 0; b < 4; b++) kept = (x[b] & kept) | (p.either[b] & (x[b] | kept));
+    kept <<= 16;
+    TT__UNROLL for (int b = 0; b < 4; b++) kept = (x[b] & kept) | (p.either[b] & (x[b] | kept));
+    return kept >> 16;
 }
 
 // A tile of a sequence: of its queries or of its keys.
@@ -5338,15 +5339,13 @@ __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, i
     }
 }
 
-// keep (64 queries, 8): attention_keep for 64 keys from `key` on. A barrier comes between this and its use.
-__device__ __forceinline__ void attention_draw(unsigned char *keep, const attention_args &p, uint64_t random,
+// keep (64 queries, 4): attention_keep for 64 keys from `key` on. A barrier comes between this and its use.
+__device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_args &p, uint64_t random,
                                                const int32_t *rows, int first, int count, int key, int head)
 {
-    for (int i = (int)threadIdx.x; i < 64 * 8; i += 256) {
-        const int r = i % 64, query = first + min(r, count - 1);
-        keep[r * 8 + i / 64] = (unsigned char)attention_keep(p, random, rows ? rows[query] : query,
-                                                             key / 8 + i / 64, p.first_head + head);
-    }
+    const int r = threadIdx.x % 64, group = threadIdx.x / 64, query = first + min(r, count - 1);
+    keep[r * 4 + group] = (uint16_t)attention_keep(p, random, rows ? rows[query] : query, key / 16 + group,
+                                                   p.first_head + head);
 }
 
 // times (64, 64): how often each of a tile's `count` queries sees the blocks of 64 keys from `key` on, the
@@ -5389,7 +5388,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     tt__begin_kernel();
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
-    TT__SHARED(unsigned char, keep, [64 * 8]);
+    TT__SHARED(uint16_t, keep, [64 * 4]);
     TT__SHARED(unsigned char, times, [64 * 64]);
     const attention_block b = attention_block_at(p, p.query_start, p.heads, blockIdx.x);
     const attention_tile t = b.t;
@@ -5437,7 +5436,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
                 float weight = exp2f(s[a][c] - now);
                 if (NEAR) weight *= often[c];
                 total += weight;
-                if (p.drop && !(keep[(y + 16 * a) * 8 + i / 8] >> i % 8 & 1)) weight = 0;
+                if (p.drop && !(keep[(y + 16 * a) * 4 + i / 16] >> i % 16 & 1)) weight = 0;
                 tile[(y + 16 * a) * ATTENTION_PITCH + i] = weight;
                 out[a][c] *= factor;
             }
@@ -5472,7 +5471,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     tt__begin_kernel();
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
-    TT__SHARED(unsigned char, keep, [64 * 8]);
+    TT__SHARED(uint16_t, keep, [64 * 4]);
     TT__SHARED(unsigned char, times, [64 * 64]);
     const attention_block b = attention_block_at(p, p.query_start, p.heads, blockIdx.x);
     const attention_tile t = b.t;
@@ -5506,7 +5505,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
         TT__UNROLL for (int a = 0; a < 4; a++)
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = x + 16 * c;
-                const bool kept = !p.drop || (keep[(y + 16 * a) * 8 + i / 8] >> i % 8 & 1);
+                const bool kept = !p.drop || (keep[(y + 16 * a) * 4 + i / 16] >> i % 16 & 1);
                 int seen = attention_sees(p, row[a], key + i, t.length);
                 if (blocks && seen) seen = times[(y + 16 * a) * 64 + (key + i) / p.block - key / p.block];
                 attention_gradient(p, s[a][c], ds[a][c], seen, kept,
@@ -5523,28 +5522,40 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     }
 }
 
+// A square of 8 x 8 bits of 8 lanes whose numbers differ in their bits 2 to 4, group: byte by byte, bit i of
+// lane k becomes bit k of lane i.
+__device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
+{
+    TT__UNROLL for (int k = 1; k < 8; k *= 2) {
+        const int odd = group & k;
+        uint32_t stays = 0xffu / (1 + (1 << k)) * 0x01010101u << odd;
+        tt__forget(stays);
+        const uint32_t y = __shfl_xor_sync(0xffffffffu, x, 4 * k);
+        x = (x & stays) | (__funnelshift_l(y, y, k - 2 * odd) & ~stays);
+    }
+    return x;
+}
+
 // Which of the weights of the warp's keys (rows) and QUERIES queries (columns) it keeps: of the thread's, bit
-// 8 (2 e + h) + m QUERIES / 8 + n. rows: of the queries in the batch; octet: the first key / 8.
+// 8 (2 e + h) + m QUERIES / 8 + n. rows: of the queries in the batch; first: the warp's first key / 16.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
-                                                           const int *rows, int octet, int head)
+                                                           const int *rows, int first, int head,
+                                                           uint32_t thread = threadIdx.x)
 {
-    static_assert(MT * QUERIES <= 64, "the thread's weights are bits of one word");
-    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
-    uint32_t keep = p.drop ? 0 : 0xffffffffu;
-    if (!p.drop) return keep;
-    // Two tiles of 8 columns; the eight threads of a column draw for one query and 8 keys each.
-    TT__UNROLL for (int i = 0; i < MT * QUERIES / 8; i += 2) {
-        const int m = i / (QUERIES / 8), n = i % (QUERIES / 8);
-        const int query = rows[8 * (n + group / 4) + pair + group / 2 % 2];
-        uint32_t bits = attention_keep(p, random, query, octet + 2 * m + group % 2, head) << 8 * (group % 4);
-        bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
-        bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, 16);
-        keep |= ((group < 4 ? bits : other) >> group & 0x01010101u) << i
-            | ((group < 4 ? other : bits) >> group & 0x01010101u) << (i + 1);
+    enum { ACROSS = QUERIES / 8, TILES = MT * ACROSS };
+    static_assert(TILES == 8 || TILES == 4, "a thread draws for two queries or one");
+    const int group = thread % 32 / 4, pair = thread % 4 * 2;
+    if (!p.drop) return 0xffffffffu;
+    // The eight threads of two columns draw for 16 keys of a tile each.
+    const int *const row = rows + group % ACROSS * 8 + pair;
+    const int at = first + group % TILES / ACROSS;
+    if (TILES == 8) {
+        const uint32_t bits = attention_keep(p, random, row[0], at, head);
+        return attention_turn_bits(bits | attention_keep(p, random, row[1], at, head) << 16, group);
     }
-    return keep;
+    const uint32_t bits = attention_turn_bits(attention_keep(p, random, row[group / 4], at, head), group);
+    return (bits & 0x0f0f) | (bits & 0xf0f0) << 12;
 }
 
 // The same from bits: those of QUERIES queries and the warp's first 16 keys, from attention_fetch_bits.
@@ -5564,7 +5575,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     tt__begin_kernel();
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
-    TT__SHARED(unsigned char, keep, [64 * 8]);
+    TT__SHARED(uint16_t, keep, [64 * 4]);
     TT__SHARED(unsigned char, times, [64 * 64]);
     const attention_block b = attention_block_at(p, p.seq_start, p.heads / p.group, blockIdx.x);
     const attention_tile t = b.t;
@@ -5595,7 +5606,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
                 const float lse = p.lse[at], delta = p.delta[at];
                 TT__UNROLL for (int a = 0; a < 4; a++) {
                     const int r = y + 16 * a;
-                    const bool kept = !p.drop || (keep[i * 8 + r / 8] >> r % 8 & 1);
+                    const bool kept = !p.drop || (keep[i * 4 + r / 16] >> r % 16 & 1);
                     int seen = i < q.count && attention_sees(p, row, t.at + r, t.length);
                     if (blocks && seen) seen = times[i * 64 + (t.at + r) / p.block - t.at / p.block];
                     attention_gradient(p, s[a][c], ds[a][c], seen, kept,
@@ -5855,30 +5866,29 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
 }
 
 // Which of the weights for keys key ... key + KEYS - 1 the warp keeps; see attention_kept. Drawn before there
-// are scores, which take the registers. The four threads of a row draw for 8 keys each. to: attention_bits of
-// the warp's first query and the first of these keys; NULL: they are not left.
+// are scores, which take the registers. The four threads of a row draw for 16 keys each: 64 of the row, or 32
+// of the row and of the one 8 further. to: attention_bits of the warp's first query and the first of these
+// keys; NULL: they are not left.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,
                                                     int head, unsigned char *to = NULL)
 {
-    enum { OCTETS = KEYS / 32 };
-    const int t = threadIdx.x % 4;
-    uint32_t left[MT * KEYS / 32]; // two threads have the same: one leaves those of even i, one of odd
+    enum { WIDE = KEYS == 64 };
+    const int t = threadIdx.x % 4, group = WIDE ? t : t % 2;
+    uint16_t *const place = (uint16_t *)to + group * 64 + threadIdx.x % 32 / 4;
     TT__UNROLL for (int i = 0; i < MT * KEYS / 64; i++) keep[i] = p.drop ? 0 : 0xffffffffu;
     if (!p.drop) return;
-    TT__UNROLL for (int i = 0; i < MT * KEYS / 16; i++) {
-        const int m = i / (2 * OCTETS), h = i / OCTETS % 2, octet = i % OCTETS;
-        uint32_t bits = attention_keep(p, random, row[m][h], key / 8 + 4 * octet + t, head) << 8 * t;
+    TT__UNROLL for (int i = 0; i < MT * KEYS / 32; i++) {
+        const int m = WIDE ? i / 2 : i, h = WIDE ? i % 2 : t / 2;
+        const uint32_t mine = attention_keep(p, random, h ? row[m][1] : row[m][0], key / 16 + group, head);
+        if (to) place[16 * m + 8 * h] = (uint16_t)mine;
+        uint32_t bits = mine << 16 * (t % 2);
         bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
-        left[i / 2] = i % 2 == 0 || t % 2 ? bits >> 16 * (t / 2) : left[i / 2];
-        bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
-        keep[i / 4] |= (bits >> 2 * t & 0x03030303u) << i % 4 * 2;
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, 2);
+        keep[i / 2] |= ((t < 2 ? bits : other) >> 2 * t & 0x03030303u) << i % 2 * 4
+            | ((t < 2 ? other : bits) >> 2 * t & 0x03030303u) << (i % 2 * 4 + 2);
     }
-    if (!to) return;
-    enum { ODD = OCTETS == 2 ? 128 : 8, NEXT = OCTETS == 2 ? 8 : 16 };
-    uint16_t *const place = (uint16_t *)to + t / 2 * 64 + threadIdx.x % 32 / 4 + t % 2 * ODD;
-    TT__UNROLL for (int i = 0; i < MT * KEYS / 32; i++) place[i * NEXT] = (uint16_t)left[i];
 }
 
 // That for row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e.
@@ -6250,15 +6260,15 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
         if (!DROPS || last < 0) return;
         const attention_item &item = found[threadIdx.x / 32][last];
         const int stage = (fetched - 1) % STAGES;
-        for (int i = (int)threadIdx.x; i < QUERIES * KEYS / 32; i += 128) {
-            const int query = i % QUERIES, part = i / QUERIES;
-            const int row = attention_row(p, item.first + min(query, item.count - 1));
+        static_assert(QUERIES == 128, "a thread draws for a query");
+        const int query = (int)threadIdx.x, row = attention_row(p, item.first + min(query, item.count - 1));
+        TT__UNROLL for (int part = 0; part < KEYS / 32; part++) {
             uint32_t bits = 0;
             tt__forget(k0);
             tt__forget(k1);
             const uint64_t random = (uint64_t)k1 << 32 | k0;
-            TT__UNROLL for (int k = 0; k < 4; k++)
-                bits |= attention_keep(p, random, row, last_key / 8 + 4 * part + k, item.head) << 8 * k;
+            TT__UNROLL for (int k = 0; k < 2; k++)
+                bits |= attention_keep(p, random, row, last_key / 16 + 2 * part + k, item.head) << 16 * k;
             tile.keep[stage][part][query] = bits;
         }
         tt__phases_arrive(&barriers.v_there[stage]);
@@ -6920,7 +6930,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
         const uint32_t keep = READS
             ? attention_read_columns<MT, QUERIES>(kept + stage * BITS + mine / 8 * QUERIES)
-            : attention_draw_columns<MT, QUERIES>(p, random, rows + stage * QUERIES, first / 8, head);
+            : attention_draw_columns<MT, QUERIES>(p, random, rows + stage * QUERIES, first / 16, head);
         attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
         attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
         attention_column_slopes<MT, QUERIES, KIND>(s, g, p, keep, rows + stage * QUERIES, lse, delta, t, mine,
@@ -7130,7 +7140,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
             const bool seen = !diagonal || mine < from + part + PART; // any of the warp's keys
             if (seen) {
-                const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 8, head);
+                const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 16, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
                 attention_mma<T, D, MT, PART>(g, vs + mine * PITCH, dt);
                 attention_slopes<MT, PART>(s, g, p, keep, rows + at, lses + at + pair, deltas + at + pair,
@@ -7309,7 +7319,9 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     attention_wide<T>(g, v, b.dout);
     tt__wgmma_commit();
     uint32_t keep = 0;
-    if (DROPS) keep = attention_draw_columns<1, 64>(p, random, b.row, (at + own) / 8, b.head);
+    if (DROPS)
+        keep = attention_draw_columns<1, 64>(p, random, b.row, (at + own) / 16, b.head,
+                                             (uint32_t)tt__opaque((int)threadIdx.x));
     const auto kept = [&](int n, int i) { return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1; };
     tt__wgmma_wait<1>();
     tt__wgmma_done(s[0]);
@@ -7522,8 +7534,9 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->alibi_rounded = attr->alibi_rounded;
     p->scale = attr->scale;
     p->factor = attr->scale * TT__LOG2E;
-    p->drop = TT__DROP_THRESHOLD(attr->dropout);
-    p->keep_scale = 65536.0f / (float)(65536 - p->drop);
+    p->drop = attr->dropout > 0;
+    p->keep_scale = 256.0f / (float)(256 - TT__ATTENTION_DROP(attr->dropout));
+    tt__attention_either(TT__ATTENTION_DROP(attr->dropout), p->either);
     p->random = l->instr->random;
     p->block = attr->dense >= p->k.rows ? 0 : attr->block; // no sequence is longer
     p->dense = attr->dense;

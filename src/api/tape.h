@@ -101,7 +101,8 @@ typedef struct tt_attention_options {
     int heads;     /* of q, whose width it divides; those of k and v are as wide */
     bool causal;   /* a row sees itself and earlier rows of its sequence. Default false */
     float scale;   /* of q k^T; default 0: 1 / sqrt(head size) */
-    float dropout; /* of the attention weights, in training. Default 0 */
+    float dropout; /* of the attention weights, in training: at most 255/256, rounded to a multiple of 1/256,
+                      which is not 0 unless it is 0. Default 0 */
     int window;    /* row i sees row j where i - window < j <= i, as with sliding_window in transformers'
                       Mistral and Qwen2; unless causal, also where i < j < i + window. Time goes with rows *
                       window (Beltagy et al., "Longformer", 2020). Default 0: no window */

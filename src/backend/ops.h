@@ -238,6 +238,18 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__DRAW_ROUNDS 7
 /* Dropout: of 16 random bits, those below this drop. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
+/* Of attention's weights: of 8 random bits; a rate above 0 drops some. */
+#define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
+
+/* A draw of Philox is 16 numbers of 8 bits: bit b of number j is bit 16 (b / 4) + j of word b % 4. So all are
+   compared with the threshold at once, from bit 0 on. Up to a bit a number is at least as large where it was
+   so up to the one before and has this bit, if the threshold has it; else where it was so or has it. Of a
+   word x that is kept = (x & kept) | (either & (x | kept)): of the lower halves first, then of the higher. */
+static inline void tt__attention_either(int32_t drop, uint32_t either[4])
+{
+    for (int b = 0; b < 4; b++)
+        either[b] = (drop >> b & 1 ? 0 : 0xffffu) | (drop >> (b + 4) & 1 ? 0 : 0xffff0000u);
+}
 
 /* Rotary positions: the frequencies of all pairs, by transformers' formulas (modeling_rope_utils.py). */
 enum { TT__MOST_PAIRS = 256 };
@@ -290,8 +302,7 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
     const int64_t across = (longest + 63) / 64, tiles = q->rows / 64 + seqs;
     const bool plain = !a->window && !a->alibi_heads && !a->block && q->cols / a->heads <= 64;
-    const bool drops = a->dropout * 65536.0f + 0.5f >= 1; /* TT__DROP_THRESHOLD is above 0 */
-    if (!drops || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
+    if (!(a->dropout > 0) || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
     const int64_t pairs = a->causal ? tiles * (across + 1) / 2 : tiles * across;
     const int64_t bytes = pairs * a->heads * TT__CUDA_ATTENTION_BITS;
     return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* 16 bits each */

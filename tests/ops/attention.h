@@ -89,7 +89,7 @@ TEST_PLAIN static void eval_attention(node *n)
                 for (int j = first; j < last; j++) {
                     double weight = w[j] / sum;
                     if (g->train && n->b > 0)
-                        weight *= kept(key, (uint32_t)i, (uint32_t)(j - start[s]), (uint32_t)h, n->b);
+                        weight *= kept_weight(key, (uint32_t)i, (uint32_t)(j - start[s]), (uint32_t)h, n->b);
                     const double *v = IN(2)->v + j * key_width + h / group * size;
                     for (int c = 0; c < size && weight != 0; c++) out[c] += weight * v[c];
                 }

@@ -114,6 +114,10 @@
     X(attention, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, 0, 0);) \
     X(attention_causal, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), true, 0, 0);) \
     X(attention_dropout, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, 0, 0.3f);) \
+    X(attention_dropout_of_few, ATTENTION, \
+        return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, 0, 1e-6f);) \
+    X(attention_dropout_of_most, ATTENTION, \
+        return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, 0, 0.9f);) \
     X(attention_causal_dropout, ATTENTION, \
         return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), true, S, 0.5f);) \
     X(attention_scaled, ATTENTION, return attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, -S, 0);) \

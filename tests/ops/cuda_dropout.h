@@ -25,8 +25,9 @@ static int wrong_bits(const kept_case *c, const tt__instr *i, const tt__run *run
                                                : (before + row) * across;
                     const size_t at = ((size_t)(pair + k / 64) * (size_t)c->heads + (size_t)h) * 512 +
                                       (size_t)(k % 64 / 16 * 64 + q % 64) * 2 + (size_t)(k % 16 / 8);
-                    const double factor = kept(key, (uint32_t)(c->starts[s] + q), (uint32_t)k,
-                                               (uint32_t)(c->first_head + h), (double)i->attr.dropout);
+                    const double factor =
+                        kept_weight(key, (uint32_t)(c->starts[s] + q), (uint32_t)k,
+                                    (uint32_t)(c->first_head + h), (double)i->attr.dropout);
                     wrong += (bits[at] >> k % 8 & 1) != (factor > 0);
                 }
     return wrong;
@@ -92,7 +93,7 @@ static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dty
     const size_t bits = (size_t)tt__cuda_attention_bits(&i.attr, &l->in[1], 5), room = deltas + bits;
     unsigned char *after = (unsigned char *)calloc(1, room);
     report(bits > 0 && bits <= (size_t)(queries * width) * 2, "%zu bytes of bits", bits);
-    i.attr.dropout = 1e-6f; /* rounded, it drops none, and no kernel leaves bits */
+    i.attr.dropout = 0; /* no kernel leaves bits */
     report(tt__cuda_attention_bits(&i.attr, &l->in[1], 5) == 0, "bits of a rate that drops none");
     i.attr.dropout = 0.3f;
     i.workspace = room - 1; /* so none of the place of bits is touched */

@@ -129,7 +129,7 @@ TEST_PLAIN static void eval_dropout(node *n)
     for (int r = 0; r < n->rows; r++)
         for (int c = 0; c < n->cols; c++) {
             n->v[r * n->cols + c] = IN(0)->v[r * n->cols + c] *
-                                    (g->train && n->a > 0 ? kept(key, (uint32_t)r, (uint32_t)c, 0, n->a) : 1);
+                                    (g->train && n->a > 0 ? kept(key, (uint32_t)r, (uint32_t)c, n->a) : 1);
             note(n, n->v[r * n->cols + c]);
         }
     note(n, IN(0)->magnitude);

@@ -270,17 +270,37 @@ TEST_PLAIN static uint64_t dropout_key(uint64_t seed, uint64_t step, uint64_t mi
     return (uint64_t)u[1] << 32 | u[0];
 }
 
-/* 0, or 1 / (1 - p): number j % 8 of the 16-bit halves of block {i, j / 8, h, 0} decides. */
-TEST_PLAIN static double kept(uint64_t key, uint32_t i, uint32_t j, uint32_t h, double p)
+/* The words of block {i, j, h, 0}, which are kept for who asks again. */
+TEST_PLAIN static const uint32_t *drawn(uint64_t key, uint32_t i, uint32_t j, uint32_t h)
 {
-    static uint32_t last[3], u[4]; /* the block drawn before */
+    static uint32_t last[4], u[4];
     static uint64_t last_key;
-    uint32_t counter[4] = {i, j / 8, h, 0}, threshold = (uint32_t)floor(65536 * p + 0.5);
+    const uint32_t counter[4] = {i, j, h, 0};
     if (key != last_key || memcmp(counter, last, sizeof last) != 0) philox(7, counter, key, u);
     last_key = key;
     memcpy(last, counter, sizeof last);
-    uint32_t bits = u[j % 8 / 2] >> (j % 2 * 16) & 0xffff;
+    return u;
+}
+
+/* Of element j of row i: 0, or 1 / (1 - p): number j % 8 of the 16-bit halves of block {i, j / 8, 0, 0}
+   decides. */
+TEST_PLAIN static double kept(uint64_t key, uint32_t i, uint32_t j, double p)
+{
+    const uint32_t threshold = (uint32_t)floor(65536 * p + 0.5);
+    const uint32_t bits = drawn(key, i, j / 8, 0)[j % 8 / 2] >> (j % 2 * 16) & 0xffff;
     return bits >= threshold ? 65536.0 / (65536.0 - threshold) : 0;
+}
+
+/* Of the attention weight of query i for key j of head h: p counts in steps of 1/256, at least one. Block
+   {i, j / 16, h, 0} has a number of 8 bits for each of 16 keys: bits 0 to 3 are bit j % 16 of the four words,
+   bits 4 to 7 their bit 16 + j % 16. */
+TEST_PLAIN static double kept_weight(uint64_t key, uint32_t i, uint32_t j, uint32_t h, double p)
+{
+    const double threshold = fmax(1, floor(256 * p + 0.5));
+    const uint32_t *u = drawn(key, i, j / 16, h);
+    uint32_t number = 0;
+    for (uint32_t bit = 0; bit < 8; bit++) number += (u[bit % 4] >> (j % 16 + (bit < 4 ? 0 : 16)) & 1) << bit;
+    return number >= threshold ? 256 / (256 - threshold) : 0;
 }
 
 TEST_PLAIN static uint64_t node_key(const node *n)

@@ -72,7 +72,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(attention_starts, TT_ERR_SHAPE, "attention", "'y'", tt_attention(t, x, x, x, y, &two)) \
     X(attention_heads, TT_ERR_SHAPE, "attention", "4 heads", tt_attention(t, x, x, x, s, &four)) \
     X(attention_no_heads, TT_ERR_SHAPE, "attention", "0 heads", tt_attention(t, x, x, x, s, &none)) \
-    X(attention_dropout, TT_ERR_ARGUMENT, "attention", "below 65535/65536", \
+    X(attention_dropout, TT_ERR_ARGUMENT, "attention", "dropout 0.997 must be in 0..255/256", \
         tt_attention(t, x, x, x, s, &dropped)) \
     X(attention_window, TT_ERR_ARGUMENT, "attention", "window -1 must be at least 1", \
         tt_attention(t, x, x, x, s, &windowed)) \
@@ -140,7 +140,7 @@ TEST(ops_refuse_wrong_operands)
                          dropped = two, windowed = two, steep = two, blocked = two, below = two,
                          unlisted = two, misplaced = two, rounded = two;
     const int32_t far = 65536;
-    dropped.dropout = 1;
+    dropped.dropout = 0.997f;
     windowed.window = -1;
     below.max_length = -2;
     steep.alibi = INFINITY;

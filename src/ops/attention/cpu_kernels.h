@@ -19,7 +19,8 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
     call.a = a;
     call.longest = tt__attention_longest(a);
     call.query_scale = a->scale * 1.44269504088896341f;
-    call.keep_scale = 65536.0f / (float)(65536 - TT__DROP_THRESHOLD(a->dropout));
+    call.keep_scale = 256.0f / (float)(256 - TT__ATTENTION_DROP(a->dropout));
+    tt__attention_either(TT__ATTENTION_DROP(a->dropout), call.either);
     tt__philox_keys(a->dropout_key, call.keys);
     return call;
 }

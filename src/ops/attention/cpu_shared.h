@@ -9,8 +9,8 @@
 /* Attention within each sequence, per head. Shapes: k, v (rows, heads / group * head_size); q, out (queries,
    heads * head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists,
    in any order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h
-   (of all ranks) takes 16 random bits, number j % 8 of Philox counter {i, j / 8, h, 0}, low half first; kept
-   if >= round(65536 p). */
+   (of all ranks) takes 8 random bits, number j % 16 of Philox counter {i, j / 16, h, 0}, see
+   tt__attention_either; kept if >= TT__ATTENTION_DROP(p). */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */

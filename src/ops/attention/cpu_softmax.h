@@ -14,6 +14,7 @@ typedef struct TT__K(attention_call) {
     int64_t longest;
     float query_scale;  /* scale * log2 e                       */
     float keep_scale;   /* 1 / (1 - p)                          */
+    uint32_t either[4]; /* see tt__attention_either             */
     uint64_t keys[2 * TT__DRAW_ROUNDS];
 } TT__K(attention_call);
 
@@ -34,8 +35,10 @@ typedef struct TT__K(attention_lanes) {
     int64_t whole, full;  /* all lanes see [whole, full) */
     tt__vu row;           /* the row of the batch                                      */
     int64_t first_key;    /* of the block                                              */
-    int32_t head, drop;
+    int32_t head;
+    bool drop;
     const uint64_t *keys; /* of Philox                                                 */
+    const uint32_t *either;
 } TT__K(attention_lanes);
 
 /* query: of the first lane, in the sequence */
@@ -74,26 +77,33 @@ TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attentio
     l.from = tt__max(l.skip, l.from & ~(int64_t)7);
     l.first_key = first_key;
     l.head = a->first_head + t->head;
-    l.drop = TT__DROP_THRESHOLD(a->dropout);
+    l.drop = a->dropout > 0;
     l.keys = t->call->keys;
+    l.either = t->call->either;
     return l;
 }
 
-/* The random bits of keys r .. r + 7 of the block, r a multiple of 8: two keys a word. */
-TT__INLINE void TT__K(attention_random)(const TT__K(attention_lanes) *l, int64_t r, tt__vu bits[4])
+/* Which of keys r .. r + 7 of the block, r a multiple of 8, are kept: bits 24 to 31. They are drawn for 16
+   keys at once, into the higher half of *drawn, which the call for the 8 keys before has left. */
+TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t r, tt__vu *drawn)
 {
-    TT__K(philox)(l->keys, l->row, TT__K(splat_u)((uint32_t)((l->first_key + r) / 8)),
-                  TT__K(splat_u)((uint32_t)l->head), TT__K(splat_u)(0), bits);
+    const int64_t key = l->first_key + r;
+    if (key % 16 == 0 || r == l->from) {
+        tt__vu x[4], kept = TT__K(splat_u)(0xffffffff);
+        TT__K(philox)(l->keys, l->row, TT__K(splat_u)((uint32_t)(key / 16)),
+                      TT__K(splat_u)((uint32_t)l->head), TT__K(splat_u)(0), x);
+        TT__EACH(b, 4) kept = (x[b] & kept) | (l->either[b] & (x[b] | kept));
+        kept <<= 16;
+        TT__EACH(b, 4) kept = (x[b] & kept) | (l->either[b] & (x[b] | kept));
+        *drawn = kept;
+    }
+    return key % 16 ? *drawn : *drawn << 8;
 }
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* All bits set where key i (0..7) is kept. */
-TT__INLINE tt__vi TT__K(attention_keep)(const tt__vu bits[4], int i, int32_t drop)
-{
-    tt__vu number = i & 1 ? bits[i / 2] >> 16 : bits[i / 2] & 0xffff;
-    return (tt__vi)number >= drop;
-}
+/* All bits set where key i (0..7) of attention_draw is kept. */
+TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
 /* All bits set in the lanes that see key r. */
 TT__INLINE tt__vi TT__K(attention_sees)(const TT__K(attention_lanes) *l, int64_t r)
@@ -140,6 +150,7 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
 {
     const tt__vf lowest = TT__K(splat)(-FLT_MAX);
     tt__vf old = TT__K(load)(most), m0 = old, m1 = old, total0 = TT__K(zero)(), total1 = total0;
+    tt__vu drawn = TT__K(splat_u)(0);
     int64_t r = l->from;
     for (; r < tt__min(l->whole, l->seen); r++) {
         tt__vf x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
@@ -156,15 +167,15 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
     m0 = TT__K(max)(m0, m1);
     for (r = l->skip; r < l->from; r++) TT__K(store)(tile + r * TT__ATTENTION_TILE, TT__K(zero)());
     for (r = l->from; r < l->seen; r += 8) {
-        tt__vu bits[4];
+        tt__vu kept;
         float *t = tile + r * TT__ATTENTION_TILE;
-        if (dropout) TT__K(attention_random)(l, r, bits);
+        if (dropout) kept = TT__K(attention_draw)(l, r, &drawn);
         if (r >= l->whole && r + 8 <= l->full) {
             TT__EACH(i, 8) {
                 tt__vf p = TT__K(exp2)(TT__K(load)(t + i * TT__ATTENTION_TILE) - m0);
                 if (i & 1) total1 += p;
                 else total0 += p;
-                if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(bits, i, l->drop));
+                if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(kept, i));
                 TT__K(store)(t + i * TT__ATTENTION_TILE, p);
             }
         } else {
@@ -172,7 +183,7 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
                 tt__vf p = TT__K(exp2)(TT__K(load)(t + i * TT__ATTENTION_TILE) - m0);
                 p = TT__K(attention_and)(p, TT__K(attention_sees)(l, r + i));
                 total0 += p;
-                if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(bits, i, l->drop));
+                if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(kept, i));
                 TT__K(store)(t + i * TT__ATTENTION_TILE, p);
             }
         }
@@ -190,21 +201,22 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
                                                   const float *lse, const float *delta)
 {
     tt__vf log_sum = TT__K(load)(lse), dl = TT__K(load)(delta);
+    tt__vu drawn = TT__K(splat_u)(0);
     for (int64_t r = l->skip; r < l->from; r++) {
         TT__K(store)(weights + r * TT__ATTENTION_TILE, TT__K(zero)());
         TT__K(store)(dscores + r * TT__ATTENTION_TILE, TT__K(zero)());
     }
     for (int64_t r = l->from; r < l->seen; r += 8) {
-        tt__vu bits[4];
+        tt__vu kept;
         float *w = weights + r * TT__ATTENTION_TILE, *ds = dscores + r * TT__ATTENTION_TILE;
-        if (dropout) TT__K(attention_random)(l, r, bits);
+        if (dropout) kept = TT__K(attention_draw)(l, r, &drawn);
         if (r >= l->whole && r + 8 <= l->full) {
             TT__EACH(i, 8) {
                 tt__vf p = TT__K(exp2)(TT__K(load)(w + i * TT__ATTENTION_TILE) - log_sum);
                 tt__vf dp = TT__K(load)(ds + i * TT__ATTENTION_TILE);
                 tt__vi keep;
                 if (dropout) {
-                    keep = TT__K(attention_keep)(bits, i, l->drop);
+                    keep = TT__K(attention_keep)(kept, i);
                     dp = TT__K(attention_and)(dp, keep);
                 }
                 TT__K(store)(ds + i * TT__ATTENTION_TILE, p * (dp - dl));
@@ -215,7 +227,7 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
                 tt__vf p = TT__K(exp2)(TT__K(load)(w + i * TT__ATTENTION_TILE) - log_sum);
                 tt__vf dp = TT__K(load)(ds + i * TT__ATTENTION_TILE);
                 tt__vi visible = TT__K(attention_sees)(l, r + i), keep = visible;
-                if (dropout) keep &= TT__K(attention_keep)(bits, i, l->drop);
+                if (dropout) keep &= TT__K(attention_keep)(kept, i);
                 dp = TT__K(attention_and)(dp, keep);
                 TT__K(store)(ds + i * TT__ATTENTION_TILE, TT__K(attention_and)(p * (dp - dl), visible));
                 TT__K(store)(w + i * TT__ATTENTION_TILE, TT__K(attention_and)(p, keep));

@@ -43,8 +43,9 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->alibi_rounded = attr->alibi_rounded;
     p->scale = attr->scale;
     p->factor = attr->scale * TT__LOG2E;
-    p->drop = TT__DROP_THRESHOLD(attr->dropout);
-    p->keep_scale = 65536.0f / (float)(65536 - p->drop);
+    p->drop = attr->dropout > 0;
+    p->keep_scale = 256.0f / (float)(256 - TT__ATTENTION_DROP(attr->dropout));
+    tt__attention_either(TT__ATTENTION_DROP(attr->dropout), p->either);
     p->random = l->instr->random;
     p->block = attr->dense >= p->k.rows ? 0 : attr->block; // no sequence is longer
     p->dense = attr->dense;

@@ -354,7 +354,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
         const uint32_t keep = READS
             ? attention_read_columns<MT, QUERIES>(kept + stage * BITS + mine / 8 * QUERIES)
-            : attention_draw_columns<MT, QUERIES>(p, random, rows + stage * QUERIES, first / 8, head);
+            : attention_draw_columns<MT, QUERIES>(p, random, rows + stage * QUERIES, first / 16, head);
         attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
         attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
         attention_column_slopes<MT, QUERIES, KIND>(s, g, p, keep, rows + stage * QUERIES, lse, delta, t, mine,

@@ -157,7 +157,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
             const bool seen = !diagonal || mine < from + part + PART; // any of the warp's keys
             if (seen) {
-                const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 8, head);
+                const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 16, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
                 attention_mma<T, D, MT, PART>(g, vs + mine * PITCH, dt);
                 attention_slopes<MT, PART>(s, g, p, keep, rows + at, lses + at + pair, deltas + at + pair,
@@ -336,7 +336,9 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     attention_wide<T>(g, v, b.dout);
     tt__wgmma_commit();
     uint32_t keep = 0;
-    if (DROPS) keep = attention_draw_columns<1, 64>(p, random, b.row, (at + own) / 8, b.head);
+    if (DROPS)
+        keep = attention_draw_columns<1, 64>(p, random, b.row, (at + own) / 16, b.head,
+                                             (uint32_t)tt__opaque((int)threadIdx.x));
     const auto kept = [&](int n, int i) { return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1; };
     tt__wgmma_wait<1>();
     tt__wgmma_done(s[0]);

@@ -235,30 +235,29 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
 }
 
 // Which of the weights for keys key ... key + KEYS - 1 the warp keeps; see attention_kept. Drawn before there
-// are scores, which take the registers. The four threads of a row draw for 8 keys each. to: attention_bits of
-// the warp's first query and the first of these keys; NULL: they are not left.
+// are scores, which take the registers. The four threads of a row draw for 16 keys each: 64 of the row, or 32
+// of the row and of the one 8 further. to: attention_bits of the warp's first query and the first of these
+// keys; NULL: they are not left.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,
                                                     int head, unsigned char *to = NULL)
 {
-    enum { OCTETS = KEYS / 32 };
-    const int t = threadIdx.x % 4;
-    uint32_t left[MT * KEYS / 32]; // two threads have the same: one leaves those of even i, one of odd
+    enum { WIDE = KEYS == 64 };
+    const int t = threadIdx.x % 4, group = WIDE ? t : t % 2;
+    uint16_t *const place = (uint16_t *)to + group * 64 + threadIdx.x % 32 / 4;
     TT__UNROLL for (int i = 0; i < MT * KEYS / 64; i++) keep[i] = p.drop ? 0 : 0xffffffffu;
     if (!p.drop) return;
-    TT__UNROLL for (int i = 0; i < MT * KEYS / 16; i++) {
-        const int m = i / (2 * OCTETS), h = i / OCTETS % 2, octet = i % OCTETS;
-        uint32_t bits = attention_keep(p, random, row[m][h], key / 8 + 4 * octet + t, head) << 8 * t;
+    TT__UNROLL for (int i = 0; i < MT * KEYS / 32; i++) {
+        const int m = WIDE ? i / 2 : i, h = WIDE ? i % 2 : t / 2;
+        const uint32_t mine = attention_keep(p, random, h ? row[m][1] : row[m][0], key / 16 + group, head);
+        if (to) place[16 * m + 8 * h] = (uint16_t)mine;
+        uint32_t bits = mine << 16 * (t % 2);
         bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
-        left[i / 2] = i % 2 == 0 || t % 2 ? bits >> 16 * (t / 2) : left[i / 2];
-        bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
-        keep[i / 4] |= (bits >> 2 * t & 0x03030303u) << i % 4 * 2;
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, 2);
+        keep[i / 2] |= ((t < 2 ? bits : other) >> 2 * t & 0x03030303u) << i % 2 * 4
+            | ((t < 2 ? other : bits) >> 2 * t & 0x03030303u) << (i % 2 * 4 + 2);
     }
-    if (!to) return;
-    enum { ODD = OCTETS == 2 ? 128 : 8, NEXT = OCTETS == 2 ? 8 : 16 };
-    uint16_t *const place = (uint16_t *)to + t / 2 * 64 + threadIdx.x % 32 / 4 + t % 2 * ODD;
-    TT__UNROLL for (int i = 0; i < MT * KEYS / 32; i++) place[i * NEXT] = (uint16_t)left[i];
 }
 
 // That for row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e.

@@ -113,15 +113,13 @@ __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, i
     }
 }
 
-// keep (64 queries, 8): attention_keep for 64 keys from `key` on. A barrier comes between this and its use.
-__device__ __forceinline__ void attention_draw(unsigned char *keep, const attention_args &p, uint64_t random,
+// keep (64 queries, 4): attention_keep for 64 keys from `key` on. A barrier comes between this and its use.
+__device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_args &p, uint64_t random,
                                                const int32_t *rows, int first, int count, int key, int head)
 {
-    for (int i = (int)threadIdx.x; i < 64 * 8; i += 256) {
-        const int r = i % 64, query = first + min(r, count - 1);
-        keep[r * 8 + i / 64] = (unsigned char)attention_keep(p, random, rows ? rows[query] : query,
-                                                             key / 8 + i / 64, p.first_head + head);
-    }
+    const int r = threadIdx.x % 64, group = threadIdx.x / 64, query = first + min(r, count - 1);
+    keep[r * 4 + group] = (uint16_t)attention_keep(p, random, rows ? rows[query] : query, key / 16 + group,
+                                                   p.first_head + head);
 }
 
 // times (64, 64): how often each of a tile's `count` queries sees the blocks of 64 keys from `key` on, the
@@ -164,7 +162,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     tt__begin_kernel();
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
-    TT__SHARED(unsigned char, keep, [64 * 8]);
+    TT__SHARED(uint16_t, keep, [64 * 4]);
     TT__SHARED(unsigned char, times, [64 * 64]);
     const attention_block b = attention_block_at(p, p.query_start, p.heads, blockIdx.x);
     const attention_tile t = b.t;
@@ -212,7 +210,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
                 float weight = exp2f(s[a][c] - now);
                 if (NEAR) weight *= often[c];
                 total += weight;
-                if (p.drop && !(keep[(y + 16 * a) * 8 + i / 8] >> i % 8 & 1)) weight = 0;
+                if (p.drop && !(keep[(y + 16 * a) * 4 + i / 16] >> i % 16 & 1)) weight = 0;
                 tile[(y + 16 * a) * ATTENTION_PITCH + i] = weight;
                 out[a][c] *= factor;
             }
@@ -247,7 +245,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     tt__begin_kernel();
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
-    TT__SHARED(unsigned char, keep, [64 * 8]);
+    TT__SHARED(uint16_t, keep, [64 * 4]);
     TT__SHARED(unsigned char, times, [64 * 64]);
     const attention_block b = attention_block_at(p, p.query_start, p.heads, blockIdx.x);
     const attention_tile t = b.t;
@@ -281,7 +279,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
         TT__UNROLL for (int a = 0; a < 4; a++)
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = x + 16 * c;
-                const bool kept = !p.drop || (keep[(y + 16 * a) * 8 + i / 8] >> i % 8 & 1);
+                const bool kept = !p.drop || (keep[(y + 16 * a) * 4 + i / 16] >> i % 16 & 1);
                 int seen = attention_sees(p, row[a], key + i, t.length);
                 if (blocks && seen) seen = times[(y + 16 * a) * 64 + (key + i) / p.block - key / p.block];
                 attention_gradient(p, s[a][c], ds[a][c], seen, kept,
@@ -298,28 +296,40 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     }
 }
 
+// A square of 8 x 8 bits of 8 lanes whose numbers differ in their bits 2 to 4, group: byte by byte, bit i of
+// lane k becomes bit k of lane i.
+__device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
+{
+    TT__UNROLL for (int k = 1; k < 8; k *= 2) {
+        const int odd = group & k;
+        uint32_t stays = 0xffu / (1 + (1 << k)) * 0x01010101u << odd;
+        tt__forget(stays);
+        const uint32_t y = __shfl_xor_sync(0xffffffffu, x, 4 * k);
+        x = (x & stays) | (__funnelshift_l(y, y, k - 2 * odd) & ~stays);
+    }
+    return x;
+}
+
 // Which of the weights of the warp's keys (rows) and QUERIES queries (columns) it keeps: of the thread's, bit
-// 8 (2 e + h) + m QUERIES / 8 + n. rows: of the queries in the batch; octet: the first key / 8.
+// 8 (2 e + h) + m QUERIES / 8 + n. rows: of the queries in the batch; first: the warp's first key / 16.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
-                                                           const int *rows, int octet, int head)
+                                                           const int *rows, int first, int head,
+                                                           uint32_t thread = threadIdx.x)
 {
-    static_assert(MT * QUERIES <= 64, "the thread's weights are bits of one word");
-    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
-    uint32_t keep = p.drop ? 0 : 0xffffffffu;
-    if (!p.drop) return keep;
-    // Two tiles of 8 columns; the eight threads of a column draw for one query and 8 keys each.
-    TT__UNROLL for (int i = 0; i < MT * QUERIES / 8; i += 2) {
-        const int m = i / (QUERIES / 8), n = i % (QUERIES / 8);
-        const int query = rows[8 * (n + group / 4) + pair + group / 2 % 2];
-        uint32_t bits = attention_keep(p, random, query, octet + 2 * m + group % 2, head) << 8 * (group % 4);
-        bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
-        bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, 16);
-        keep |= ((group < 4 ? bits : other) >> group & 0x01010101u) << i
-            | ((group < 4 ? other : bits) >> group & 0x01010101u) << (i + 1);
+    enum { ACROSS = QUERIES / 8, TILES = MT * ACROSS };
+    static_assert(TILES == 8 || TILES == 4, "a thread draws for two queries or one");
+    const int group = thread % 32 / 4, pair = thread % 4 * 2;
+    if (!p.drop) return 0xffffffffu;
+    // The eight threads of two columns draw for 16 keys of a tile each.
+    const int *const row = rows + group % ACROSS * 8 + pair;
+    const int at = first + group % TILES / ACROSS;
+    if (TILES == 8) {
+        const uint32_t bits = attention_keep(p, random, row[0], at, head);
+        return attention_turn_bits(bits | attention_keep(p, random, row[1], at, head) << 16, group);
     }
-    return keep;
+    const uint32_t bits = attention_turn_bits(attention_keep(p, random, row[group / 4], at, head), group);
+    return (bits & 0x0f0f) | (bits & 0xf0f0) << 12;
 }
 
 // The same from bits: those of QUERIES queries and the warp's first 16 keys, from attention_fetch_bits.
@@ -339,7 +349,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     tt__begin_kernel();
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
-    TT__SHARED(unsigned char, keep, [64 * 8]);
+    TT__SHARED(uint16_t, keep, [64 * 4]);
     TT__SHARED(unsigned char, times, [64 * 64]);
     const attention_block b = attention_block_at(p, p.seq_start, p.heads / p.group, blockIdx.x);
     const attention_tile t = b.t;
@@ -370,7 +380,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
                 const float lse = p.lse[at], delta = p.delta[at];
                 TT__UNROLL for (int a = 0; a < 4; a++) {
                     const int r = y + 16 * a;
-                    const bool kept = !p.drop || (keep[i * 8 + r / 8] >> r % 8 & 1);
+                    const bool kept = !p.drop || (keep[i * 4 + r / 16] >> r % 16 & 1);
                     int seen = i < q.count && attention_sees(p, row, t.at + r, t.length);
                     if (blocks && seen) seen = times[i * 64 + (t.at + r) / p.block - t.at / p.block];
                     attention_gradient(p, s[a][c], ds[a][c], seen, kept,

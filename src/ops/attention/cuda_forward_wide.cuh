@@ -143,15 +143,15 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
         if (!DROPS || last < 0) return;
         const attention_item &item = found[threadIdx.x / 32][last];
         const int stage = (fetched - 1) % STAGES;
-        for (int i = (int)threadIdx.x; i < QUERIES * KEYS / 32; i += 128) {
-            const int query = i % QUERIES, part = i / QUERIES;
-            const int row = attention_row(p, item.first + min(query, item.count - 1));
+        static_assert(QUERIES == 128, "a thread draws for a query");
+        const int query = (int)threadIdx.x, row = attention_row(p, item.first + min(query, item.count - 1));
+        TT__UNROLL for (int part = 0; part < KEYS / 32; part++) {
             uint32_t bits = 0;
             tt__forget(k0);
             tt__forget(k1);
             const uint64_t random = (uint64_t)k1 << 32 | k0;
-            TT__UNROLL for (int k = 0; k < 4; k++)
-                bits |= attention_keep(p, random, row, last_key / 8 + 4 * part + k, item.head) << 8 * k;
+            TT__UNROLL for (int k = 0; k < 2; k++)
+                bits |= attention_keep(p, random, row, last_key / 16 + 2 * part + k, item.head) << 16 * k;
             tile.keep[stage][part][query] = bits;
         }
         tt__phases_arrive(&barriers.v_there[stage]);

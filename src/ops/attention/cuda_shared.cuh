@@ -46,8 +46,9 @@ struct attention_args {
     int parts_q, parts_k;
     float *parts; // (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: a block has all
     int pass;     // of blocks that leave such parts
-    int span_rows, span_cols; // see attention_find_span
-    int drop;                               // of 16 random bits, those below this drop
+    int span_rows, span_cols;               // see attention_find_span
+    bool drop;
+    uint32_t either[4];                     // see tt__attention_either
     uint32_t random;
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
     bool sums_deltas;                       // the kernel of dq makes `delta`
@@ -64,18 +65,18 @@ __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
                                (uint64_t)run->micro << 32 | p.random) : 0;
 }
 
-// Which of the weights of a query (a row of the batch) for keys 8 group ... 8 group + 7 of its sequence are
-// kept, a bit each.
+// Which of the weights of a query (a row of the batch) for keys 16 group ... 16 group + 15 of its sequence
+// are kept, a bit each. See tt__attention_either.
 __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group,
                                                    int head)
 {
-    const uint32_t counter[4] = {(uint32_t)row, (uint32_t)group, (uint32_t)head, 0}, drop = (uint32_t)p.drop;
-    uint32_t u[4], bits = 0;
-    philox<TT__DRAW_ROUNDS>(counter, key, u);
-    TT__UNROLL for (int i = 0; i < 4; i++)
-        bits |= (uint32_t)((u[i] & 0xffff) >= drop) << (2 * i) | (uint32_t)(u[i] >> 16 >= drop)
-            << (2 * i + 1);
-    return bits;
+    const uint32_t counter[4] = {(uint32_t)row, (uint32_t)group, (uint32_t)head, 0};
+    uint32_t x[4], kept = 0xffffffffu;
+    philox<TT__DRAW_ROUNDS>(counter, key, x);
+    TT__UNROLL for (int b = 0; b < 4; b++) kept = (x[b] & kept) | (p.either[b] & (x[b] | kept));
+    kept <<= 16;
+    TT__UNROLL for (int b = 0; b < 4; b++) kept = (x[b] & kept) | (p.either[b] & (x[b] | kept));
+    return kept >> 16;
 }
 
 // A tile of a sequence: of its queries or of its keys.

@@ -71,7 +71,10 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (!tt__blocks_in(t, &i->attr)) return false;
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, heads);
-    return tt__rate_in(t, i);
+    if (!(i->attr.dropout >= 0 && i->attr.dropout <= 255.0f / 256))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: dropout %g must be in 0..255/256",
+                             i->attr.dropout);
+    return true;
 }
 
 /* Copies lists of blocks to the tape. */
