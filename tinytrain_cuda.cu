@@ -976,12 +976,16 @@ template <class T> __device__ __forceinline__ uint32_t pack(float low, float hig
 template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high)
 {
     const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    return (uint32_t)__bfloat16_as_ushort(v.x) | (uint32_t)__bfloat16_as_ushort(v.y) << 16;
+    uint32_t bits; // both at once: to put halves together takes instructions
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
 }
 template <> __device__ __forceinline__ uint32_t pack<f16>(float low, float high)
 {
     const __half2 v = __floats2half2_rn(low, high);
-    return (uint32_t)__half_as_ushort(v.x) | (uint32_t)__half_as_ushort(v.y) << 16;
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
 }
 __device__ __forceinline__ uint32_t pack_as(tt_dtype dtype, float low, float high)
 {
@@ -1043,29 +1047,36 @@ inline bool is_wide(const tt__mat *m)
 
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
-// Of the normal distribution below -|x|: its share is f exp(-x^2 / 2), with f a polynomial of t = 1 / (1 +
-// 0.34 |x|), fitted here (the least greatest relative error for |x| up to 6: 1.3e-7; 1.7e-4 at 14, where the
-// share is 1e-44). GELU and its slope, which share f and the exponential, are within 3e-7 of the exact ones
-// for |x| up to 4, and of 1e-7 |x| beyond.
-struct normal_tail { float f, e, reach; }; // e: the exponential; reach: |x|, at most 14, so that 0 e is 0
+// Of the normal distribution, e is the density at x, exp(-x^2 / 2) / sqrt(2 pi), and f e the share below -|x|,
+// with f a polynomial of t = 1 / (1 + 0.34 |x|), fitted here (the least greatest relative error for |x| up to
+// 6: 1.3e-7; 1.7e-4 at 14, where the share is 1e-44). GELU and its slope, which share f and the density, are
+// within 3e-7 of the exact ones for |x| up to 4, and of 1e-7 |x| beyond.
+struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that 0 e is 0
 
 __device__ __forceinline__ normal_tail tail_of(float x)
 {
     const float a = fabsf(x), t = tt__reciprocal(fmaf(0.34f, a, 1.0f));
-    float f = 0.0464521124f;
-    f = fmaf(f, t, -0.207596006f);
-    f = fmaf(f, t, 0.276615384f);
-    f = fmaf(f, t, -0.0423069961f);
-    f = fmaf(f, t, 0.162437195f);
-    f = fmaf(f, t, 0.128213552f);
-    f = fmaf(f, t, 0.136184699f);
-    return {f * t, tt__exp2(-0.72134752f * x * x), fminf(a, 14.0f)};
+    float f = 0.11643818f;
+    f = fmaf(f, t, -0.520366013f);
+    f = fmaf(f, t, 0.693371952f);
+    f = fmaf(f, t, -0.106047913f);
+    f = fmaf(f, t, 0.40716967f);
+    f = fmaf(f, t, 0.321383715f);
+    f = fmaf(f, t, 0.341364413f);
+    // In powers of 2, -1.3257 is the logarithm of 1 / sqrt(2 pi).
+    return {f * t, tt__exp2(fmaf(-0.72134752f * x, x, -1.32574809f)), fminf(a, 14.0f)};
 }
 
 // 1 / (1 + exp(-x)).
 __device__ __forceinline__ float sigmoid(float x)
 {
     return tt__reciprocal(1 + tt__exp2(-1.4426950408889634f * x));
+}
+
+// 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+__device__ __forceinline__ float share_by_tanh(float x, float square)
+{
+    return tt__reciprocal(1 + tt__exp2(x * fmaf(-0.102943240f, square, -2.30220820f)));
 }
 
 // Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the
@@ -1077,8 +1088,7 @@ __device__ __forceinline__ float activate(int act, float x)
         const normal_tail n = tail_of(x);
         return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is
     }
-    // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)).
-    case TT__ACT_GELU_TANH: return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+    case TT__ACT_GELU_TANH: return x * share_by_tanh(x, x * x);
     case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
     case TT__ACT_TANH: return tanhf(x);
     case TT__ACT_SILU: return x * sigmoid(x);
@@ -1090,12 +1100,13 @@ __device__ __forceinline__ float activation_slope(int act, float x)
     switch (act) {
     case TT__ACT_GELU: {
         const normal_tail n = tail_of(x);
-        const float below = (n.f - 0.39894228040143268f * n.reach) * n.e; // the slope at -|x|
+        const float below = (n.f - n.reach) * n.e; // the slope at -|x|
         return x < 0 ? below : 1 - below;
     }
     case TT__ACT_GELU_TANH: {
-        float s = sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)), ds = s * (1 - s);
-        return ds > 0 ? s + x * ds * 1.5957691216057308f * (1 + 0.134145f * x * x) : s;
+        const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
+        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the slope of 2u
+        return ds > 0 ? fmaf(ds, du, s) : s;
     }
     case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
     case TT__ACT_TANH: return 1 - x * x;
@@ -1433,6 +1444,30 @@ cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__ma
 // any.
 enum { ANY = -1 };
 
+// 8 columns of a row as they come from memory: of vectors of dtype X their bits, of ANY numbers.
+template <int X> struct row_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
+template <> struct row_bits<ANY> { float v[8]; };
+
+template <int X> __device__ __forceinline__ void widen_row(float (&v)[8], const row_bits<X> &from)
+{
+    if constexpr (X == ANY) {
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = from.v[j];
+    } else if constexpr (X == TT_F32) {
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            v[4 * h] = __uint_as_float(from.q[h].x); v[4 * h + 1] = __uint_as_float(from.q[h].y);
+            v[4 * h + 2] = __uint_as_float(from.q[h].z); v[4 * h + 3] = __uint_as_float(from.q[h].w);
+        }
+    } else {
+        TT__WITH_HALF((tt_dtype)X, T, widen8<T>(v, from.q[0]));
+    }
+}
+
+// The matrices begin `by` rows later.
+template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &...m)
+{
+    ((m.data = row_at(m, by)), ...);
+}
+
 // The number of blocks of a kernel that goes through its work in strides: `blocks`, for which there is work,
 // but at most `times` the number that the device's processors run at a time.
 template <class... P>
@@ -1492,10 +1527,23 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
     return e;
 }
 
-// The same, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. A thread has 8 columns,
-// and up to 64 registers: if the compiler chooses how many, it spills one.
+// n columns from c on of m's first row.
+template <int X>
+__device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, int64_t c, int n, bool vector)
+{
+    if constexpr (X == ANY) {
+        load_group(to.v, m, 0, c, n, vector);
+    } else {
+        constexpr int N = X == TT_F32 ? 2 : 1;
+        TT__UNROLL for (int h = 0; h < N; h++) to.q[h] = ((const uint4 *)m.data)[c / 8 * N + h];
+    }
+}
+
+// As each_group, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP has finish(), too,
+// which makes v of the elements v of a and the others of b, and is told whether b is there. A thread has 8
+// columns. The rows of its next turn are on their way meanwhile: there are few blocks, as each leaves sums.
 template <class OP, int X, int Y>
-__global__ void __launch_bounds__(TT__ROW_THREADS, 4)
+__global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
 {
     tt__begin_kernel();
@@ -1505,32 +1553,57 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4)
         g.vector = true;
     }
     op.begin();
-    const int teams = sum_teams(g.y.cols), across = TT__ROW_THREADS / teams;
-    const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + threadIdx.x % across * 8;
-    const int64_t from = blockIdx.y * rows_each, to = c < g.y.cols ? min(g.y.rows, from + rows_each) : 0;
+    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // in a turn
+    const int teams = sum_teams(g.y.cols), across = (int)blockDim.x / teams;
+    const int team = (int)threadIdx.x / across, place = (int)threadIdx.x - team * across;
+    const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + place * 8;
+    const int64_t from = blockIdx.y * rows_each + team;
     const int n = X != ANY ? 8 : (int)min(g.y.cols - c, (int64_t)8);
+    const bool both = g.b.data != NULL;
     float *const of_block = partial + blockIdx.y * g.y.cols;
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    for (int64_t r = from + threadIdx.x / across; r < to; r += teams) {
-        float v[8], old[8];
-        op.get(g, r, c, n, v);
-        if (g.add) {
-            load_group(old, g.y, r, c, n, g.vector);
-            TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+    row_bits<X> a[ROWS] = {}, b[ROWS] = {};
+    // Of the thread's first row in the turn at hand. Operands begin at what is fetched ahead, the next turn;
+    // all of it in one go, as a thread that waits for one of its loads may wait for all under way.
+    int left = c < g.y.cols ? (int)(min(g.y.rows, (blockIdx.y + 1) * rows_each) - from) : 0;
+    move_rows(from, g.a, g.b, g.y);
+    const auto fetch = [&](int many) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            if (i * teams < many) fetch_group(a[i], g.a, c, n, g.vector);
+            if (i * teams < many && both) fetch_group(b[i], g.b, c, n, g.vector);
+            move_rows(teams, g.a, g.b);
         }
-        store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
-        round8(v, g.y.dtype);
-        TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
+    };
+    fetch(left);
+    for (int64_t r = from; left > 0; r += ROWS * teams, left -= ROWS * teams) {
+        float v[ROWS][8], other[ROWS][8], old[8];
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            widen_row(v[i], a[i]);
+            widen_row(other[i], b[i]);
+        }
+        fetch(left - ROWS * teams);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            if (i * teams >= left) continue;
+            op.finish(both, r + i * teams, c, v[i], other[i]);
+            if (g.add) {
+                load_group(old, g.y, 0, c, n, g.vector);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] += old[j];
+            }
+            store8(g.y.data, g.y.dtype, c, n, g.vector, v[i]);
+            move_rows(teams, g.y);
+            round8(v[i], g.y.dtype);
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[i][j];
+        }
     }
     if (teams == 1) {
         TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
         return;
     }
     TT__SHARED(float4, part, [4][2][64]); // of 4 columns each
-    part[threadIdx.x / 64][0][threadIdx.x % 64] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-    part[threadIdx.x / 64][1][threadIdx.x % 64] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    part[team][0][place] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    part[team][1][place] = make_float4(sum[4], sum[5], sum[6], sum[7]);
     __syncthreads();
-    for (int k = threadIdx.x; k < across * 8 && column + k < g.y.cols; k += TT__ROW_THREADS) {
+    for (int k = threadIdx.x; k < across * 8 && column + k < g.y.cols; k += (int)blockDim.x) {
         float all = 0;
         TT__UNROLL for (int team = 0; team < 4; team++)
             all += ((const float *)&part[team][k / 4 % 2][k / 8])[k % 4];
@@ -1599,18 +1672,21 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    const dim3 grid(blocks_for(y.cols, 8 * TT__ROW_THREADS / sum_teams(y.cols)), blocks_for(y.rows, each));
+    // Blocks across the columns are alike.
+    const int teams = sum_teams(y.cols);
+    const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
+    const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;
+    const dim3 grid(blocks_for(groups, threads / teams), blocks_for(y.rows, each));
     const bool alike = is_typed(g) && y.dtype == a.dtype;
     cudaError_t e = cudaSuccess;
     if constexpr (OP::KIND == RARE) {
-        e = TT__LAUNCH((each_group_sums<OP, ANY, ANY>), grid, TT__ROW_THREADS, 0, d->stream, g, op, partial,
-                       each);
+        e = TT__LAUNCH((each_group_sums<OP, ANY, ANY>), grid, threads, 0, d->stream, g, op, partial, each);
     } else {
         const auto kernel = alike && a.dtype == TT_F32 ? each_group_sums<OP, TT_F32, TT_F32>
             : alike && a.dtype == TT_BF16 ? each_group_sums<OP, TT_BF16, TT_BF16>
             : alike && a.dtype == TT_F16 ? each_group_sums<OP, TT_F16, TT_F16>
             : each_group_sums<OP, ANY, ANY>;
-        e = TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, d->stream, g, op, partial, each);
+        e = TT__LAUNCH(kernel, grid, threads, 0, d->stream, g, op, partial, each);
     }
     return e == cudaSuccess ? run_finish_sums(d, partial, grid.y, y.cols, &sums, add_sums) : e;
 }
@@ -1801,12 +1877,16 @@ template <int ACT> struct op_act {
 template <int ACT> struct op_act_backward {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
+    __device__ void finish(bool, int64_t, int64_t, float (&v)[8], const float (&saved)[8]) const
+    {
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= activation_slope(ACT, saved[j]);
+    }
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         float saved[8];
         load_group(v, g.a, r, c, n, g.vector);
         load_group(saved, g.b, r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= activation_slope(ACT, saved[j]);
+        finish(true, r, c, v, saved);
         return true;
     }
 };
@@ -1957,15 +2037,17 @@ struct op_dropout {
         TT__UNROLL for (int j = 0; j < 8; j++)
             v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
     }
+    __device__ void finish(bool adds, int64_t r, int64_t c, float (&v)[8], const float (&residual)[8]) const
+    {
+        apply(r, (uint32_t)(c / 8), v);
+        if (adds) TT__UNROLL for (int j = 0; j < 8; j++) v[j] += residual[j];
+    }
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
+        float residual[8];
         load_group(v, g.a, r, c, n, g.vector);
-        apply(r, (uint32_t)(c / 8), v);
-        if (g.b.data) {
-            float residual[8];
-            load_group(residual, g.b, r, c, n, g.vector);
-            TT__UNROLL for (int j = 0; j < 8; j++) v[j] += residual[j];
-        }
+        if (g.b.data) load_group(residual, g.b, r, c, n, g.vector);
+        finish(g.b.data != NULL, r, c, v, residual);
         return true;
     }
 };
@@ -2322,10 +2404,6 @@ struct row_thread {
 };
 inline int row_threads(int64_t cols) { return (int)((cols + 255) / 256 * 32); }
 
-// 8 columns of a row as they come from memory: of vectors of dtype X their bits, of ANY numbers.
-template <int X> struct row_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
-template <> struct row_bits<ANY> { float v[8]; };
-
 // Beyond the last column, and of a row that is not there, 0.
 template <int X>
 __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int64_t r, const row_thread &t,
@@ -2344,20 +2422,6 @@ __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int
         const uint4 *p = (const uint4 *)((const char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + t.at * N;
         TT__UNROLL for (int h = 0; h < N; h++)
             to.q[h] = there && t.at * 8 < (int)m.cols ? p[h] : make_uint4(0, 0, 0, 0);
-    }
-}
-
-template <int X> __device__ __forceinline__ void widen_row(float (&v)[8], const row_bits<X> &from)
-{
-    if constexpr (X == ANY) {
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = from.v[j];
-    } else if constexpr (X == TT_F32) {
-        TT__UNROLL for (int h = 0; h < 2; h++) {
-            v[4 * h] = __uint_as_float(from.q[h].x); v[4 * h + 1] = __uint_as_float(from.q[h].y);
-            v[4 * h + 2] = __uint_as_float(from.q[h].z); v[4 * h + 3] = __uint_as_float(from.q[h].w);
-        }
-    } else {
-        widen8<bf16>(v, from.q[0]);
     }
 }
 
@@ -2393,12 +2457,6 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     float u[8];
     widen_row(u, from);
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
-}
-
-// The matrices begin `by` rows later.
-template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &...m)
-{
-    ((m.data = row_at(m, by)), ...);
 }
 
 // The sums of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is

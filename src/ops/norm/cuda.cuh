@@ -19,10 +19,6 @@ struct row_thread {
 };
 inline int row_threads(int64_t cols) { return (int)((cols + 255) / 256 * 32); }
 
-// 8 columns of a row as they come from memory: of vectors of dtype X their bits, of ANY numbers.
-template <int X> struct row_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
-template <> struct row_bits<ANY> { float v[8]; };
-
 // Beyond the last column, and of a row that is not there, 0.
 template <int X>
 __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int64_t r, const row_thread &t,
@@ -41,20 +37,6 @@ __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int
         const uint4 *p = (const uint4 *)((const char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + t.at * N;
         TT__UNROLL for (int h = 0; h < N; h++)
             to.q[h] = there && t.at * 8 < (int)m.cols ? p[h] : make_uint4(0, 0, 0, 0);
-    }
-}
-
-template <int X> __device__ __forceinline__ void widen_row(float (&v)[8], const row_bits<X> &from)
-{
-    if constexpr (X == ANY) {
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = from.v[j];
-    } else if constexpr (X == TT_F32) {
-        TT__UNROLL for (int h = 0; h < 2; h++) {
-            v[4 * h] = __uint_as_float(from.q[h].x); v[4 * h + 1] = __uint_as_float(from.q[h].y);
-            v[4 * h + 2] = __uint_as_float(from.q[h].z); v[4 * h + 3] = __uint_as_float(from.q[h].w);
-        }
-    } else {
-        widen8<bf16>(v, from.q[0]);
     }
 }
 
@@ -90,12 +72,6 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     float u[8];
     widen_row(u, from);
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
-}
-
-// The matrices begin `by` rows later.
-template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &...m)
-{
-    ((m.data = row_at(m, by)), ...);
 }
 
 // The sums of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
