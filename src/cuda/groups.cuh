@@ -305,9 +305,9 @@ __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, i
     }
 }
 
-// As each_group, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP has finish(), too,
-// which makes v of the elements v of a and the others of b, and is told whether b is there. A thread has 8
-// columns. The rows of its next turn are on their way meanwhile: there are few blocks, as each leaves sums.
+// As each_group, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP has finish(),
+// too, which makes v of the elements v of a and the others of b, and is told whether b is there. A thread has
+// 8 columns. The rows of its next turn are on their way meanwhile: there are few blocks, as each leaves sums.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)

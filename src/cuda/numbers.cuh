@@ -144,10 +144,10 @@ inline bool is_wide(const tt__mat *m)
 
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
-// Of the normal distribution, e is the density at x, exp(-x^2 / 2) / sqrt(2 pi), and f e the share below -|x|,
-// with f a polynomial of t = 1 / (1 + 0.34 |x|), fitted here (the least greatest relative error for |x| up to
-// 6: 1.3e-7; 1.7e-4 at 14, where the share is 1e-44). GELU and its slope, which share f and the density, are
-// within 3e-7 of the exact ones for |x| up to 4, and of 1e-7 |x| beyond.
+// Of the normal distribution, e is the density at x, exp(-x^2 / 2) / sqrt(2 pi), and f e the share below
+// -|x|, with f a polynomial of t = 1 / (1 + 0.34 |x|), fitted here (the least greatest relative error for |x|
+// up to 6: 1.3e-7; 1.7e-4 at 14, where the share is 1e-44). GELU and its slope, which share f and the
+// density, are within 3e-7 of the exact ones for |x| up to 4, and of 1e-7 |x| beyond.
 struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that 0 e is 0
 
 __device__ __forceinline__ normal_tail tail_of(float x)

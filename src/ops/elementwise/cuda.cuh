@@ -338,11 +338,14 @@ struct op_dropout {
         __syncthreads();
         key = shared;
     }
-    // Group number `group` of row r.
-    __device__ void apply(int64_t r, uint32_t group, float (&v)[8]) const
+    __device__ uint32_t number_of(int64_t r) const
     {
-        const int64_t row = number ? number[r] : first_row + r;
-        const uint32_t counter[4] = {(uint32_t)row, (uint32_t)(first_col / 8) + group, 0, 0};
+        return number ? (uint32_t)number[r] : (uint32_t)(first_row + r);
+    }
+    // Group number `group` of the row with this number.
+    __device__ void apply(uint32_t row, uint32_t group, float (&v)[8]) const
+    {
+        const uint32_t counter[4] = {row, (uint32_t)(first_col / 8) + group, 0, 0};
         uint32_t u[4];
         philox<TT__DRAW_ROUNDS>(counter, key, u);
         TT__UNROLL for (int j = 0; j < 8; j++)
@@ -350,7 +353,7 @@ struct op_dropout {
     }
     __device__ void finish(bool adds, int64_t r, int64_t c, float (&v)[8], const float (&residual)[8]) const
     {
-        apply(r, (uint32_t)(c / 8), v);
+        apply(number_of(r), (uint32_t)(c / 8), v);
         if (adds) TT__UNROLL for (int j = 0; j < 8; j++) v[j] += residual[j];
     }
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
