@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     row_bits<X> next[ROWS] = {}, next_residual[ROWS] = {};
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
-    float scale[8], shift[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    float scale[8], shift[8];
     // Of the thread's first row in the turn at hand or, of what is fetched ahead, the next.
     int64_t r = (int64_t)blockIdx.x * B::TURN + team;
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
@@ -163,10 +163,9 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const bool there = first + i * B::TEAMS < rows;
             fetch_row(next[i], from, i * B::TEAMS, t, there);
-            if constexpr (DROP) {
-                fetch_row(next_residual[i], drop.residual, i * B::TEAMS, t, there && adds_residual);
-                next_number[i] = there ? drop.op.number_of(first + i * B::TEAMS) : 0;
-            }
+            if (!DROP) continue;
+            fetch_row(next_residual[i], drop.residual, i * B::TEAMS, t, there && adds_residual);
+            next_number[i] = there ? drop.op.number_of(first + i * B::TEAMS) : 0;
         }
         move_rows(step, from);
         if (DROP) move_rows(step, drop.residual);
@@ -174,10 +173,8 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     if (AHEAD) fetch(r);
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
-    if (b.data) {
-        fetch_row(bits, b, 0, t);
-        widen_row(shift, bits);
-    }
+    fetch_row(bits, b, 0, t, b.data != NULL);
+    widen_row(shift, bits);
     if constexpr (DROP) drop.op.begin();
     for (; r - team < rows; r += step) { // a whole block
         float v[ROWS][8], sum[ROWS], squares[ROWS];
