@@ -976,12 +976,16 @@ template <class T> __device__ __forceinline__ uint32_t pack(float low, float hig
 template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high)
 {
     const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    return (uint32_t)__bfloat16_as_ushort(v.x) | (uint32_t)__bfloat16_as_ushort(v.y) << 16;
+    uint32_t bits; // both at once: to put halves together takes instructions
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
 }
 template <> __device__ __forceinline__ uint32_t pack<f16>(float low, float high)
 {
     const __half2 v = __floats2half2_rn(low, high);
-    return (uint32_t)__half_as_ushort(v.x) | (uint32_t)__half_as_ushort(v.y) << 16;
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
 }
 __device__ __forceinline__ uint32_t pack_as(tt_dtype dtype, float low, float high)
 {
@@ -1043,29 +1047,36 @@ inline bool is_wide(const tt__mat *m)
 
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
-// Of the normal distribution below -|x|: its share is f exp(-x^2 / 2), with f a polynomial of t = 1 / (1 +
-// 0.34 |x|), fitted here (the least greatest relative error for |x| up to 6: 1.3e-7; 1.7e-4 at 14, where the
-// share is 1e-44). GELU and its slope, which share f and the exponential, are within 3e-7 of the exact ones
-// for |x| up to 4, and of 1e-7 |x| beyond.
-struct normal_tail { float f, e, reach; }; // e: the exponential; reach: |x|, at most 14, so that 0 e is 0
+// Of the normal distribution, e is the density at x, exp(-x^2 / 2) / sqrt(2 pi), and f e the share below
+// -|x|, with f a polynomial of t = 1 / (1 + 0.34 |x|), fitted here (the least greatest relative error for |x|
+// up to 6: 1.3e-7; 1.7e-4 at 14, where the share is 1e-44). GELU and its slope, which share f and the
+// density, are within 3e-7 of the exact ones for |x| up to 4, and of 1e-7 |x| beyond.
+struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that 0 e is 0
 
 __device__ __forceinline__ normal_tail tail_of(float x)
 {
     const float a = fabsf(x), t = tt__reciprocal(fmaf(0.34f, a, 1.0f));
-    float f = 0.0464521124f;
-    f = fmaf(f, t, -0.207596006f);
-    f = fmaf(f, t, 0.276615384f);
-    f = fmaf(f, t, -0.0423069961f);
-    f = fmaf(f, t, 0.162437195f);
-    f = fmaf(f, t, 0.128213552f);
-    f = fmaf(f, t, 0.136184699f);
-    return {f * t, tt__exp2(-0.72134752f * x * x), fminf(a, 14.0f)};
+    float f = 0.11643818f;
+    f = fmaf(f, t, -0.520366013f);
+    f = fmaf(f, t, 0.693371952f);
+    f = fmaf(f, t, -0.106047913f);
+    f = fmaf(f, t, 0.40716967f);
+    f = fmaf(f, t, 0.321383715f);
+    f = fmaf(f, t, 0.341364413f);
+    // In powers of 2, -1.3257 is the logarithm of 1 / sqrt(2 pi).
+    return {f * t, tt__exp2(fmaf(-0.72134752f * x, x, -1.32574809f)), fminf(a, 14.0f)};
 }
 
 // 1 / (1 + exp(-x)).
 __device__ __forceinline__ float sigmoid(float x)
 {
     return tt__reciprocal(1 + tt__exp2(-1.4426950408889634f * x));
+}
+
+// 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+__device__ __forceinline__ float share_by_tanh(float x, float square)
+{
+    return tt__reciprocal(1 + tt__exp2(x * fmaf(-0.102943240f, square, -2.30220820f)));
 }
 
 // Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the
@@ -1077,8 +1088,7 @@ __device__ __forceinline__ float activate(int act, float x)
         const normal_tail n = tail_of(x);
         return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is
     }
-    // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)).
-    case TT__ACT_GELU_TANH: return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+    case TT__ACT_GELU_TANH: return x * share_by_tanh(x, x * x);
     case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
     case TT__ACT_TANH: return tanhf(x);
     case TT__ACT_SILU: return x * sigmoid(x);
@@ -1090,12 +1100,13 @@ __device__ __forceinline__ float activation_slope(int act, float x)
     switch (act) {
     case TT__ACT_GELU: {
         const normal_tail n = tail_of(x);
-        const float below = (n.f - 0.39894228040143268f * n.reach) * n.e; // the slope at -|x|
+        const float below = (n.f - n.reach) * n.e; // the slope at -|x|
         return x < 0 ? below : 1 - below;
     }
     case TT__ACT_GELU_TANH: {
-        float s = sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)), ds = s * (1 - s);
-        return ds > 0 ? s + x * ds * 1.5957691216057308f * (1 + 0.134145f * x * x) : s;
+        const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
+        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the slope of 2u
+        return ds > 0 ? fmaf(ds, du, s) : s;
     }
     case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
     case TT__ACT_TANH: return 1 - x * x;
@@ -1433,6 +1444,30 @@ cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__ma
 // any.
 enum { ANY = -1 };
 
+// 8 columns of a row as they come from memory: of vectors of dtype X their bits, of ANY numbers.
+template <int X> struct row_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
+template <> struct row_bits<ANY> { float v[8]; };
+
+template <int X> __device__ __forceinline__ void widen_row(float (&v)[8], const row_bits<X> &from)
+{
+    if constexpr (X == ANY) {
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = from.v[j];
+    } else if constexpr (X == TT_F32) {
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            v[4 * h] = __uint_as_float(from.q[h].x); v[4 * h + 1] = __uint_as_float(from.q[h].y);
+            v[4 * h + 2] = __uint_as_float(from.q[h].z); v[4 * h + 3] = __uint_as_float(from.q[h].w);
+        }
+    } else {
+        TT__WITH_HALF((tt_dtype)X, T, widen8<T>(v, from.q[0]));
+    }
+}
+
+// The matrices begin `by` rows later.
+template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &...m)
+{
+    ((m.data = row_at(m, by)), ...);
+}
+
 // The number of blocks of a kernel that goes through its work in strides: `blocks`, for which there is work,
 // but at most `times` the number that the device's processors run at a time.
 template <class... P>
@@ -1492,10 +1527,23 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
     return e;
 }
 
-// The same, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. A thread has 8 columns,
-// and up to 64 registers: if the compiler chooses how many, it spills one.
+// n columns from c on of m's first row.
+template <int X>
+__device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, int64_t c, int n, bool vector)
+{
+    if constexpr (X == ANY) {
+        load_group(to.v, m, 0, c, n, vector);
+    } else {
+        constexpr int N = X == TT_F32 ? 2 : 1;
+        TT__UNROLL for (int h = 0; h < N; h++) to.q[h] = ((const uint4 *)m.data)[c / 8 * N + h];
+    }
+}
+
+// As each_group, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP has finish(),
+// too, which makes v of the elements v of a and the others of b, and is told whether b is there. A thread has
+// 8 columns. The rows of its next turn are on their way meanwhile: there are few blocks, as each leaves sums.
 template <class OP, int X, int Y>
-__global__ void __launch_bounds__(TT__ROW_THREADS, 4)
+__global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
 {
     tt__begin_kernel();
@@ -1505,32 +1553,57 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4)
         g.vector = true;
     }
     op.begin();
-    const int teams = sum_teams(g.y.cols), across = TT__ROW_THREADS / teams;
-    const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + threadIdx.x % across * 8;
-    const int64_t from = blockIdx.y * rows_each, to = c < g.y.cols ? min(g.y.rows, from + rows_each) : 0;
+    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // in a turn
+    const int teams = sum_teams(g.y.cols), across = (int)blockDim.x / teams;
+    const int team = (int)threadIdx.x / across, place = (int)threadIdx.x - team * across;
+    const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + place * 8;
+    const int64_t from = blockIdx.y * rows_each + team;
     const int n = X != ANY ? 8 : (int)min(g.y.cols - c, (int64_t)8);
+    const bool both = g.b.data != NULL;
     float *const of_block = partial + blockIdx.y * g.y.cols;
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    for (int64_t r = from + threadIdx.x / across; r < to; r += teams) {
-        float v[8], old[8];
-        op.get(g, r, c, n, v);
-        if (g.add) {
-            load_group(old, g.y, r, c, n, g.vector);
-            TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+    row_bits<X> a[ROWS] = {}, b[ROWS] = {};
+    // Of the thread's first row in the turn at hand. Operands begin at what is fetched ahead, the next turn;
+    // all of it in one go, as a thread that waits for one of its loads may wait for all under way.
+    int left = c < g.y.cols ? (int)(min(g.y.rows, (blockIdx.y + 1) * rows_each) - from) : 0;
+    move_rows(from, g.a, g.b, g.y);
+    const auto fetch = [&](int many) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            if (i * teams < many) fetch_group(a[i], g.a, c, n, g.vector);
+            if (i * teams < many && both) fetch_group(b[i], g.b, c, n, g.vector);
+            move_rows(teams, g.a, g.b);
         }
-        store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
-        round8(v, g.y.dtype);
-        TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
+    };
+    fetch(left);
+    for (int64_t r = from; left > 0; r += ROWS * teams, left -= ROWS * teams) {
+        float v[ROWS][8], other[ROWS][8], old[8];
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            widen_row(v[i], a[i]);
+            widen_row(other[i], b[i]);
+        }
+        fetch(left - ROWS * teams);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            if (i * teams >= left) continue;
+            op.finish(both, r + i * teams, c, v[i], other[i]);
+            if (g.add) {
+                load_group(old, g.y, 0, c, n, g.vector);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] += old[j];
+            }
+            store8(g.y.data, g.y.dtype, c, n, g.vector, v[i]);
+            move_rows(teams, g.y);
+            round8(v[i], g.y.dtype);
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[i][j];
+        }
     }
     if (teams == 1) {
         TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
         return;
     }
     TT__SHARED(float4, part, [4][2][64]); // of 4 columns each
-    part[threadIdx.x / 64][0][threadIdx.x % 64] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-    part[threadIdx.x / 64][1][threadIdx.x % 64] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    part[team][0][place] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    part[team][1][place] = make_float4(sum[4], sum[5], sum[6], sum[7]);
     __syncthreads();
-    for (int k = threadIdx.x; k < across * 8 && column + k < g.y.cols; k += TT__ROW_THREADS) {
+    for (int k = threadIdx.x; k < across * 8 && column + k < g.y.cols; k += (int)blockDim.x) {
         float all = 0;
         TT__UNROLL for (int team = 0; team < 4; team++)
             all += ((const float *)&part[team][k / 4 % 2][k / 8])[k % 4];
@@ -1599,18 +1672,21 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    const dim3 grid(blocks_for(y.cols, 8 * TT__ROW_THREADS / sum_teams(y.cols)), blocks_for(y.rows, each));
+    // Blocks across the columns are alike.
+    const int teams = sum_teams(y.cols);
+    const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
+    const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;
+    const dim3 grid(blocks_for(groups, threads / teams), blocks_for(y.rows, each));
     const bool alike = is_typed(g) && y.dtype == a.dtype;
     cudaError_t e = cudaSuccess;
     if constexpr (OP::KIND == RARE) {
-        e = TT__LAUNCH((each_group_sums<OP, ANY, ANY>), grid, TT__ROW_THREADS, 0, d->stream, g, op, partial,
-                       each);
+        e = TT__LAUNCH((each_group_sums<OP, ANY, ANY>), grid, threads, 0, d->stream, g, op, partial, each);
     } else {
         const auto kernel = alike && a.dtype == TT_F32 ? each_group_sums<OP, TT_F32, TT_F32>
             : alike && a.dtype == TT_BF16 ? each_group_sums<OP, TT_BF16, TT_BF16>
             : alike && a.dtype == TT_F16 ? each_group_sums<OP, TT_F16, TT_F16>
             : each_group_sums<OP, ANY, ANY>;
-        e = TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, d->stream, g, op, partial, each);
+        e = TT__LAUNCH(kernel, grid, threads, 0, d->stream, g, op, partial, each);
     }
     return e == cudaSuccess ? run_finish_sums(d, partial, grid.y, y.cols, &sums, add_sums) : e;
 }
@@ -1801,12 +1877,16 @@ template <int ACT> struct op_act {
 template <int ACT> struct op_act_backward {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
+    __device__ void finish(bool, int64_t, int64_t, float (&v)[8], const float (&saved)[8]) const
+    {
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= activation_slope(ACT, saved[j]);
+    }
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         float saved[8];
         load_group(v, g.a, r, c, n, g.vector);
         load_group(saved, g.b, r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= activation_slope(ACT, saved[j]);
+        finish(true, r, c, v, saved);
         return true;
     }
 };
@@ -1947,25 +2027,30 @@ struct op_dropout {
         __syncthreads();
         key = shared;
     }
-    // Group number `group` of row r.
-    __device__ void apply(int64_t r, uint32_t group, float (&v)[8]) const
+    __device__ uint32_t number_of(int64_t r) const
     {
-        const int64_t row = number ? number[r] : first_row + r;
-        const uint32_t counter[4] = {(uint32_t)row, (uint32_t)(first_col / 8) + group, 0, 0};
+        return number ? (uint32_t)number[r] : (uint32_t)(first_row + r);
+    }
+    // Group number `group` of the row with this number.
+    __device__ void apply(uint32_t row, uint32_t group, float (&v)[8]) const
+    {
+        const uint32_t counter[4] = {row, (uint32_t)(first_col / 8) + group, 0, 0};
         uint32_t u[4];
         philox<TT__DRAW_ROUNDS>(counter, key, u);
         TT__UNROLL for (int j = 0; j < 8; j++)
             v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
     }
+    __device__ void finish(bool adds, int64_t r, int64_t c, float (&v)[8], const float (&residual)[8]) const
+    {
+        apply(number_of(r), (uint32_t)(c / 8), v);
+        if (adds) TT__UNROLL for (int j = 0; j < 8; j++) v[j] += residual[j];
+    }
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
+        float residual[8];
         load_group(v, g.a, r, c, n, g.vector);
-        apply(r, (uint32_t)(c / 8), v);
-        if (g.b.data) {
-            float residual[8];
-            load_group(residual, g.b, r, c, n, g.vector);
-            TT__UNROLL for (int j = 0; j < 8; j++) v[j] += residual[j];
-        }
+        if (g.b.data) load_group(residual, g.b, r, c, n, g.vector);
+        finish(g.b.data != NULL, r, c, v, residual);
         return true;
     }
 };
@@ -2322,10 +2407,6 @@ struct row_thread {
 };
 inline int row_threads(int64_t cols) { return (int)((cols + 255) / 256 * 32); }
 
-// 8 columns of a row as they come from memory: of vectors of dtype X their bits, of ANY numbers.
-template <int X> struct row_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
-template <> struct row_bits<ANY> { float v[8]; };
-
 // Beyond the last column, and of a row that is not there, 0.
 template <int X>
 __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int64_t r, const row_thread &t,
@@ -2344,20 +2425,6 @@ __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int
         const uint4 *p = (const uint4 *)((const char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + t.at * N;
         TT__UNROLL for (int h = 0; h < N; h++)
             to.q[h] = there && t.at * 8 < (int)m.cols ? p[h] : make_uint4(0, 0, 0, 0);
-    }
-}
-
-template <int X> __device__ __forceinline__ void widen_row(float (&v)[8], const row_bits<X> &from)
-{
-    if constexpr (X == ANY) {
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = from.v[j];
-    } else if constexpr (X == TT_F32) {
-        TT__UNROLL for (int h = 0; h < 2; h++) {
-            v[4 * h] = __uint_as_float(from.q[h].x); v[4 * h + 1] = __uint_as_float(from.q[h].y);
-            v[4 * h + 2] = __uint_as_float(from.q[h].z); v[4 * h + 3] = __uint_as_float(from.q[h].w);
-        }
-    } else {
-        widen8<bf16>(v, from.q[0]);
     }
 }
 
@@ -2393,12 +2460,6 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     float u[8];
     widen_row(u, from);
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
-}
-
-// The matrices begin `by` rows later.
-template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &...m)
-{
-    ((m.data = row_at(m, by)), ...);
 }
 
 // The sums of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
@@ -2475,9 +2536,10 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     const int width = (int)blockDim.x / B::TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
     const row_thread t = {(int)threadIdx.x - team * width, width, vector};
     const float each = 1.0f / (float)x.cols;
-    row_bits<X> next[ROWS] = {}, residual[ROWS] = {};
+    row_bits<X> next[ROWS] = {}, next_residual[ROWS] = {};
+    uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
-    float scale[8], shift[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    float scale[8], shift[8];
     // Of the thread's first row in the turn at hand or, of what is fetched ahead, the next.
     int64_t r = (int64_t)blockIdx.x * B::TURN + team;
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
@@ -2489,8 +2551,9 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const bool there = first + i * B::TEAMS < rows;
             fetch_row(next[i], from, i * B::TEAMS, t, there);
-            if constexpr (DROP)
-                fetch_row(residual[i], drop.residual, i * B::TEAMS, t, there && adds_residual);
+            if (!DROP) continue;
+            fetch_row(next_residual[i], drop.residual, i * B::TEAMS, t, there && adds_residual);
+            next_number[i] = there ? drop.op.number_of(first + i * B::TEAMS) : 0;
         }
         move_rows(step, from);
         if (DROP) move_rows(step, drop.residual);
@@ -2498,25 +2561,29 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     if (AHEAD) fetch(r);
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
-    if (b.data) {
-        fetch_row(bits, b, 0, t);
-        widen_row(shift, bits);
-    }
+    fetch_row(bits, b, 0, t, b.data != NULL);
+    widen_row(shift, bits);
     if constexpr (DROP) drop.op.begin();
     for (; r - team < rows; r += step) { // a whole block
         float v[ROWS][8], sum[ROWS], squares[ROWS];
+        row_bits<X> residual[ROWS];
+        uint32_t number[ROWS];
         if (!AHEAD) fetch(r);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             widen_row(v[i], next[i]);
+            residual[i] = next_residual[i];
+            number[i] = next_number[i];
+        }
+        if (AHEAD) fetch(r + step);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
             if constexpr (DROP) {
-                drop.op.apply(min(r + i * B::TEAMS, rows - 1), (uint32_t)t.at, v[i]);
+                drop.op.apply(number[i], (uint32_t)t.at, v[i]);
                 if (adds_residual) add_row(v[i], residual[i]);
                 if (r + i * B::TEAMS < rows) put_row<X>(x, i * B::TEAMS, t, v[i]);
             }
             sum[i] = 0;
             TT__UNROLL for (int j = 0; j < 8; j++) sum[i] += v[i][j];
         }
-        if (AHEAD) fetch(r + step);
         if (centred) row_sums<B::ROW_WARPS>(sum, sum_part, team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             sum[i] = centred ? sum[i] * each : 0.0f; // the mean
@@ -2673,13 +2740,6 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
     }
 }
 
-// Whether layernorm_backward fetches what dx is added to with the rest of the next turn's rows.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr bool FETCHES_OLD_AHEAD = false; // the compiler would spill a register
-#else
-constexpr bool FETCHES_OLD_AHEAD = true;
-#endif
-
 // Of a row of dy (g) and of x (n): n becomes (x - mean) / std, g becomes dy w; sum gets the thread's sums of
 // g and of g n, and dw and db, which go over rows, those of dy n and dy.
 __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
@@ -2700,9 +2760,9 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
 // With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
 // = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
 // added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. A row in the registers
-// of its threads, and so are sums over rows. bf16 rows of
-// the next turn are on their way meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with
-// dropout, of typed operands; dx is there, and rows of its dropout are as far apart.
+// of its threads, and so are sums over rows. bf16 rows of the next turn are on their way meanwhile. Bytes:
+// dy, x and dx once, and what dx is added to. DROP: with dropout, of typed operands; dx is there, and rows of
+// its dropout are as far apart.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -2718,17 +2778,19 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
         w.dtype = (tt_dtype)W;
         vector = true;
     }
-    constexpr bool AHEAD = X == TT_BF16, OLD_AHEAD = AHEAD && FETCHES_OLD_AHEAD;
+    constexpr bool AHEAD = X == TT_BF16;
     const int width = (int)blockDim.x / TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
     const row_thread t = {(int)threadIdx.x - team * width, width, vector};
     const bool leaves = dx.data != NULL, centred = stats.cols == 2;
     add = add && leaves;
     float dw[8] = {}, db[8] = {}, ds[8] = {}, scale[8];
-    row_bits<X> next_dy[ROWS], next_x[ROWS], old[ROWS];
+    row_bits<X> next_dy[ROWS], next_x[ROWS], next_old[ROWS];
     row_stats next[ROWS];
+    uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
-    // Operands and results begin at the thread's first row in the turn at hand or, of what is fetched ahead,
-    // the next; `left`: rows of the block from there on.
+    // `left`: rows of the block from the thread's first in the turn at hand on. Operands and results begin at
+    // that of the turn that is fetched next, which is all in one go: a thread that waits for one of its loads
+    // may wait for all under way.
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
@@ -2737,60 +2799,59 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
     move_rows(from + team, dy, dx, stats);
     if (X == ANY) move_rows(from + team, x);
-    const auto fetch_one = [&](int i, int many) {
-        const bool there = i * TEAMS < many;
-        fetch_row(next_dy[i], dy, i * TEAMS, t, there);
-        if (X != ANY) x.data = (char *)dy.data + beside;
-        fetch_row(next_x[i], x, i * TEAMS, t, there);
-        next[i] = there ? get_stats(stats, i * TEAMS) : row_stats{centred, 0, 0};
-    };
     const auto fetch = [&](int many) {
-        TT__UNROLL for (int i = 0; i < ROWS; i++) fetch_one(i, many);
-        move_rows(B::TURN, dy, stats);
-    };
-    const auto fetch_old = [&](int many) {
-        TT__UNROLL for (int i = 0; i < ROWS; i++)
-            fetch_row(old[i], dx, i * TEAMS, t, add && i * TEAMS < many);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            const bool there = i * TEAMS < many;
+            fetch_row(next_dy[i], dy, i * TEAMS, t, there);
+            if (X != ANY) x.data = (char *)dy.data + beside;
+            fetch_row(next_x[i], x, i * TEAMS, t, there);
+            fetch_row(next_old[i], dx, i * TEAMS, t, there && add);
+            next[i] = there ? get_stats(stats, i * TEAMS) : row_stats{centred, 0, 0};
+            if constexpr (DROP) next_number[i] = there ? drop.op.number_of(end - many + i * TEAMS) : 0;
+        }
+        move_rows(B::TURN, dy, dx, stats);
+        if (X == ANY) move_rows(B::TURN, x);
     };
     if (AHEAD) fetch(left);
-    if (OLD_AHEAD) fetch_old(left);
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
     if constexpr (DROP) drop.op.begin();
     for (; left + team > 0; left -= B::TURN) { // a whole block; TURN is a power of 2
-        float g[ROWS][8], n[ROWS][8], sum[2 * ROWS], rstd[ROWS];
-        if (X == TT_F32) fetch(left);
+        float g[ROWS][8], n[ROWS][8], sum[2 * ROWS];
+        row_bits<X> old[ROWS];
+        row_stats of[ROWS];
+        uint32_t number[ROWS];
+        if (!AHEAD) fetch(left);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
-            if (X == ANY) fetch_one(i, left);
-            rstd[i] = next[i].rstd;
             widen_row(g[i], next_dy[i]);
             widen_row(n[i], next_x[i]);
-            begin_gradient(g[i], n[i], sum + 2 * i, dw, db, scale, next[i]);
+            old[i] = next_old[i];
+            of[i] = next[i];
+            number[i] = next_number[i];
         }
         if (AHEAD) fetch(left - B::TURN);
-        if (X == ANY) move_rows(B::TURN, dy, x, stats);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            float start[8] = {};
+            if (add) widen_row(start, old[i]);
+            begin_gradient(g[i], n[i], sum + 2 * i, dw, db, scale, of[i]);
+            TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * of[i].rstd + start[j];
+        }
         if (!leaves) continue;
-        if (X != ANY && !OLD_AHEAD) fetch_old(left);
+        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // from what is fetched next to the turn at hand
         row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // by turns
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
-            const float of_n = -rstd[i] * avg_gn, rest = -rstd[i] * avg_g;
+            const float of_n = -of[i].rstd * avg_gn, rest = -of[i].rstd * avg_g;
             if (i * TEAMS >= left) continue;
-            TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * rstd[i] + (n[i][j] * of_n + rest);
-            if (add) {
-                if (X == ANY) fetch_row(old[i], dx, i * TEAMS, t);
-                add_row(g[i], old[i]);
-            }
-            put_row<X>(dx, i * TEAMS, t, g[i]);
+            TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] += n[i][j] * of_n + rest;
+            put_row<X>(dx, i * TEAMS - back, t, g[i]);
             if constexpr (DROP) {
-                drop.op.apply(end - left + i * TEAMS, (uint32_t)t.at, g[i]);
+                drop.op.apply(number[i], (uint32_t)t.at, g[i]);
                 drop.to.data = (char *)dx.data + dropped;
-                put_row<X>(drop.to, i * TEAMS, t, g[i]);
+                put_row<X>(drop.to, i * TEAMS - back, t, g[i]);
             }
             TT__UNROLL for (int j = 0; j < 8; j++) ds[j] += g[i][j];
         }
-        move_rows(B::TURN, dx);
-        if (OLD_AHEAD) fetch_old(left - B::TURN);
     }
     store_column_sums<TEAMS>(partial + (int64_t)blockIdx.x * (sums ? 3 : 2) * x.cols, x.cols, t, team, memory,
                              dw, db, ds, sums);
@@ -3687,7 +3748,9 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
 
 // linear_cross_entropy with gradients, of rows that fit into shared memory. The resident blocks walk over the
 // rows; each thread copies its own columns, four of every 4,096, and asks for those of the block's next row
-// as soon as it has written the gradients of this one. Moves n (4 + dz's size) bytes a row.
+// as soon as it has written the gradients of this one. It sums the first of a row's ROW_PARTS parts while the
+// others are on their way. Moves n (4 + dz's size) bytes a row.
+enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
                                   const float *dloss, const float *counts, float2 *row_loss, int ignore,
@@ -3696,46 +3759,62 @@ __global__ void __launch_bounds__(1024, 1)
     tt__begin_kernel();
     TT__DYN_SHARED(float, logits);
     const int n = (int)z.cols, end = (n + 7) / 8 * 8, first = 4 * (int)threadIdx.x;
+    const int each = (n + ROW_PARTS * 4096 - 1) / (ROW_PARTS * 4096) * 4096; // columns of a part
     const float factor = loss_factor(run, dloss, counts);
     int64_t r = blockIdx.x;
     int32_t target = targets[r];
     float own = target == ignore ? 0 : ((const float *)row_at(z, r))[target];
-    for (int c = first; c < end; c += 4096) tt__cp_async_16(logits + c, (const float *)row_at(z, r) + c);
-    tt__cp_async_commit();
+    for (int part = 0; part < ROW_PARTS; part++) {
+        for (int c = part * each + first; c < min(end, (part + 1) * each); c += 4096)
+            tt__cp_async_16(logits + c, (const float *)row_at(z, r) + c);
+        tt__cp_async_commit();
+    }
     while (r < z.rows) {
         const int64_t next = r + gridDim.x;
         const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
         logit_sums sums;
-        tt__cp_async_wait<0>(); // for the thread's own columns
-        sums.begin(own);
         const int32_t of_next = x ? targets[next] : ignore; // there by the time that it is needed
-        for (int c = first; c < n; c += 4096) {
-            const float4 q = *(const float4 *)(logits + c);
-            float v[4] = {q.x, q.y, q.z, q.w};
-            TT__UNROLL for (int k = 1; k < 4; k++) if (c + k >= n) v[k] = -INFINITY;
-            sums.add(v, c, n, target == ignore ? -1 : target, smoothing > 0);
-        }
+        const float w = factor * row_weight(weights, r);
+        sums.begin(own);
+        const auto add = [&](int part) { // of the thread's own columns
+            for (int c = part * each + first; c < min(n, (part + 1) * each); c += 4096) {
+                const float4 q = *(const float4 *)(logits + c);
+                float v[4] = {q.x, q.y, q.z, q.w};
+                TT__UNROLL for (int k = 1; k < 4; k++) if (c + k >= n) v[k] = -INFINITY;
+                sums.add(v, c, n, target == ignore ? -1 : target, smoothing > 0);
+            }
+        };
+        tt__cp_async_wait<3>();
+        add(0);
+        tt__cp_async_wait<2>();
+        add(1);
+        tt__cp_async_wait<1>();
+        add(2);
+        tt__cp_async_wait<0>();
+        add(3);
         const row_result row = sums.finish<1024>(n, smoothing);
         own = of_next == ignore ? 0 : x[of_next];
         if (threadIdx.x == 0)
             row_loss[r] = target == ignore ? make_float2(0, 0)
                                            : make_float2(row.loss, row.right ? 1.0f : 0.0f);
-        const float w = factor * row_weight(weights, r);
-        for (int c = first; c < end; c += 4096) {
-            const float4 q = *(const float4 *)(logits + c);
-            float v[4] = {q.x, q.y, q.z, q.w};
-            cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
-            TT__UNROLL for (int k = 0; k < 4; k++) if (c + k >= n || target == ignore) v[k] = 0;
-            void *to = row_at(dz, r);
-            if (dz.dtype == TT_F32) {
-                ((float4 *)to)[c / 4] = make_float4(v[0], v[1], v[2], v[3]);
-            } else {
-                ((uint2 *)to)[c / 4] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
-                                                  pack_as(dz.dtype, v[2], v[3]));
+        for (int part = 0; part < ROW_PARTS; part++) {
+            for (int c = part * each + first; c < min(end, (part + 1) * each); c += 4096) {
+                const float4 q = *(const float4 *)(logits + c);
+                float v[4] = {q.x, q.y, q.z, q.w};
+                cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+                TT__UNROLL for (int k = 0; k < 4; k++) if (c + k >= n || target == ignore) v[k] = 0;
+                void *to = row_at(dz, r);
+                const unsigned place = (unsigned)c / 4;
+                if (dz.dtype == TT_F32) {
+                    ((float4 *)to)[place] = make_float4(v[0], v[1], v[2], v[3]);
+                } else {
+                    ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
+                                                      pack_as(dz.dtype, v[2], v[3]));
+                }
+                if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
             }
-            if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
+            tt__cp_async_commit();
         }
-        tt__cp_async_commit();
         r = next;
         target = of_next;
     }

@@ -210,6 +210,30 @@ cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__ma
 // any.
 enum { ANY = -1 };
 
+// 8 columns of a row as they come from memory: of vectors of dtype X their bits, of ANY numbers.
+template <int X> struct row_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
+template <> struct row_bits<ANY> { float v[8]; };
+
+template <int X> __device__ __forceinline__ void widen_row(float (&v)[8], const row_bits<X> &from)
+{
+    if constexpr (X == ANY) {
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = from.v[j];
+    } else if constexpr (X == TT_F32) {
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            v[4 * h] = __uint_as_float(from.q[h].x); v[4 * h + 1] = __uint_as_float(from.q[h].y);
+            v[4 * h + 2] = __uint_as_float(from.q[h].z); v[4 * h + 3] = __uint_as_float(from.q[h].w);
+        }
+    } else {
+        TT__WITH_HALF((tt_dtype)X, T, widen8<T>(v, from.q[0]));
+    }
+}
+
+// The matrices begin `by` rows later.
+template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &...m)
+{
+    ((m.data = row_at(m, by)), ...);
+}
+
 // The number of blocks of a kernel that goes through its work in strides: `blocks`, for which there is work,
 // but at most `times` the number that the device's processors run at a time.
 template <class... P>
@@ -269,10 +293,23 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
     return e;
 }
 
-// The same, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. A thread has 8 columns,
-// and up to 64 registers: if the compiler chooses how many, it spills one.
+// n columns from c on of m's first row.
+template <int X>
+__device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, int64_t c, int n, bool vector)
+{
+    if constexpr (X == ANY) {
+        load_group(to.v, m, 0, c, n, vector);
+    } else {
+        constexpr int N = X == TT_F32 ? 2 : 1;
+        TT__UNROLL for (int h = 0; h < N; h++) to.q[h] = ((const uint4 *)m.data)[c / 8 * N + h];
+    }
+}
+
+// As each_group, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP has finish(),
+// too, which makes v of the elements v of a and the others of b, and is told whether b is there. A thread has
+// 8 columns. The rows of its next turn are on their way meanwhile: there are few blocks, as each leaves sums.
 template <class OP, int X, int Y>
-__global__ void __launch_bounds__(TT__ROW_THREADS, 4)
+__global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
 {
     tt__begin_kernel();
@@ -282,32 +319,57 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4)
         g.vector = true;
     }
     op.begin();
-    const int teams = sum_teams(g.y.cols), across = TT__ROW_THREADS / teams;
-    const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + threadIdx.x % across * 8;
-    const int64_t from = blockIdx.y * rows_each, to = c < g.y.cols ? min(g.y.rows, from + rows_each) : 0;
+    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // in a turn
+    const int teams = sum_teams(g.y.cols), across = (int)blockDim.x / teams;
+    const int team = (int)threadIdx.x / across, place = (int)threadIdx.x - team * across;
+    const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + place * 8;
+    const int64_t from = blockIdx.y * rows_each + team;
     const int n = X != ANY ? 8 : (int)min(g.y.cols - c, (int64_t)8);
+    const bool both = g.b.data != NULL;
     float *const of_block = partial + blockIdx.y * g.y.cols;
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    for (int64_t r = from + threadIdx.x / across; r < to; r += teams) {
-        float v[8], old[8];
-        op.get(g, r, c, n, v);
-        if (g.add) {
-            load_group(old, g.y, r, c, n, g.vector);
-            TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+    row_bits<X> a[ROWS] = {}, b[ROWS] = {};
+    // Of the thread's first row in the turn at hand. Operands begin at what is fetched ahead, the next turn;
+    // all of it in one go, as a thread that waits for one of its loads may wait for all under way.
+    int left = c < g.y.cols ? (int)(min(g.y.rows, (blockIdx.y + 1) * rows_each) - from) : 0;
+    move_rows(from, g.a, g.b, g.y);
+    const auto fetch = [&](int many) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            if (i * teams < many) fetch_group(a[i], g.a, c, n, g.vector);
+            if (i * teams < many && both) fetch_group(b[i], g.b, c, n, g.vector);
+            move_rows(teams, g.a, g.b);
         }
-        store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
-        round8(v, g.y.dtype);
-        TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
+    };
+    fetch(left);
+    for (int64_t r = from; left > 0; r += ROWS * teams, left -= ROWS * teams) {
+        float v[ROWS][8], other[ROWS][8], old[8];
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            widen_row(v[i], a[i]);
+            widen_row(other[i], b[i]);
+        }
+        fetch(left - ROWS * teams);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            if (i * teams >= left) continue;
+            op.finish(both, r + i * teams, c, v[i], other[i]);
+            if (g.add) {
+                load_group(old, g.y, 0, c, n, g.vector);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] += old[j];
+            }
+            store8(g.y.data, g.y.dtype, c, n, g.vector, v[i]);
+            move_rows(teams, g.y);
+            round8(v[i], g.y.dtype);
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[i][j];
+        }
     }
     if (teams == 1) {
         TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
         return;
     }
     TT__SHARED(float4, part, [4][2][64]); // of 4 columns each
-    part[threadIdx.x / 64][0][threadIdx.x % 64] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-    part[threadIdx.x / 64][1][threadIdx.x % 64] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    part[team][0][place] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    part[team][1][place] = make_float4(sum[4], sum[5], sum[6], sum[7]);
     __syncthreads();
-    for (int k = threadIdx.x; k < across * 8 && column + k < g.y.cols; k += TT__ROW_THREADS) {
+    for (int k = threadIdx.x; k < across * 8 && column + k < g.y.cols; k += (int)blockDim.x) {
         float all = 0;
         TT__UNROLL for (int team = 0; team < 4; team++)
             all += ((const float *)&part[team][k / 4 % 2][k / 8])[k % 4];
@@ -376,18 +438,21 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    const dim3 grid(blocks_for(y.cols, 8 * TT__ROW_THREADS / sum_teams(y.cols)), blocks_for(y.rows, each));
+    // Blocks across the columns are alike.
+    const int teams = sum_teams(y.cols);
+    const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
+    const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;
+    const dim3 grid(blocks_for(groups, threads / teams), blocks_for(y.rows, each));
     const bool alike = is_typed(g) && y.dtype == a.dtype;
     cudaError_t e = cudaSuccess;
     if constexpr (OP::KIND == RARE) {
-        e = TT__LAUNCH((each_group_sums<OP, ANY, ANY>), grid, TT__ROW_THREADS, 0, d->stream, g, op, partial,
-                       each);
+        e = TT__LAUNCH((each_group_sums<OP, ANY, ANY>), grid, threads, 0, d->stream, g, op, partial, each);
     } else {
         const auto kernel = alike && a.dtype == TT_F32 ? each_group_sums<OP, TT_F32, TT_F32>
             : alike && a.dtype == TT_BF16 ? each_group_sums<OP, TT_BF16, TT_BF16>
             : alike && a.dtype == TT_F16 ? each_group_sums<OP, TT_F16, TT_F16>
             : each_group_sums<OP, ANY, ANY>;
-        e = TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, d->stream, g, op, partial, each);
+        e = TT__LAUNCH(kernel, grid, threads, 0, d->stream, g, op, partial, each);
     }
     return e == cudaSuccess ? run_finish_sums(d, partial, grid.y, y.cols, &sums, add_sums) : e;
 }

@@ -73,12 +73,16 @@ template <class T> __device__ __forceinline__ uint32_t pack(float low, float hig
 template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high)
 {
     const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    return (uint32_t)__bfloat16_as_ushort(v.x) | (uint32_t)__bfloat16_as_ushort(v.y) << 16;
+    uint32_t bits; // both at once: to put halves together takes instructions
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
 }
 template <> __device__ __forceinline__ uint32_t pack<f16>(float low, float high)
 {
     const __half2 v = __floats2half2_rn(low, high);
-    return (uint32_t)__half_as_ushort(v.x) | (uint32_t)__half_as_ushort(v.y) << 16;
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
 }
 __device__ __forceinline__ uint32_t pack_as(tt_dtype dtype, float low, float high)
 {
@@ -140,29 +144,36 @@ inline bool is_wide(const tt__mat *m)
 
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
-// Of the normal distribution below -|x|: its share is f exp(-x^2 / 2), with f a polynomial of t = 1 / (1 +
-// 0.34 |x|), fitted here (the least greatest relative error for |x| up to 6: 1.3e-7; 1.7e-4 at 14, where the
-// share is 1e-44). GELU and its slope, which share f and the exponential, are within 3e-7 of the exact ones
-// for |x| up to 4, and of 1e-7 |x| beyond.
-struct normal_tail { float f, e, reach; }; // e: the exponential; reach: |x|, at most 14, so that 0 e is 0
+// Of the normal distribution, e is the density at x, exp(-x^2 / 2) / sqrt(2 pi), and f e the share below
+// -|x|, with f a polynomial of t = 1 / (1 + 0.34 |x|), fitted here (the least greatest relative error for |x|
+// up to 6: 1.3e-7; 1.7e-4 at 14, where the share is 1e-44). GELU and its slope, which share f and the
+// density, are within 3e-7 of the exact ones for |x| up to 4, and of 1e-7 |x| beyond.
+struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that 0 e is 0
 
 __device__ __forceinline__ normal_tail tail_of(float x)
 {
     const float a = fabsf(x), t = tt__reciprocal(fmaf(0.34f, a, 1.0f));
-    float f = 0.0464521124f;
-    f = fmaf(f, t, -0.207596006f);
-    f = fmaf(f, t, 0.276615384f);
-    f = fmaf(f, t, -0.0423069961f);
-    f = fmaf(f, t, 0.162437195f);
-    f = fmaf(f, t, 0.128213552f);
-    f = fmaf(f, t, 0.136184699f);
-    return {f * t, tt__exp2(-0.72134752f * x * x), fminf(a, 14.0f)};
+    float f = 0.11643818f;
+    f = fmaf(f, t, -0.520366013f);
+    f = fmaf(f, t, 0.693371952f);
+    f = fmaf(f, t, -0.106047913f);
+    f = fmaf(f, t, 0.40716967f);
+    f = fmaf(f, t, 0.321383715f);
+    f = fmaf(f, t, 0.341364413f);
+    // In powers of 2, -1.3257 is the logarithm of 1 / sqrt(2 pi).
+    return {f * t, tt__exp2(fmaf(-0.72134752f * x, x, -1.32574809f)), fminf(a, 14.0f)};
 }
 
 // 1 / (1 + exp(-x)).
 __device__ __forceinline__ float sigmoid(float x)
 {
     return tt__reciprocal(1 + tt__exp2(-1.4426950408889634f * x));
+}
+
+// 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+__device__ __forceinline__ float share_by_tanh(float x, float square)
+{
+    return tt__reciprocal(1 + tt__exp2(x * fmaf(-0.102943240f, square, -2.30220820f)));
 }
 
 // Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the
@@ -174,8 +185,7 @@ __device__ __forceinline__ float activate(int act, float x)
         const normal_tail n = tail_of(x);
         return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is
     }
-    // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)).
-    case TT__ACT_GELU_TANH: return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+    case TT__ACT_GELU_TANH: return x * share_by_tanh(x, x * x);
     case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
     case TT__ACT_TANH: return tanhf(x);
     case TT__ACT_SILU: return x * sigmoid(x);
@@ -187,12 +197,13 @@ __device__ __forceinline__ float activation_slope(int act, float x)
     switch (act) {
     case TT__ACT_GELU: {
         const normal_tail n = tail_of(x);
-        const float below = (n.f - 0.39894228040143268f * n.reach) * n.e; // the slope at -|x|
+        const float below = (n.f - n.reach) * n.e; // the slope at -|x|
         return x < 0 ? below : 1 - below;
     }
     case TT__ACT_GELU_TANH: {
-        float s = sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)), ds = s * (1 - s);
-        return ds > 0 ? s + x * ds * 1.5957691216057308f * (1 + 0.134145f * x * x) : s;
+        const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
+        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the slope of 2u
+        return ds > 0 ? fmaf(ds, du, s) : s;
     }
     case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
     case TT__ACT_TANH: return 1 - x * x;

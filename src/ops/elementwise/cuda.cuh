@@ -188,12 +188,16 @@ template <int ACT> struct op_act {
 template <int ACT> struct op_act_backward {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
+    __device__ void finish(bool, int64_t, int64_t, float (&v)[8], const float (&saved)[8]) const
+    {
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= activation_slope(ACT, saved[j]);
+    }
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         float saved[8];
         load_group(v, g.a, r, c, n, g.vector);
         load_group(saved, g.b, r, c, n, g.vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= activation_slope(ACT, saved[j]);
+        finish(true, r, c, v, saved);
         return true;
     }
 };
@@ -334,25 +338,30 @@ struct op_dropout {
         __syncthreads();
         key = shared;
     }
-    // Group number `group` of row r.
-    __device__ void apply(int64_t r, uint32_t group, float (&v)[8]) const
+    __device__ uint32_t number_of(int64_t r) const
     {
-        const int64_t row = number ? number[r] : first_row + r;
-        const uint32_t counter[4] = {(uint32_t)row, (uint32_t)(first_col / 8) + group, 0, 0};
+        return number ? (uint32_t)number[r] : (uint32_t)(first_row + r);
+    }
+    // Group number `group` of the row with this number.
+    __device__ void apply(uint32_t row, uint32_t group, float (&v)[8]) const
+    {
+        const uint32_t counter[4] = {row, (uint32_t)(first_col / 8) + group, 0, 0};
         uint32_t u[4];
         philox<TT__DRAW_ROUNDS>(counter, key, u);
         TT__UNROLL for (int j = 0; j < 8; j++)
             v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
     }
+    __device__ void finish(bool adds, int64_t r, int64_t c, float (&v)[8], const float (&residual)[8]) const
+    {
+        apply(number_of(r), (uint32_t)(c / 8), v);
+        if (adds) TT__UNROLL for (int j = 0; j < 8; j++) v[j] += residual[j];
+    }
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
+        float residual[8];
         load_group(v, g.a, r, c, n, g.vector);
-        apply(r, (uint32_t)(c / 8), v);
-        if (g.b.data) {
-            float residual[8];
-            load_group(residual, g.b, r, c, n, g.vector);
-            TT__UNROLL for (int j = 0; j < 8; j++) v[j] += residual[j];
-        }
+        if (g.b.data) load_group(residual, g.b, r, c, n, g.vector);
+        finish(g.b.data != NULL, r, c, v, residual);
         return true;
     }
 };

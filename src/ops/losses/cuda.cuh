@@ -478,7 +478,9 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
 
 // linear_cross_entropy with gradients, of rows that fit into shared memory. The resident blocks walk over the
 // rows; each thread copies its own columns, four of every 4,096, and asks for those of the block's next row
-// as soon as it has written the gradients of this one. Moves n (4 + dz's size) bytes a row.
+// as soon as it has written the gradients of this one. It sums the first of a row's ROW_PARTS parts while the
+// others are on their way. Moves n (4 + dz's size) bytes a row.
+enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
                                   const float *dloss, const float *counts, float2 *row_loss, int ignore,
@@ -487,46 +489,62 @@ __global__ void __launch_bounds__(1024, 1)
     tt__begin_kernel();
     TT__DYN_SHARED(float, logits);
     const int n = (int)z.cols, end = (n + 7) / 8 * 8, first = 4 * (int)threadIdx.x;
+    const int each = (n + ROW_PARTS * 4096 - 1) / (ROW_PARTS * 4096) * 4096; // columns of a part
     const float factor = loss_factor(run, dloss, counts);
     int64_t r = blockIdx.x;
     int32_t target = targets[r];
     float own = target == ignore ? 0 : ((const float *)row_at(z, r))[target];
-    for (int c = first; c < end; c += 4096) tt__cp_async_16(logits + c, (const float *)row_at(z, r) + c);
-    tt__cp_async_commit();
+    for (int part = 0; part < ROW_PARTS; part++) {
+        for (int c = part * each + first; c < min(end, (part + 1) * each); c += 4096)
+            tt__cp_async_16(logits + c, (const float *)row_at(z, r) + c);
+        tt__cp_async_commit();
+    }
     while (r < z.rows) {
         const int64_t next = r + gridDim.x;
         const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
         logit_sums sums;
-        tt__cp_async_wait<0>(); // for the thread's own columns
-        sums.begin(own);
         const int32_t of_next = x ? targets[next] : ignore; // there by the time that it is needed
-        for (int c = first; c < n; c += 4096) {
-            const float4 q = *(const float4 *)(logits + c);
-            float v[4] = {q.x, q.y, q.z, q.w};
-            TT__UNROLL for (int k = 1; k < 4; k++) if (c + k >= n) v[k] = -INFINITY;
-            sums.add(v, c, n, target == ignore ? -1 : target, smoothing > 0);
-        }
+        const float w = factor * row_weight(weights, r);
+        sums.begin(own);
+        const auto add = [&](int part) { // of the thread's own columns
+            for (int c = part * each + first; c < min(n, (part + 1) * each); c += 4096) {
+                const float4 q = *(const float4 *)(logits + c);
+                float v[4] = {q.x, q.y, q.z, q.w};
+                TT__UNROLL for (int k = 1; k < 4; k++) if (c + k >= n) v[k] = -INFINITY;
+                sums.add(v, c, n, target == ignore ? -1 : target, smoothing > 0);
+            }
+        };
+        tt__cp_async_wait<3>();
+        add(0);
+        tt__cp_async_wait<2>();
+        add(1);
+        tt__cp_async_wait<1>();
+        add(2);
+        tt__cp_async_wait<0>();
+        add(3);
         const row_result row = sums.finish<1024>(n, smoothing);
         own = of_next == ignore ? 0 : x[of_next];
         if (threadIdx.x == 0)
             row_loss[r] = target == ignore ? make_float2(0, 0)
                                            : make_float2(row.loss, row.right ? 1.0f : 0.0f);
-        const float w = factor * row_weight(weights, r);
-        for (int c = first; c < end; c += 4096) {
-            const float4 q = *(const float4 *)(logits + c);
-            float v[4] = {q.x, q.y, q.z, q.w};
-            cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
-            TT__UNROLL for (int k = 0; k < 4; k++) if (c + k >= n || target == ignore) v[k] = 0;
-            void *to = row_at(dz, r);
-            if (dz.dtype == TT_F32) {
-                ((float4 *)to)[c / 4] = make_float4(v[0], v[1], v[2], v[3]);
-            } else {
-                ((uint2 *)to)[c / 4] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
-                                                  pack_as(dz.dtype, v[2], v[3]));
+        for (int part = 0; part < ROW_PARTS; part++) {
+            for (int c = part * each + first; c < min(end, (part + 1) * each); c += 4096) {
+                const float4 q = *(const float4 *)(logits + c);
+                float v[4] = {q.x, q.y, q.z, q.w};
+                cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+                TT__UNROLL for (int k = 0; k < 4; k++) if (c + k >= n || target == ignore) v[k] = 0;
+                void *to = row_at(dz, r);
+                const unsigned place = (unsigned)c / 4;
+                if (dz.dtype == TT_F32) {
+                    ((float4 *)to)[place] = make_float4(v[0], v[1], v[2], v[3]);
+                } else {
+                    ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
+                                                      pack_as(dz.dtype, v[2], v[3]));
+                }
+                if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
             }
-            if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
+            tt__cp_async_commit();
         }
-        tt__cp_async_commit();
         r = next;
         target = of_next;
     }

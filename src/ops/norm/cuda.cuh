@@ -19,10 +19,6 @@ struct row_thread {
 };
 inline int row_threads(int64_t cols) { return (int)((cols + 255) / 256 * 32); }
 
-// 8 columns of a row as they come from memory: of vectors of dtype X their bits, of ANY numbers.
-template <int X> struct row_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
-template <> struct row_bits<ANY> { float v[8]; };
-
 // Beyond the last column, and of a row that is not there, 0.
 template <int X>
 __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int64_t r, const row_thread &t,
@@ -41,20 +37,6 @@ __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int
         const uint4 *p = (const uint4 *)((const char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + t.at * N;
         TT__UNROLL for (int h = 0; h < N; h++)
             to.q[h] = there && t.at * 8 < (int)m.cols ? p[h] : make_uint4(0, 0, 0, 0);
-    }
-}
-
-template <int X> __device__ __forceinline__ void widen_row(float (&v)[8], const row_bits<X> &from)
-{
-    if constexpr (X == ANY) {
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = from.v[j];
-    } else if constexpr (X == TT_F32) {
-        TT__UNROLL for (int h = 0; h < 2; h++) {
-            v[4 * h] = __uint_as_float(from.q[h].x); v[4 * h + 1] = __uint_as_float(from.q[h].y);
-            v[4 * h + 2] = __uint_as_float(from.q[h].z); v[4 * h + 3] = __uint_as_float(from.q[h].w);
-        }
-    } else {
-        widen8<bf16>(v, from.q[0]);
     }
 }
 
@@ -90,12 +72,6 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     float u[8];
     widen_row(u, from);
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
-}
-
-// The matrices begin `by` rows later.
-template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &...m)
-{
-    ((m.data = row_at(m, by)), ...);
 }
 
 // The sums of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
@@ -172,9 +148,10 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     const int width = (int)blockDim.x / B::TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
     const row_thread t = {(int)threadIdx.x - team * width, width, vector};
     const float each = 1.0f / (float)x.cols;
-    row_bits<X> next[ROWS] = {}, residual[ROWS] = {};
+    row_bits<X> next[ROWS] = {}, next_residual[ROWS] = {};
+    uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
-    float scale[8], shift[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    float scale[8], shift[8];
     // Of the thread's first row in the turn at hand or, of what is fetched ahead, the next.
     int64_t r = (int64_t)blockIdx.x * B::TURN + team;
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
@@ -186,8 +163,9 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const bool there = first + i * B::TEAMS < rows;
             fetch_row(next[i], from, i * B::TEAMS, t, there);
-            if constexpr (DROP)
-                fetch_row(residual[i], drop.residual, i * B::TEAMS, t, there && adds_residual);
+            if (!DROP) continue;
+            fetch_row(next_residual[i], drop.residual, i * B::TEAMS, t, there && adds_residual);
+            next_number[i] = there ? drop.op.number_of(first + i * B::TEAMS) : 0;
         }
         move_rows(step, from);
         if (DROP) move_rows(step, drop.residual);
@@ -195,25 +173,29 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     if (AHEAD) fetch(r);
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
-    if (b.data) {
-        fetch_row(bits, b, 0, t);
-        widen_row(shift, bits);
-    }
+    fetch_row(bits, b, 0, t, b.data != NULL);
+    widen_row(shift, bits);
     if constexpr (DROP) drop.op.begin();
     for (; r - team < rows; r += step) { // a whole block
         float v[ROWS][8], sum[ROWS], squares[ROWS];
+        row_bits<X> residual[ROWS];
+        uint32_t number[ROWS];
         if (!AHEAD) fetch(r);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             widen_row(v[i], next[i]);
+            residual[i] = next_residual[i];
+            number[i] = next_number[i];
+        }
+        if (AHEAD) fetch(r + step);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
             if constexpr (DROP) {
-                drop.op.apply(min(r + i * B::TEAMS, rows - 1), (uint32_t)t.at, v[i]);
+                drop.op.apply(number[i], (uint32_t)t.at, v[i]);
                 if (adds_residual) add_row(v[i], residual[i]);
                 if (r + i * B::TEAMS < rows) put_row<X>(x, i * B::TEAMS, t, v[i]);
             }
             sum[i] = 0;
             TT__UNROLL for (int j = 0; j < 8; j++) sum[i] += v[i][j];
         }
-        if (AHEAD) fetch(r + step);
         if (centred) row_sums<B::ROW_WARPS>(sum, sum_part, team * warps, warps);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             sum[i] = centred ? sum[i] * each : 0.0f; // the mean
@@ -370,13 +352,6 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
     }
 }
 
-// Whether layernorm_backward fetches what dx is added to with the rest of the next turn's rows.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr bool FETCHES_OLD_AHEAD = false; // the compiler would spill a register
-#else
-constexpr bool FETCHES_OLD_AHEAD = true;
-#endif
-
 // Of a row of dy (g) and of x (n): n becomes (x - mean) / std, g becomes dy w; sum gets the thread's sums of
 // g and of g n, and dw and db, which go over rows, those of dy n and dy.
 __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
@@ -397,9 +372,9 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
 // With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
 // = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
 // added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. A row in the registers
-// of its threads, and so are sums over rows. bf16 rows of
-// the next turn are on their way meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with
-// dropout, of typed operands; dx is there, and rows of its dropout are as far apart.
+// of its threads, and so are sums over rows. bf16 rows of the next turn are on their way meanwhile. Bytes:
+// dy, x and dx once, and what dx is added to. DROP: with dropout, of typed operands; dx is there, and rows of
+// its dropout are as far apart.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -415,17 +390,19 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
         w.dtype = (tt_dtype)W;
         vector = true;
     }
-    constexpr bool AHEAD = X == TT_BF16, OLD_AHEAD = AHEAD && FETCHES_OLD_AHEAD;
+    constexpr bool AHEAD = X == TT_BF16;
     const int width = (int)blockDim.x / TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
     const row_thread t = {(int)threadIdx.x - team * width, width, vector};
     const bool leaves = dx.data != NULL, centred = stats.cols == 2;
     add = add && leaves;
     float dw[8] = {}, db[8] = {}, ds[8] = {}, scale[8];
-    row_bits<X> next_dy[ROWS], next_x[ROWS], old[ROWS];
+    row_bits<X> next_dy[ROWS], next_x[ROWS], next_old[ROWS];
     row_stats next[ROWS];
+    uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
-    // Operands and results begin at the thread's first row in the turn at hand or, of what is fetched ahead,
-    // the next; `left`: rows of the block from there on.
+    // `left`: rows of the block from the thread's first in the turn at hand on. Operands and results begin at
+    // that of the turn that is fetched next, which is all in one go: a thread that waits for one of its loads
+    // may wait for all under way.
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
@@ -434,60 +411,59 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
     move_rows(from + team, dy, dx, stats);
     if (X == ANY) move_rows(from + team, x);
-    const auto fetch_one = [&](int i, int many) {
-        const bool there = i * TEAMS < many;
-        fetch_row(next_dy[i], dy, i * TEAMS, t, there);
-        if (X != ANY) x.data = (char *)dy.data + beside;
-        fetch_row(next_x[i], x, i * TEAMS, t, there);
-        next[i] = there ? get_stats(stats, i * TEAMS) : row_stats{centred, 0, 0};
-    };
     const auto fetch = [&](int many) {
-        TT__UNROLL for (int i = 0; i < ROWS; i++) fetch_one(i, many);
-        move_rows(B::TURN, dy, stats);
-    };
-    const auto fetch_old = [&](int many) {
-        TT__UNROLL for (int i = 0; i < ROWS; i++)
-            fetch_row(old[i], dx, i * TEAMS, t, add && i * TEAMS < many);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            const bool there = i * TEAMS < many;
+            fetch_row(next_dy[i], dy, i * TEAMS, t, there);
+            if (X != ANY) x.data = (char *)dy.data + beside;
+            fetch_row(next_x[i], x, i * TEAMS, t, there);
+            fetch_row(next_old[i], dx, i * TEAMS, t, there && add);
+            next[i] = there ? get_stats(stats, i * TEAMS) : row_stats{centred, 0, 0};
+            if constexpr (DROP) next_number[i] = there ? drop.op.number_of(end - many + i * TEAMS) : 0;
+        }
+        move_rows(B::TURN, dy, dx, stats);
+        if (X == ANY) move_rows(B::TURN, x);
     };
     if (AHEAD) fetch(left);
-    if (OLD_AHEAD) fetch_old(left);
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
     if constexpr (DROP) drop.op.begin();
     for (; left + team > 0; left -= B::TURN) { // a whole block; TURN is a power of 2
-        float g[ROWS][8], n[ROWS][8], sum[2 * ROWS], rstd[ROWS];
-        if (X == TT_F32) fetch(left);
+        float g[ROWS][8], n[ROWS][8], sum[2 * ROWS];
+        row_bits<X> old[ROWS];
+        row_stats of[ROWS];
+        uint32_t number[ROWS];
+        if (!AHEAD) fetch(left);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
-            if (X == ANY) fetch_one(i, left);
-            rstd[i] = next[i].rstd;
             widen_row(g[i], next_dy[i]);
             widen_row(n[i], next_x[i]);
-            begin_gradient(g[i], n[i], sum + 2 * i, dw, db, scale, next[i]);
+            old[i] = next_old[i];
+            of[i] = next[i];
+            number[i] = next_number[i];
         }
         if (AHEAD) fetch(left - B::TURN);
-        if (X == ANY) move_rows(B::TURN, dy, x, stats);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            float start[8] = {};
+            if (add) widen_row(start, old[i]);
+            begin_gradient(g[i], n[i], sum + 2 * i, dw, db, scale, of[i]);
+            TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * of[i].rstd + start[j];
+        }
         if (!leaves) continue;
-        if (X != ANY && !OLD_AHEAD) fetch_old(left);
+        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // from what is fetched next to the turn at hand
         row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // by turns
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
-            const float of_n = -rstd[i] * avg_gn, rest = -rstd[i] * avg_g;
+            const float of_n = -of[i].rstd * avg_gn, rest = -of[i].rstd * avg_g;
             if (i * TEAMS >= left) continue;
-            TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * rstd[i] + (n[i][j] * of_n + rest);
-            if (add) {
-                if (X == ANY) fetch_row(old[i], dx, i * TEAMS, t);
-                add_row(g[i], old[i]);
-            }
-            put_row<X>(dx, i * TEAMS, t, g[i]);
+            TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] += n[i][j] * of_n + rest;
+            put_row<X>(dx, i * TEAMS - back, t, g[i]);
             if constexpr (DROP) {
-                drop.op.apply(end - left + i * TEAMS, (uint32_t)t.at, g[i]);
+                drop.op.apply(number[i], (uint32_t)t.at, g[i]);
                 drop.to.data = (char *)dx.data + dropped;
-                put_row<X>(drop.to, i * TEAMS, t, g[i]);
+                put_row<X>(drop.to, i * TEAMS - back, t, g[i]);
             }
             TT__UNROLL for (int j = 0; j < 8; j++) ds[j] += g[i][j];
         }
-        move_rows(B::TURN, dx);
-        if (OLD_AHEAD) fetch_old(left - B::TURN);
     }
     store_column_sums<TEAMS>(partial + (int64_t)blockIdx.x * (sums ? 3 : 2) * x.cols, x.cols, t, team, memory,
                              dw, db, ds, sums);
