@@ -43,6 +43,7 @@ static const test_case tests[] = {
     TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs), TEST_CASE(steps_are_read_one_later),
     TEST_CASE(errors_are_read_one_later), TEST_CASE(fit_counts_each_step),
     TEST_CASE(lengths_that_are_met_again_are_replayed), TEST_CASE(steps_go_on_without_graphs),
+    TEST_CASE(results_are_there_before_the_update),
     TEST_CASE(products_that_cublaslt_refuses), TEST_CASE(algorithms_are_chosen_once),
     TEST_CASE(no_product_of_a_model_needs_that_kernel), TEST_CASE(gelu_is_as_exact_as_said),
     TEST_CASE(a_lost_device_says_so), TEST_CASE(an_op_that_fails_is_named), TEST_CASE(any_call_may_fail_once),

@@ -22,6 +22,7 @@
 typedef struct tt__recording {
     void *made;             /* the device's; NULL: such a run was met once */
     tt__segment segment;
+    int first;              /* the number of its first instruction */
     bool later;             /* gradients are added to */
     int slot;               /* that of these gradients; for sums, how many slots have contents */
     int64_t *rows;          /* of each axis; NULL: this entry is free */

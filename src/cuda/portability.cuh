@@ -7,6 +7,7 @@
 // "Warp-level matrix instructions". g = lane/4, t = lane%4.
 #ifndef TT_EMULATE
 #define TT__UNROLL _Pragma("unroll")
+#define TT__ROLLED _Pragma("unroll 1") // stays as short as it is written
 // A shared array: TT__SHARED(float, tile, [32][33]); a shared scalar: TT__SHARED(int, count, );
 #define TT__SHARED(T, name, dims) __shared__ __align__(128) T name dims
 // The launch's dynamic shared memory, aligned to 128 bytes.

@@ -475,7 +475,7 @@ static bool tt__adds_later(const tt_program *p, tt__segment segment)
 
 /* The entry of such a run if it was met before. Else NULL, and the entry whose turn it is gives way if it has
    no credit left: runs that come back keep their recordings however many others there are. */
-static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment)
+static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];
     const size_t all = sizeof *r->axis_rows * (size_t)p->built.t->n_axes;
@@ -484,7 +484,8 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
                                                : tt__slots_used(p, r->now.round, segment);
     for (int k = 0; k < TT__RECORDINGS; k++) {
         tt__recording *x = &r->recordings[k];
-        if (!x->rows || x->segment != segment || x->later != later || x->slot != slot) continue;
+        if (!x->rows || x->segment != segment || x->first != first) continue;
+        if (x->later != later || x->slot != slot) continue;
         if (segment == TT__EACH_MICRO && memcmp(x->rows, r->axis_rows, all) != 0) continue;
         x->credit = (int)tt__min(x->credit + TT__RECORDING_USED, TT__RECORDING_MOST);
         return x;
@@ -497,6 +498,7 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
     if (x->rows) memcpy(x->rows, r->axis_rows, all);
     x->made = NULL;
     x->segment = segment;
+    x->first = first;
     x->later = later;
     x->slot = slot;
     x->credit = 1;

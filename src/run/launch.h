@@ -140,18 +140,27 @@ static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
                              c->kind->backend->after(c->device[rank], TT__COMPUTE_STREAM, x->done));
 }
 
-/* Launches the instructions of a segment on a rank. A rank without a micro-batch runs what all ranks do
+/* Instructions of a segment that are launched, or recorded, as one. */
+typedef struct tt__stretch { tt__segment segment; int first, end; } tt__stretch;
+
+static tt__stretch tt__whole_segment(const tt_program *p, tt__segment segment)
+{
+    const tt_tape *t = p->built.t;
+    const tt__stretch s = {segment, tt__segment_first(t, segment), tt__segment_first(t, segment + 1u)};
+    return s;
+}
+
+/* Launches instructions of a segment on a rank. A rank without a micro-batch runs what all ranks do
    together. */
-static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *like, tt__segment segment)
+static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *like, const tt__stretch *s)
 {
     tt_status status = TT_OK;
     const tt__now *now = &p->rank[rank].now;
-    const bool absent = segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
-    const int end = tt__segment_first(p->built.t, segment + 1u);
+    const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
-    tt__windows windows = {tt__segment_first(p->built.t, segment), end, {0}, 0, 0};
+    tt__windows windows = {s->first, s->end, {0}, 0, 0};
     for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure has left it */
-    for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
+    for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
         tt__go_on_passing(p, rank);
@@ -164,14 +173,15 @@ static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *l
     return status;
 }
 
-/* Records the launches of r's segment. After an error x is without a recording, and `why` is the first. */
-static void tt__record_segment(tt_program *p, int rank, tt__launch *l, tt__recording *x, char why[512])
+/* Records launches. After an error x is without a recording, and `why` is the first. */
+static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s, tt__recording *x,
+                               char why[512])
 {
     const tt__backend *b = p->settings.kind->backend;
     tt__device *d = p->settings.crew->device[rank];
     tt_status status = b->capture(d);
     const bool began = status == TT_OK;
-    if (began) status = tt__launch_segment(p, rank, l, x->segment);
+    if (began) status = tt__launch_stretch(p, rank, l, s);
     if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* which captured may replace */
     if (began) x->made = b->captured(d);                        /* in any case, to end it */
     if (status == TT_OK && !x->made) snprintf(why, 512, "%s", b->error(d));
@@ -234,40 +244,93 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
     return l;
 }
 
-/* A segment that all ranks run. */
-typedef struct tt__segment_job { tt_program *p; tt__segment segment; } tt__segment_job;
-
-/* Runs a segment on a rank. A device that can records it at the second such run, and replays that from then
+/* Runs a stretch on a rank. A device that can records it at the second such run, and replays that from then
    on. One that cannot, but can run the instructions one by one, is never asked to record again. */
-static tt_status tt__run_rank(void *arg, int rank)
+static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s)
 {
-    const tt__segment_job *job = (const tt__segment_job *)arg;
-    tt_program *p = tt__stage_of(job->p, rank);
-    const tt__segment segment = job->segment;
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
     tt__rank *r = &p->rank[rank];
-    tt__launch l = tt__launch_on(p, rank);
     char why[512] = "";
-    tt__float_mode mode = tt__float_default();
-    r->now = tt__now_of(job->p);
-    r->now.later = tt__adds_later(job->p, segment);
-    tt_status status = tt__write_settings(p, rank, !job->p->scale_set);
-    if (status == TT_OK && segment == TT__EACH_MICRO) status = tt__take_arrivals(p, rank);
-    if (status == TT_OK) {
-        const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= r->now.present;
-        /* No graph prefetches managed memory. */
-        const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
-        const bool records = can_record && !absent && !tt__needs_host(p, segment);
-        tt__recording *x = records ? tt__recording_of(p, rank, segment) : NULL;
-        if (x && !x->made) tt__record_segment(p, rank, &l, x, why);
-        if (x && x->made) status = tt__device_status(p->ctx, c, rank, b->replay(l.device, x->made));
-        else status = tt__launch_segment(p, rank, &l, segment);
-    }
+    tt_status status = TT_OK;
+    const bool absent = s->segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= r->now.present;
+    /* No graph prefetches managed memory. */
+    const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
+    const bool records = can_record && !absent && !tt__needs_host(p, s->segment);
+    tt__recording *x = records ? tt__recording_of(p, rank, s->segment, s->first) : NULL;
+    if (x && !x->made) tt__record_stretch(p, rank, l, s, x, why);
+    if (x && x->made) status = tt__device_status(p->ctx, c, rank, b->replay(l->device, x->made));
+    else status = tt__launch_stretch(p, rank, l, s);
     if (status == TT_OK && *why) {
         r->never_records = true;
         snprintf(r->why, sizeof r->why, "%.255s", why);
     }
+    return status;
+}
+
+/* Where the results of a step whose update comes behind them are there, in front of that, one more than the
+   number of the instruction that writes them last: the host learns them while parameters are updated, and the
+   next step is launched before these are done. Else, as where something is under way on another stream, where
+   the segment ends. */
+static int tt__results_end(const tt_program *p, const tt__stretch *s)
+{
+    const tt_tape *t = p->built.t;
+    int end = s->first, started = 0;
+    if (s->segment != TT__EACH_STEP || !tt__reads_later(p) || p->arena->paging) return s->end;
+    for (int k = s->first; k < s->end; k++)
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            if (t->code[k].out[j] && t->values[t->code[k].out[j]].base == t->results) end = k + 1;
+    for (int k = s->first; k < end; k++) {
+        if (tt__is(&t->code[k], TT__WAITS)) started--;
+        else started += t->code[k].stream != TT__COMPUTE_STREAM;
+    }
+    const bool together = end > s->first && (t->code[end - 1].with_next || tt__leads_to_next(p, end - 1));
+    return started || together || end == s->first ? s->end : end;
+}
+
+/* Has what a step has found copied to the host, beside what computation does next. */
+static tt_status tt__send_results(tt_program *p, int rank)
+{
+    const tt__crew *c = p->settings.crew;
+    const tt__backend *b = c->kind->backend;
+    tt__device *d = c->device[rank];
+    tt__rank *r = &p->rank[rank];
+    const void *from = tt__resolve(p, rank, p->built.t->results).data;
+    tt_status status = b->mark(d, TT__COMPUTE_STREAM, &r->ready);
+    if (status == TT_OK) status = b->after(d, TT__OUT_STREAM, r->ready);
+    if (status == TT_OK) status = b->copy(d, TT__OUT_STREAM, r->found, from, sizeof *r->found);
+    if (status == TT_OK) status = b->mark(d, TT__OUT_STREAM, &r->has_found);
+    return tt__device_status(p->ctx, c, rank, status);
+}
+
+/* A segment that all ranks run. sends: the first of them, its results. */
+typedef struct tt__segment_job { tt_program *p; tt__segment segment; bool sends; } tt__segment_job;
+
+/* Runs a segment on a rank. */
+static tt_status tt__run_rank(void *arg, int rank)
+{
+    const tt__segment_job *job = (const tt__segment_job *)arg;
+    tt_program *p = tt__stage_of(job->p, rank);
+    const tt__crew *c = p->settings.crew;
+    const tt__stretch all = tt__whole_segment(p, job->segment);
+    const bool sends = job->sends && rank == tt__first_of(p, 0);
+    tt__stretch s = all;
+    tt__rank *r = &p->rank[rank];
+    tt__launch l = tt__launch_on(p, rank);
+    tt__float_mode mode = tt__float_default();
+    r->now = tt__now_of(job->p);
+    r->now.later = tt__adds_later(job->p, job->segment);
+    s.end = tt__results_end(p, &all);
+    tt_status status = tt__write_settings(p, rank, !job->p->scale_set);
+    if (status == TT_OK && job->segment == TT__EACH_MICRO) status = tt__take_arrivals(p, rank);
+    if (status == TT_OK) status = tt__run_stretch(p, rank, &l, &s);
+    if (status == TT_OK && sends) status = tt__send_results(p, rank);
+    s.first = s.end;
+    s.end = all.end;
+    if (status == TT_OK && s.first < s.end) status = tt__run_stretch(p, rank, &l, &s);
+    if (status == TT_OK && sends) /* what is written next may be written where they are */
+        status = tt__device_status(p->ctx, c, rank,
+                                   c->kind->backend->after(l.device, TT__COMPUTE_STREAM, r->has_found));
     tt__float_restore(mode);
     return status;
 }

@@ -87,7 +87,8 @@ static tt_status tt__run_stage(void *arg, int rank)
         status = tt__await_taken(p, rank, segment);
         if (status == TT_OK && !backward) status = tt__write_fed(p, rank);
         if (status == TT_OK) status = tt__write_settings(p, rank, !k && !head->scale_set);
-        if (status == TT_OK) status = tt__launch_segment(p, rank, &l, segment);
+        const tt__stretch all = tt__whole_segment(p, segment);
+        if (status == TT_OK) status = tt__launch_stretch(p, rank, &l, &all);
     }
     for (int k = 0; k < 2 * p->settings.in_flight && status == TT_OK; k++)
         if (p->rank[rank].passed[k / 2].parts[k % 2]) status = tt__await_passed(p, rank, k % 2, k / 2);
@@ -120,7 +121,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
     tt__begin_micro(p);
-    status = tt__run_segment(p, TT__EACH_MICRO);
+    status = tt__run_segment(p, TT__EACH_MICRO, false);
     tt__forget_inputs(p);
     if (status == TT_OK && (wanted || p->settings.kind->host)) {
         status = train ? tt__read_counts(p, &bad) : tt__read_results(p);
@@ -134,7 +135,7 @@ static tt_status tt__run_lap(tt_program *p)
 {
     const tt_tape *t = p->built.t;
     const bool any = tt__segment_first(t, TT__EACH_LAP) < tt__segment_first(t, TT__EACH_STEP);
-    return any ? tt__run_segment(p, TT__EACH_LAP) : TT_OK;
+    return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
 }
 
 /* Ends a round: sums the tree of a lap where that is over. */

@@ -17,10 +17,10 @@
 /* --------------------------------------------------------------------------------------------------- results
    A segment on all ranks, what they have found together, and the errors of numbers that are not finite. */
 
-/* Runs a segment on all ranks. */
-static tt_status tt__run_segment(tt_program *p, tt__segment segment)
+/* Runs a segment on all ranks. sends: what it finds is copied to the host, to be read later. */
+static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
 {
-    tt__segment_job job = {p, segment};
+    tt__segment_job job = {p, segment, sends};
     const tt__crew *c = p->settings.crew;
     const bool micro = segment == TT__EACH_MICRO;
     tt_status status = tt__check_whole(p->ctx, p->arena);

@@ -129,22 +129,13 @@ static tt_status tt__read_unread(tt_program *p)
     return status;
 }
 
-/* Has the results of a step copied to the host, to be read later. */
-static tt_status tt__leave_unread(tt_program *p, bool one)
+/* Counts a step whose results are read later. */
+static void tt__leave_unread(tt_program *p, bool one)
 {
-    const int rank = tt__first_of(p, 0);
-    const tt__crew *c = p->settings.crew;
-    const tt__backend *b = c->kind->backend;
-    tt__rank *r = &p->rank[rank];
-    const void *from = tt__resolve(p, rank, p->built.t->results).data;
-    tt_status status = b->copy(c->device[rank], TT__COMPUTE_STREAM, r->found, from, sizeof *r->found);
-    if (status == TT_OK) status = b->mark(c->device[rank], TT__COMPUTE_STREAM, &r->has_found);
-    if (status != TT_OK) return tt__device_status(p->ctx, c, rank, status);
     p->unread.any = true;
     p->unread.one = one;
     p->unread.flops = p->flops;
     p->run.step++;
-    return TT_OK;
 }
 
 /* Counts a step that failed and updated nothing as one that is skipped. */
@@ -157,7 +148,12 @@ static void tt__skip_step(tt_program *p)
 
 tt_status tt_wait(tt_program *p, tt_stats *stats)
 {
+    const bool any = p->unread.any;
+    const tt__crew *c = p->settings.crew;
+    const int rank = tt__first_of(p, 0);
     tt_status status = tt__read_unread(p);
+    if (any && status == TT_OK) /* what it found was there before its parameters were updated */
+        status = tt__device_status(p->ctx, c, rank, c->kind->backend->wait(c->device[rank]));
     if (stats) *stats = p->done;
     return status;
 }
@@ -167,11 +163,12 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
     const bool one = p->round == 1 && p->arena->data == 1;
+    const bool later = !stats && tt__reads_later(p) && p->rank[tt__first_of(p, 0)].found;
     p->run.lr = lr;
     tt_status status = p->stages > 1 ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
-    if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP);
+    if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP, later);
     if (status != TT_OK) return status;
-    if (!stats && tt__reads_later(p) && p->rank[tt__first_of(p, 0)].found) return tt__leave_unread(p, one);
+    if (later) return tt__leave_unread(p, one), TT_OK;
     status = tt__read_results(p);
     if (status == TT_OK) status = tt__judge_step(p, one, skipped);
     if (status == TT_OK && stats) *stats = p->done;

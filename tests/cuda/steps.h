@@ -32,8 +32,8 @@ TEST(a_step_waits_once_for_its_results)
                 CHECK(one_step(&t, k, true, accumulate, asked ? &stats : NULL) == TT_OK);
             n = since(n);
             CHECK_NEAR((double)n.host_syncs, !asked ? 0 : accumulate ? 4 * 3 : 4, 0);
-            /* A micro-batch each, and an update. */
-            CHECK_NEAR((double)n.graph_launches, accumulate ? 4 * 3 : 4 * 2, 0);
+            /* A micro-batch each, the norm, and an update. */
+            CHECK_NEAR((double)n.graph_launches, accumulate ? 4 * 4 : 4 * 3, 0);
             CHECK(n.pageable_async == 0 && n.allocations == 0 && n.kernels > 0);
             close_training(&t);
         }
@@ -233,13 +233,32 @@ static long graphs_of_lengths(int lengths, int rounds)
     return since(before).graph_launches;
 }
 
-/* The update is one graph whatever the lengths; the rest of a step is one for each length that is met again,
-   unless there are more lengths than graphs: then some of them keep theirs. */
+/* The norm and the update are a graph each whatever the lengths; the rest of a step is one for each length
+   that is met again, unless there are more lengths than graphs: then some of them keep theirs. */
 TEST(lengths_that_are_met_again_are_replayed)
 {
-    CHECK_NEAR((double)graphs_of_lengths(9, 3), (3 * 9 - 1) + 2 * 9, 0);
-    CHECK_NEAR((double)graphs_of_lengths(200, 1), 200 - 1, 0);
-    CHECK(graphs_of_lengths(100, 5) > 5 * 100 - 1 + 3 * 100 / 4);
+    CHECK_NEAR((double)graphs_of_lengths(9, 3), 2 * (3 * 9 - 1) + 2 * 9, 0);
+    CHECK_NEAR((double)graphs_of_lengths(200, 1), 2 * (200 - 1), 0);
+    CHECK(graphs_of_lengths(100, 5) > 2 * (5 * 100 - 1) + 3 * 100 / 4);
+}
+
+/* What a step has found is read before its parameters are updated: the next step is launched meanwhile. */
+TEST(results_are_there_before_the_update)
+{
+    test_allocator a;
+    small_net net;
+    emu_configure(1, (size_t)16 << 20, 1, EMU_LAZY);
+    tt_context *ctx = test_open(&a);
+    bool ok = CHECK(small_open(ctx, &net, false) == TT_OK);
+    for (int k = 0; k < 4 && ok; k++) {
+        ok = CHECK(small_set(&net, USUAL_ROWS, k) == TT_OK && tt_step(net.p, 0.1f, NULL) == TT_OK);
+        ok = ok && CHECK(tt__read_unread(net.p) == TT_OK);
+        const long before = emu_get_counts().kernels;
+        ok = ok && CHECK(net.p->settings.kind->backend->wait(net.p->settings.crew->device[0]) == TT_OK);
+        CHECK(emu_get_counts().kernels > before);
+    }
+    small_close(&net);
+    TEST_CLOSE(ctx, &a);
 }
 
 static void count_log(void *user, tt_log_level level, const char *id, const char *message)
@@ -318,5 +337,6 @@ TEST(a_launch_that_fails_in_a_capture_is_named)
 TEST(a_launch_that_fails_in_a_capture_is_named) { NEEDS_EMULATOR; }
 TEST(a_step_waits_once_for_its_results) { NEEDS_EMULATOR; }
 TEST(lengths_that_are_met_again_are_replayed) { NEEDS_EMULATOR; }
+TEST(results_are_there_before_the_update) { NEEDS_EMULATOR; }
 TEST(steps_go_on_without_graphs) { NEEDS_EMULATOR; }
 #endif

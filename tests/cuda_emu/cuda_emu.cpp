@@ -565,6 +565,16 @@ unsigned emu_ballot(unsigned mask, int predicate, const char *file, int line)
     return result;
 }
 
+unsigned emu_match(unsigned mask, unsigned v, const char *file, int line)
+{
+    unsigned result = 0;
+    warp_meeting *m = meet("a match", mask, &v, sizeof v, file, line);
+    for (int i = 0; i < 32; i++)
+        if (mask >> i & 1 && memcmp(&v, m->value[i], sizeof v) == 0) result |= 1u << i;
+    leave(m);
+    return result;
+}
+
 unsigned emu_reduce(unsigned mask, unsigned v, int how, const char *file, int line)
 {
     unsigned result = 0;

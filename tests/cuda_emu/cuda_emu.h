@@ -72,6 +72,7 @@
 #define EMU_UNTRACED __attribute__((no_sanitize("thread"), noinline))
 
 #define TT__UNROLL
+#define TT__ROLLED
 // A shared array: TT__SHARED(float, tile, [32][33]); a shared scalar: TT__SHARED(int, count, );
 #define TT__SHARED(T, name, dims) \
     static char name##_key; \
@@ -383,6 +384,7 @@ void emu_block_barrier(const char *file, int line);
 int emu_block_vote(int predicate, int how, const char *file, int line); // how: 0 count, 1 and, 2 or
 void emu_shuffle(unsigned mask, const void *in, void *out, size_t n, int from, const char *file, int line);
 unsigned emu_ballot(unsigned mask, int predicate, const char *file, int line);
+unsigned emu_match(unsigned mask, unsigned v, const char *file, int line);
 // how: a character of "+&|^" or < > (signed), ( ) (unsigned)
 unsigned emu_reduce(unsigned mask, unsigned v, int how, const char *file, int line);
 void emu_warp_barrier(unsigned mask, const char *file, int line);
@@ -498,6 +500,10 @@ template <class T> T __shfl_up_sync(unsigned mask, T v, unsigned by, int width =
 inline unsigned __ballot_sync(unsigned mask, int p, EMU_HERE)
 {
     return emu_ballot(mask, p, emu_file, emu_line);
+}
+inline unsigned __match_any_sync(unsigned mask, unsigned v, EMU_HERE)
+{
+    return emu_match(mask, v, emu_file, emu_line);
 }
 inline int __any_sync(unsigned mask, int p, EMU_HERE) { return emu_ballot(mask, p, emu_file, emu_line) != 0; }
 inline int __all_sync(unsigned mask, int p, EMU_HERE)

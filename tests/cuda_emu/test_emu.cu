@@ -388,7 +388,7 @@ TEST(cp_async_copies_and_zero_fills)
 // ============================================================================= warps, atomics, shared memory
 __global__ void warp_functions(int *out)
 {
-    int t = threadIdx.x, lane = t % 32, *o = out + t * 16;
+    int t = threadIdx.x, lane = t % 32, *o = out + t * 17;
     const unsigned all = 0xffffffffu, mine = lane < 16 ? 0x0000ffffu : 0xffff0000u;
     o[0] = __shfl_xor_sync(all, t, 5);
     o[1] = __shfl_up_sync(all, t, 3);
@@ -408,24 +408,25 @@ __global__ void warp_functions(int *out)
     double wide = __shfl_xor_sync(all, (double)t + 0.5, 1);
     o[14] = (int)(wide * 2);
     o[15] = __shfl_down_sync(all, t, 1);
+    o[16] = (int)__match_any_sync(all, (unsigned)lane / 8 % 2);
 }
 TEST(warp_functions_agree_with_loops)
 {
     FOR_SEEDS(10, 1, 1) {
-        buffer<int> out(64 * 16);
+        buffer<int> out(64 * 17);
         OK(TT__LAUNCH(warp_functions, 1, 64, 0, 0, out.device));
         out.down();
         for (int t = 0; t < 64; t++) {
-            int lane = t % 32, *o = &out.host[(size_t)t * 16], squares = 0, ballot = 0;
+            int lane = t % 32, *o = &out.host[(size_t)t * 17], squares = 0, ballot = 0;
             for (int l = 0; l < 32; l++) squares ^= l * l;
             for (int l = 0; l < 32; l += 3) ballot |= (int)(1u << l);
-            int expected[16] = {t ^ 5,
+            int expected[17] = {t ^ 5,
                                 lane < 3 ? t : t - 3,
                                 lane % 8 + 3 >= 8 ? t : t + 3,
                                 t / 16 * 16 + 9, ballot, 5, 496, -5, -1, squares, t ^ 15,
                                 lane < 16 ? 0xffff : 0xffff, 13, 3, 2 * (t ^ 1) + 1,
-                                lane == 31 ? t : t + 1};
-            for (int k = 0; k < 16; k++) CHECK_EQUAL(o[k], expected[k]);
+                                lane == 31 ? t : t + 1, lane / 8 % 2 ? (int)0xff00ff00 : 0x00ff00ff};
+            for (int k = 0; k < 17; k++) CHECK_EQUAL(o[k], expected[k]);
         }
     }
 }

@@ -17,6 +17,15 @@ namespace {
 #endif
 enum { TT__SORT_STEP = 1024 }; // each of which takes so many numbers at a time
 
+// These kernels run once or twice a step, and each time the device reads their instructions from its memory
+// anew: code that is short matters more than what unrolled loops save.
+
+// Four loads that are under way together, 32 numbers apart.
+__device__ __forceinline__ void load_ids(int32_t (&to)[4], const int32_t *from, int64_t k, int64_t end)
+{
+    TT__UNROLL for (int u = 0; u < 4; u++) to[u] = k + u * 32 < end ? from[k + u * 32] : 0;
+}
+
 // counts[block][digit] = how many of the block's ids have this digit of 8 bits.
 __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift,
                                                                 int64_t tile, unsigned *counts)
@@ -26,8 +35,13 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *i
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
     count[threadIdx.x] = 0;
     __syncthreads();
-    for (int64_t k = from + threadIdx.x; k < to; k += TT__ROW_THREADS)
-        atomicAdd(&count[(uint32_t)ids[k] >> shift & 255], 1u);
+    for (int64_t at = from; at < to; at += TT__SORT_STEP) {
+        const int64_t k = at + threadIdx.x / 32 * 128 + threadIdx.x % 32;
+        int32_t id[4];
+        load_ids(id, ids, k, to);
+        TT__UNROLL for (int u = 0; u < 4; u++)
+            if (k + u * 32 < to) atomicAdd(&count[(uint32_t)id[u] >> shift & 255], 1u);
+    }
     __syncthreads();
     counts[(int64_t)blockIdx.x * 256 + threadIdx.x] = count[threadIdx.x];
 }
@@ -45,10 +59,14 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
     unsigned before = 0, all = 0;
-    for (unsigned b = 0; b < gridDim.x; b++) {
-        const unsigned count = counts[(int64_t)b * 256 + threadIdx.x];
-        if (b < blockIdx.x) before += count;
-        all += count;
+    for (unsigned b = 0; b < gridDim.x; b += 8) {
+        unsigned count[8];
+        TT__UNROLL for (unsigned u = 0; u < 8; u++)
+            count[u] = b + u < gridDim.x ? counts[(int64_t)(b + u) * 256 + threadIdx.x] : 0;
+        TT__UNROLL for (unsigned u = 0; u < 8; u++) {
+            before += b + u < blockIdx.x ? count[u] : 0;
+            all += count[u];
+        }
     }
     unsigned sum = all; // of the digits of this warp up to this one
     for (int m = 1; m < 32; m *= 2) {
@@ -57,27 +75,26 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
     }
     if (lane == 31) totals[warp] = sum;
     __syncthreads();
-    for (int w = 0; w < warp; w++) before += totals[w];
+    TT__UNROLL for (int w = 0; w < 7; w++) before += w < warp ? totals[w] : 0;
     before += sum - all;
     for (int64_t at = from; at < to; at += TT__SORT_STEP) {
+        const int64_t first = at + warp * 128 + lane;
         unsigned rank[4];
-        int32_t id[4];
-        for (int k = lane; k < 256; k += 32) place[warp][k] = 0;
+        int32_t id[4], row[4];
+        load_ids(id, ids, first, to);
+        TT__UNROLL for (int u = 0; u < 4; u++) row[u] = (int32_t)(first + u * 32);
+        if (rows) load_ids(row, rows, first, to);
+        TT__UNROLL for (int k = 0; k < 8; k++) place[warp][k * 32 + lane] = 0;
         __syncwarp();
         // How many ids with the same digit the warp has before each of its 128.
         TT__UNROLL for (int u = 0; u < 4; u++) {
-            const int64_t k = at + warp * 128 + u * 32 + lane;
-            id[u] = k < to ? ids[k] : 0;
+            const bool there = first + u * 32 < to;
             const unsigned digit = (uint32_t)id[u] >> shift & 255;
-            unsigned same = __ballot_sync(0xffffffffu, k < to);
-            TT__UNROLL for (int bit = 0; bit < 8; bit++) {
-                const unsigned ones = __ballot_sync(0xffffffffu, (int)(digit >> bit & 1));
-                same &= digit >> bit & 1 ? ones : ~ones;
-            }
+            const unsigned same = __match_any_sync(0xffffffffu, there ? digit : 256);
             const unsigned lower = same & ((1u << lane) - 1);
             rank[u] = place[warp][digit] + (unsigned)__popc(lower);
             __syncwarp();
-            if (k < to && !lower) place[warp][digit] = rank[u] + (unsigned)__popc(same);
+            if (there && !lower) place[warp][digit] = rank[u] + (unsigned)__popc(same);
             __syncwarp();
         }
         __syncthreads();
@@ -88,11 +105,10 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
         }
         __syncthreads();
         TT__UNROLL for (int u = 0; u < 4; u++) {
-            const int64_t k = at + warp * 128 + u * 32 + lane;
-            if (k >= to) continue;
+            if (first + u * 32 >= to) continue;
             const unsigned p = place[warp][(uint32_t)id[u] >> shift & 255] + rank[u];
             to_ids[p] = id[u];
-            to_rows[p] = rows ? rows[k] : (int32_t)k;
+            to_rows[p] = row[u];
         }
         __syncwarp();
     }
@@ -103,6 +119,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
 #ifndef TT__RANKED // tests make it smaller
 #define TT__RANKED 8192
 #endif
+enum { TT__ZEROS = 4096 }; // vectors that a block writes at a time
 __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, int n, int32_t *to_ids,
                                                             int32_t *to_rows, uint4 *zero,
                                                             int64_t zero_vectors)
@@ -110,67 +127,109 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     tt__begin_kernel();
     const int ranking = (n + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     TT__SHARED(int32_t, all, [(TT__RANKED + 255) / 256 * 256]);
-    TT__SHARED(int, before, [8][32]);
+    TT__SHARED(unsigned, before, [8][32]);
     if ((int)blockIdx.x >= ranking) {
-        const int64_t step = (int64_t)(gridDim.x - ranking) * TT__ROW_THREADS;
-        for (int64_t k = (int64_t)(blockIdx.x - ranking) * TT__ROW_THREADS + threadIdx.x; k < zero_vectors;
-             k += step)
-            zero[k] = make_uint4(0, 0, 0, 0);
+        const int64_t step = (int64_t)(gridDim.x - ranking) * TT__ZEROS;
+        const int64_t begin = (int64_t)(blockIdx.x - ranking) * TT__ZEROS + threadIdx.x;
+        TT__ROLLED for (int64_t k = begin; k < zero_vectors; k += step)
+            TT__UNROLL for (int u = 0; u < TT__ZEROS; u += TT__ROW_THREADS)
+                if (k + u < zero_vectors) zero[k + u] = make_uint4(0, 0, 0, 0);
         return;
     }
     const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // a warp's
-    for (int k = threadIdx.x; k < 8 * each; k += TT__ROW_THREADS) all[k] = k < n ? ids[k] : INT32_MAX - 1;
+    const int whole = (uintptr_t)ids % 16 == 0 ? n / 4 * 4 : 0;
+    TT__ROLLED for (int k = threadIdx.x * 4; k < whole; k += 4 * TT__ROW_THREADS)
+        tt__cp_async_16(all + k, ids + k);
+    TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
+        tt__cp_async_4(all + k, ids + k);
+    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // fewer than the threads
+    tt__cp_async_commit();
+    tt__cp_async_wait<0>();
     __syncthreads();
     const int32_t id = all[from + lane];
-    int count = 0;
-    for (int k = warp * each; k < (warp + 1) * each; k += 4) {
-        const int4 of = *(const int4 *)(all + k);
-        const int32_t most = id + (k < from); // equal ids of earlier blocks come before it
-        count += (of.x < most) + (of.y < most) + (of.z < most) + (of.w < most);
+    unsigned count = 0;
+    for (int at = warp * each; at < (warp + 1) * each; at += 32) {
+        const int32_t most = id + (at < from); // equal ids of earlier blocks come before it
+        TT__UNROLL for (int k = 0; k < 32; k += 4) {
+            const int4 of = *(const int4 *)(all + at + k);
+            // The sign of a difference of numbers that are not negative, which costs less than a comparison.
+            count += (unsigned)(of.x - most) >> 31;
+            count += (unsigned)(of.y - most) >> 31;
+            count += (unsigned)(of.z - most) >> 31;
+            count += (unsigned)(of.w - most) >> 31;
+        }
     }
+    TT__UNROLL for (int k = warp * 4; k < warp * 4 + 4; k++) count += k < lane && all[from + k] == id;
     before[warp][lane] = count;
     __syncthreads();
     if (warp || from + lane >= n) return;
-    for (int k = 1; k < 8; k++) count += before[k][lane];
-    for (int k = 0; k < lane; k++) count += all[from + k] == id;
+    TT__UNROLL for (int k = 1; k < 8; k++) count += before[k][lane];
     to_ids[count] = id;
     to_rows[count] = from + lane;
 }
 
+enum { TT__SUMMED = 16 }; // so many vectors are on their way to each thread of sum_ids at a time
+
+// Brings 8 columns of a row, whole vectors, to shared memory.
+__device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t r, int64_t c)
+{
+    const int vectors = m.dtype == TT_F32 ? 2 : 1;
+    const uint4 *p = (const uint4 *)row_at(m, r) + c / 8 * vectors;
+    tt__cp_async_16(to, p);
+    if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
+}
+
 // Sums the rows of dy with equal ids, `chunk` of them a block. A sum of rows that are all in the chunk goes
 // to row id - first of `to`, if it has that; of those that go on from the chunk before to partial[block][0],
-// of those that begin here and go on to partial[block][1]. Bytes: dy and the rows of `to`.
+// of those that begin here and go on to partial[block][1]. wide: both have whole groups of 8 columns at
+// multiples of 16 bytes, and shared memory has room for the rows that are on their way. Bytes: dy and the
+// rows of `to`.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
-                                               tt__mat to, int64_t first, bool add, bool vector,
-                                               int64_t chunk, float *partial)
+                                               tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
+                                               float *partial)
 {
     tt__begin_kernel();
+    TT__DYN_SHARED(uint4, coming);
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // from the one in front of the rows to the one behind them
+    TT__SHARED(int32_t, row, [TT__SUMMED]);
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
-    const int width = (int)min(dy.cols - c, (int64_t)8);
-    if (width <= 0) return;
-    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8][8];
-    bool began = from > 0 && ids[from - 1] == ids[from];
-    for (int64_t k = from; k < end; k += 8) {
-        int64_t at[8];
-        TT__UNROLL for (int u = 0; u < 8; u++) at[u] = k + u < end ? rows[k + u] : -1;
-        load_rows(v, dy, at, c, width, vector);
-        TT__UNROLL for (int u = 0; u < 8; u++) {
-            if (k + u >= end) continue;
-            const int32_t id = ids[k + u];
-            const bool last = k + u + 1 == n || ids[k + u + 1] != id;
-            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[u][j];
+    const int width = (int)max((int64_t)0, min(dy.cols - c, (int64_t)8)), t = (int)threadIdx.x;
+    const bool copies = wide && width > 0;
+    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // of a row
+    const int most = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
+    uint4 *const own = coming + t * vectors, *const old = own + most * step; // of dy and of `to`
+    const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
+    bool began = false;
+    TT__ROLLED for (int64_t k = from; k < end; k += most) {
+        const int count = (int)min(end - k, (int64_t)most);
+        __syncthreads();
+        if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // no id is less than 0
+        if (t < count) row[t] = rows[k + t];
+        __syncthreads();
+        TT__ROLLED for (int u = 0; u < count && copies; u++) {
+            const int64_t r = id[u + 1] - first;
+            copy_group(own + u * step, dy, row[u], c);
+            if (add && id[u + 2] != id[u + 1] && r >= 0 && r < to.rows) copy_group(old + u * step, to, r, c);
+        }
+        tt__cp_async_commit();
+        tt__cp_async_wait<0>();
+        if (k == from) began = id[0] == id[1];
+        TT__ROLLED for (int u = 0; u < count && width > 0; u++) {
+            if (copies) load8(v, own + u * step, dy.dtype, 0, 8, true);
+            else load_group(v, dy, row[u], c, width, false);
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
+            const bool last = id[u + 2] != id[u + 1];
             if (!last && k + u + 1 < end) continue;
+            const int64_t r = id[u + 1] - first;
             if (began || !last) {
-                float *p = partial + ((int64_t)blockIdx.x * 2 + !began) * dy.cols + c;
-                TT__UNROLL for (int j = 0; j < 8; j++) if (j < width) p[j] = sum[j];
-            } else if (id >= first && id - first < to.rows) {
-                if (add) {
-                    float old[8];
-                    load_group(old, to, id - first, c, width, vector);
-                    TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += old[j];
-                }
-                store8(row_at(to, id - first), to.dtype, c, width, vector, sum);
+                store8(row_at(parts, (int64_t)blockIdx.x * 2 + !began), TT_F32, c, width, wide, sum);
+            } else if (r >= 0 && r < to.rows) {
+                if (add && copies) load8(v, old + u * step, to.dtype, 0, 8, true);
+                else if (add) load_group(v, to, r, c, width, false);
+                TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += add ? v[j] : 0;
+                store8(row_at(to, r), to.dtype, c, width, wide, sum);
             }
             began = false;
             TT__UNROLL for (int j = 0; j < 8; j++) sum[j] = 0;
@@ -236,7 +295,8 @@ cudaError_t run_table_backward(const tt__launch *l)
     if (!n) return e;
     if (e == cudaSuccess && ranked) {
         const int64_t vectors = l->add[0] || !filled ? 0 : (int64_t)(bytes / 16);
-        const int64_t fill = min((vectors + 4095) / 4096, 8 * (int64_t)d->properties.multiProcessorCount);
+        const int64_t fill = min((vectors + TT__ZEROS - 1) / TT__ZEROS,
+                                 8 * (int64_t)d->properties.multiProcessorCount);
         e = TT__LAUNCH(rank_ids, blocks_for(n, 32) + (unsigned)fill, TT__ROW_THREADS, 0, d->stream, ids,
                        (int)n, array[0], array[1], (uint4 *)to->data, vectors);
         ids = array[0];
@@ -260,10 +320,10 @@ cudaError_t run_table_backward(const tt__launch *l)
     const int64_t chunk = max((int64_t)(ranked ? 16 : 32), (n + room - 1) / room);
     const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
     const dim3 grid(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8));
-    const bool vector = is_wide(dy) && is_wide(to);
+    const bool vector = is_wide(dy) && is_wide(to), whole = vector && dy->cols % 8 == 0;
     if (e == cudaSuccess)
-        e = TT__LAUNCH(sum_ids, grid, threads, 0, d->stream, ids, rows, n, *dy, *to, first, l->add[0], vector,
-                       chunk, resident_of(l)->sums);
+        e = TT__LAUNCH(sum_ids, grid, threads, whole ? threads * TT__SUMMED * sizeof(uint4) : 0, d->stream,
+                       ids, rows, n, *dy, *to, first, l->add[0], whole, chunk, resident_of(l)->sums);
     if (e == cudaSuccess && n > chunk)
         e = TT__LAUNCH(join_ids, grid, threads, 0, d->stream, ids, n, *to, first, l->add[0], vector, chunk,
                        resident_of(l)->sums);
