@@ -2,9 +2,9 @@
 """Draws bench/results/speed.svg from bench/results/speed.json: time and peak memory of a training step beside
 PyTorch's, on each kind of CPU. And bench/results/ranks.svg from ranks.json, which is what
 `build/memory_ladder --ranks 8 --json` prints: memory of a rank by how ranks share the work; and devices.svg
-from devices.json, which is what `build/ranks --only devices --json` prints; and gpu.svg from the newest
-gpu_NAME_DATE.json, which is what bench/gpu.sh writes: time and memory of a training step on a GPU beside
-PyTorch's. Standard library only.
+from devices.json, which is what `build/ranks --only devices --json` prints; and gpu.svg from the records
+gpu_NAME_DATE.json, which bench/gpu.sh writes: time and memory of a training step on a GPU beside PyTorch's.
+Standard library only.
 
     python3 bench/chart.py             draws the pictures
     python3 bench/chart.py --tables    prints README.md's lines below the pictures, bench/README.md's tables
@@ -183,9 +183,17 @@ def picture(records):
 
 
 def read_gpu():
-    """the newest of the records that bench/gpu.sh wrote"""
-    return max((json.loads(open(path, encoding="utf-8").read()) for path in
-                glob.glob(os.path.join(RESULTS, "gpu_*.json"))), key=lambda record: record["date"])
+    """The newest record that bench/gpu.sh wrote, with PyTorch's rows of older records of the same GPU where
+    the newest record lacks them. Each row gets the date of its record."""
+    records = sorted((json.loads(open(path, encoding="utf-8").read()) for path in
+                      glob.glob(os.path.join(RESULTS, "gpu_*.json"))), key=lambda record: record["date"])
+    newest, rows = records[-1], {}
+    theirs = [who for who in gpu.SIDES.values() if not who.startswith("tinytrain")]
+    for record in (r for r in records if r["gpu"] == newest["gpu"]):
+        for row in record["rows"]:
+            if record is newest or any(who in row["name"] for who in theirs):
+                rows[row["name"]] = {**row, "date": record["date"]}
+    return {**newest, "rows": list(rows.values())}
 
 
 # Of the picture of a GPU: sides of gpu.SIDES that do tinytrain's work, and those without dropout, each with
@@ -198,7 +206,7 @@ GPU_LEFT, GPU_RIGHT, GPU_BAR = 228, 496, 150
 
 
 def gpu_groups(record):
-    """[(heading, [(side, ours?, ms, MB, waits for its host?)])] of a record of bench/gpu.sh"""
+    """[(heading, [(side, ours?, ms, MB, waits for its host?, date)])] of what read_gpu returns"""
     value = {r["name"]: r for r in record["rows"]}
     labels = dict.fromkeys(name[:-len(", tinytrain: time of a step")] for name in value
                            if name.endswith(", tinytrain: time of a step"))
@@ -215,7 +223,7 @@ def gpu_groups(record):
         busy = value.get(f"{label}, {who}: the GPU is busy")
         waits = bool(busy) and busy["of_peak"] < gpu.BUSY
         megabytes = memory["value" if ours else "peer"]
-        return who.replace(", no dropout", ""), ours, time["value"], megabytes, waits
+        return who.replace(", no dropout", ""), ours, time["value"], megabytes, waits, time["date"]
     for label in labels:
         kind = next((k for k in GPU_MODELS if label.startswith(gpu.WHAT[k] + ", ")), None)
         if not kind or label.startswith(gpu.WHAT["imdb"]):
@@ -237,14 +245,17 @@ def gpu_picture(record):
     for x, heading in ((GPU_LEFT, "Time of a training step"), (GPU_RIGHT, "Memory of the GPU")):
         out += [text(x, 28, heading, 14, bold=True), bar(x, 38, 14, OURS), text(x + 20, 50, "tinytrain"),
                 bar(x + 90, 38, 14, THEIRS), text(x + 110, 50, "PyTorch")]
-    some_wait = False
+    some_wait, older = False, set()
     for heading, rows in gpu_groups(record):
         out.append(text(20, y + 4, escape(heading), bold=True))
         y += 12
         most = [max(r[k] for r in rows) for k in (2, 3)]
-        for who, ours, time, memory, waits in rows:
+        for who, ours, time, memory, waits, date in rows:
             some_wait = some_wait or waits
-            name = re.sub(", (no )?dropout$", "", who).replace("plain PyTorch", "plain") + "*" * waits
+            if date != record["date"]:
+                older.add(date)
+            name = re.sub(", (no )?dropout$", "", who).replace("plain PyTorch", "plain")
+            name += "*" * waits + "°" * (date != record["date"])
             out.append(text(GPU_LEFT - 12, y + 12, escape(name), 11, fill=QUIET, anchor="end"))
             for x, amount, all_of, words in ((GPU_LEFT, time, most[0], f"{short(time):g}</tspan> ms"),
                                              (GPU_RIGHT, memory, most[1], f"{memory / 1e3:.1f}</tspan> GB")):
@@ -257,7 +268,8 @@ def gpu_picture(record):
     notes = [f"{record['gpu']}, {record['date']}, commit {record['revision']}; "
              f"{peers[0] if peers else 'PyTorch'}; of its compiled variants the fastest. Shorter bars are "
              "better."]
-    notes += ["* The GPU waits for its host: what PyTorch's Python takes, and not the GPU."] * some_wait
+    notes += ["* The GPU waits for its host: the time is that of PyTorch's Python."] * some_wait
+    notes += [f"° measured on another machine with the same GPU, {', '.join(sorted(older))}."] * bool(older)
     plain = any(row[0].startswith("plain") for _, rows in gpu_groups(record) for row in rows)
     notes += ["plain: GPT-2 in one file of PyTorch, with a vocabulary of 50,257 or padded to 50,304."] * plain
     notes += record.get("notes", [])
