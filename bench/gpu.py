@@ -11,8 +11,6 @@
         a training from its start to its end
     python bench/gpu.py report --state DIR --to PREFIX ...
         PREFIX.json and PREFIX.md from what the stages left
-    python bench/gpu.py expected
-        the table of bench/results/NOTES.md: what each kernel should take, by its bytes and FLOPs
 
 Model, optimizer and variants are bench/pytorch.py's. PyTorch's inputs lie on the device, as it wants them,
 before the clock starts; then all of its steps are started without waiting for one, and the clock stops when
@@ -453,50 +451,6 @@ def table_of_ops(measured):
                   "ms that it should take"], lines) if lines else []
 
 
-# Bandwidth and rate of bf16 products of an H200 by its data sheet, bytes and FLOPs a second.
-H200 = (4.8e12, 989e12)
-# Sequences of a micro-batch, their length, heads of 64, the inner width; and which share of the pairs of
-# positions attention looks at.
-MODELS = {"ViT-L/16, 64 images": (64, 197, 16, 4096, 1),
-          "DistilBERT-base, 12 x 512 tokens": (12, 512, 12, 3072, 1),
-          "GPT-2 of 124 million, 16 x 1,024 tokens": (16, 1024, 12, 3072, 0.5)}
-PARAMETERS = {"ViT-L/16": 304e6, "DistilBERT-base": 67e6, "GPT-2 of 124 million": 124e6}
-
-
-def expected():
-    """of each kernel: model, name, bytes, FLOPs"""
-    found = []
-    for model, (seqs, length, heads, inner, share) in MODELS.items():
-        rows, width = seqs * length, 64 * heads
-        wide = 2 * rows * width                              # bytes of rows of the model's width
-        pairs, sums, starts = share * seqs * length ** 2 * width, 4 * rows * heads, 4 * (seqs + 1)
-        stats = 8 * rows + 4 * width                         # mean and 1/std of each row; weight and bias
-        found += [(model, "layer norm", 2 * wide + stats, 0),
-                  (model, "layer norm backward", 3 * wide + stats, 0),
-                  (model, "GELU, or its backward in place", 2 * 2 * rows * inner, 0),
-                  (model, "add", 3 * wide, 0),
-                  (model, "attention forward", 4 * wide + sums + starts, 4 * pairs)]
-        if length <= 256:  # all keys of a sequence are one block's
-            found += [(model, "attention backward, in one pass", 8 * wide + 2 * sums + starts, 10 * pairs)]
-        else:
-            found += [(model, "attention backward, dq", 6 * wide + 2 * sums + starts, 6 * pairs),
-                      (model, "attention backward, dk and dv", 6 * wide + 2 * sums + starts, 8 * pairs)]
-    for model, n in PARAMETERS.items():
-        found += [(model, "Adam, all in f32", 28 * n, 0), (model, "Adam, all in bf16", 14 * n, 0)]
-    return found
-
-
-def table_expected():
-    lines = ["| model | kernel, one call | MB | GFLOP | us by bytes | us by FLOPs | us that it should take |",
-             "| --- | --- | --- | --- | --- | --- | --- |"]
-    for model, name, size, flops in expected():
-        by_bytes, by_flops = 1e6 * size / H200[0], 1e6 * flops / H200[1]
-        should = max(by_bytes / 0.85, by_flops / 0.6)
-        lines.append(f"| {model} | {name} | {size / 1e6:.1f} | {f'{flops / 1e9:.1f}' if flops else ''} | "
-                     f"{by_bytes:.1f} | {f'{by_flops:.1f}' if flops else ''} | {should:.0f} |")
-    return lines
-
-
 def make_report(args):
     stages, measured, rows, lines = [], {}, [], []
     about, shapes = pairs(args.about), pairs(args.shapes)
@@ -608,7 +562,7 @@ def make_report(args):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sub = p.add_subparsers(dest="what", required=True)
-    b, t, r, _ = (sub.add_parser(name) for name in ("batches", "torch", "report", "expected"))
+    b, t, r = (sub.add_parser(name) for name in ("batches", "torch", "report"))
     q = sub.add_parser("peers")
     b.add_argument("kind", choices=list(WHAT))
     b.add_argument("--to", required=True, metavar="FILE")
@@ -662,8 +616,6 @@ def main():
     r.add_argument("--shapes", nargs="*", default=[], metavar="KIND=TEXT")
     r.add_argument("--about", nargs="*", default=[], metavar="NAME=TEXT")
     args = p.parse_args()
-    if args.what == "expected":
-        return print("\n".join(table_expected()))
     return {"batches": batches, "torch": run_torch, "peers": run_peers,
             "training": run_training, "report": make_report}[args.what](args)
 
