@@ -7945,22 +7945,24 @@ cudaError_t run_attention(const tt__launch *l)
     return attention_launch(d, kernel, &p, p.q.rows, 64, p.heads, (p.head_size + 63) / 64, 256, 0);
 }
 
-template <int PARTS> cudaError_t attention_deltas_by(tt__device *d, const attention_args *p)
+template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, const attention_args *p)
 {
     const unsigned blocks = blocks_for(p->q.rows * p->heads, TT__DELTA_NUMBERS * (256 / PARTS));
-    TT__WITH_TYPE(p->out.dtype, T,
-                  return TT__LAUNCH((attention_delta<T, PARTS>), blocks, 256, 0, d->stream, *p));
+    return TT__LAUNCH((attention_delta<T, PARTS>), blocks, 256, 0, d->stream, *p);
 }
 
+// Of wider heads in 16 bits, the kernel of dq sums, unless there is no dq.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;
     const int lanes = dtype == TT_F32 ? 4 : 8, parts = p->head_size / lanes;
-    if (p->head_size % lanes || parts > 32 || !attention_aligned(&p->out, dtype) ||
+    if (p->head_size % lanes || parts > (dtype == TT_F32 ? 32 : 8) || !attention_aligned(&p->out, dtype) ||
         !attention_aligned(&p->dout, dtype))
         return TT__LAUNCH(attention_delta_any, blocks_for(p->q.rows * p->heads, 8), 256, 0, d->stream, *p);
-    return parts <= 8 ? attention_deltas_by<8>(d, p) : parts <= 16 ? attention_deltas_by<16>(d, p)
-        : attention_deltas_by<32>(d, p);
+    if (dtype == TT_BF16) return attention_deltas_by<bf16, 8>(d, p);
+    if (dtype == TT_F16) return attention_deltas_by<f16, 8>(d, p);
+    return parts <= 8 ? attention_deltas_by<float, 8>(d, p)
+        : parts <= 16 ? attention_deltas_by<float, 16>(d, p) : attention_deltas_by<float, 32>(d, p);
 }
 
 // Without sums of columns.

@@ -9,15 +9,15 @@ TEST(loss_falls)
     world w;
     tt_stats before, after, last;
     s.threads = 2;
-    s.schedule.total_steps = 60;
+    s.schedule.total_steps = 90;
     if (!open_world(&w, &s)) return;
     CHECK(tt_evaluate(w.r, tt_loader_source(w.all), &before) == TT_OK && tt_trainer_steps(w.r) == 0);
-    CHECK(train(&w, 56, &last) == TT_OK);
-    CHECK(w.progress.epoch == 7 && w.progress.step == 7 && w.progress.targets == TEXTS);
+    CHECK(train(&w, 84, &last) == TT_OK);
+    CHECK(w.progress.epoch == 11 && w.progress.step == 7 && w.progress.targets == TEXTS);
     CHECK(tt_evaluate(w.r, tt_loader_source(w.all), &after) == TT_OK);
-    CHECK(before.targets == TEXTS && after.targets == TEXTS && after.step == 56);
+    CHECK(before.targets == TEXTS && after.targets == TEXTS && after.step == 84);
     CHECK(after.loss < 0.2 * before.loss && after.correct >= TEXTS - 1 && before.correct < TEXTS - 8);
-    CHECK(last.flops > 0 && last.grad_norm > 0 && last.step == 56);
+    CHECK(last.flops > 0 && last.grad_norm > 0 && last.step == 84);
     close_world(&w);
 }
 

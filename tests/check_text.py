@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Checks the plain English that CONTRIBUTING.md ("Words") asks for. Standard library only; run from the
+repository's root.
+
+    python3 tests/check_text.py          the checks
+    python3 tests/check_text.py --list   each place that counts, as FILE:LINE: PATTERN: the comment's beginning
+
+comments_of_AREA: PATTERNS match the comments of an area (a folder, or the Markdown files) at most as often as
+LIMITS says. A limit above 0 is the number of today, in an area whose comments have not been rewritten yet: a
+limit may only become smaller, and must become so with the number.
+"""
+import glob
+import re
+import sys
+
+# What a comment begins with that has no subject of its own, and words of a dialect. Each pattern is searched
+# in the text of a comment, whose lines are joined and whose marks are gone.
+PATTERNS = {name: re.compile(pattern) for name, pattern in (
+    ("begins with What", r"^What\b(?! happens)"),
+    ("begins with Of", r"^Of (?!course)"),
+    ("begins with The same", r"^(?:The|Does the) same(?: of|,|\.|;|:|$| for| with| as| by| in| to)"),
+    ("begins with As", r"^As \S+(?:'s|s')(?:\.|,|;|$| \w+\.)"),
+    ("begins with That", r"^(?:That|Those) (?:of|for|with|by|are|is|in|which|that)\b"),
+    ("begins with Where", r"^(?:Where|Who|Whose)\b.*(?<!\?)$"),
+    ("so many", r"\b(?:so (?:many|much)|as many as there)\b(?! (?:that|as)\b)"),
+    ("has not", r"\b(?:has|have|had) (?:not|none)\b(?! (?:been|yet|to be|changed|begun|ended|come|run)\b)"),
+    ("of which none", r"\bof which (?:none|one|each|there)\b"),
+    ("goes on on", r"\b(\w+) \1\b(?<!had had)(?<!that that)"),
+    ("there is none", r"\bthere (?:is|are) none\b"),
+    ("in front of", r"\bin front of\b"),
+    ("behind", r"\bbehind (?:it|them|that|those|these|which|each other)\b"),
+    ("as else", r"\bas else\b"),
+    ("at hand", r"\bat hand\b"),
+    ("gives way", r"\b(?:gives?|gave) way\b"),
+    ("one behind the other", r"\bone behind (?:the other|another)\b"),
+    ("such as has", r"\bsuch (?:as|an?) (?:is|are|has|have)\b"),
+    ("stands in", r"\bstands? (?:in|at|behind|before|there)\b"))}
+SOURCES = ("*.h", "*.c", "*.cuh", "*.cu", "*.cpp", "*.py", "*.sh", "*.mk")
+AREAS = {
+    "src": [f"src/**/{kind}" for kind in SOURCES],
+    "examples": [f"examples/{kind}" for kind in SOURCES],
+    "tests": [f"tests/**/{kind}" for kind in SOURCES],
+    "bench": [f"bench/**/{kind}" for kind in SOURCES],
+    "tools": [f"tools/{kind}" for kind in SOURCES] + [".ci/run", "Makefile"],
+    "Markdown": ["*.md", "docs/**/*.md", "bench/**/*.md"]}
+LIMITS = {"src": 0, "examples": 0, "tests": 0, "bench": 0, "tools": 0, "Markdown": 0}
+C = re.compile(r'/\*(.*?)\*/|((?:(?<=\n)[ \t]*)?//[^\n]*(?:\n[ \t]*//[^\n]*)*)|"(?:\\.|[^"\\\n])*"|'
+               r"'(?:\\.|[^'\\\n])*'", re.S)
+HASH = re.compile(r'"""(.*?)"""|((?:(?<=\n)[ \t]*)?(?<![\\$&{\'"#\w])#(?!!)[^\n]*(?:\n[ \t]*#[^\n]*)*)|'
+                  r'"(?:\\.|[^"\\\n])*"', re.S)
+
+
+def comments(path):
+    """(line, text) of each comment of a file; of Markdown each paragraph, list item and row of a table"""
+    with open(path, encoding="utf-8") as f:
+        text = f.read()
+    if path.endswith(".md"):
+        text = re.sub(r"^```.*?^```", lambda m: "\n" * m.group(0).count("\n"), text, flags=re.M | re.S)
+        found = re.finditer(r"(?:^[ \t]*(?:[-*>#|]|\d+\.).*\n(?:^  +\S.*\n)*|(?:^.*\S.*\n)+?(?=\s*\n|[-*|#]))",
+                            text + "\n", re.M)
+        pieces = ((m.start(), m.group(0)) for m in found)
+    else:
+        pattern = C if path.endswith((".h", ".c", ".cuh", ".cu", ".cpp")) else HASH
+        pieces = ((m.start(), m.group(1) or m.group(2)) for m in pattern.finditer(text)
+                  if m.group(1) or m.group(2))
+    for start, piece in pieces:
+        words = re.sub(r"(?m)^\s*(?://+|#+|[-*>|])+ ?|`[^`\n]*`|\s*\\$", " ", piece)
+        yield text.count("\n", 0, start) + 1, " ".join(words.split()).lstrip("-*=# ")
+
+
+def findings(patterns):
+    for glob_of in patterns:
+        for path in sorted(glob.glob(glob_of, recursive=True)):
+            if path.startswith(("tests/golden/data", "bench/results/gpu_")):
+                continue
+            for line, text in comments(path):
+                for name, pattern in PATTERNS.items():
+                    if pattern.search(text):
+                        yield path, line, name, text
+
+
+def main():
+    passed = failed = 0
+    for area, patterns in AREAS.items():
+        found = list(findings(patterns))
+        if "--list" in sys.argv[1:]:
+            for path, line, name, text in found:
+                print(f"{path}:{line}: {name}: {text[:120]}")
+            continue
+        limit, why = LIMITS[area], ""
+        if len(found) > limit:
+            shown = "; ".join(f"{path}:{line} ({name})" for path, line, name, _ in found[:10])
+            why = f"{len(found)} places, {limit} allowed: {shown}; --list shows all"
+        elif len(found) < limit:
+            why = f"{len(found)} places: LIMITS in tests/check_text.py can be {len(found)} instead of {limit}"
+        print(f"FAILED comments_of_{area}: {why}" if why else f"ok comments_of_{area}")
+        passed, failed = passed + (not why), failed + bool(why)
+    if "--list" not in sys.argv[1:]:
+        print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
