@@ -3778,23 +3778,25 @@ static void tt__sort_indices(uint32_t *items, size_t n, tt__less less, const voi
 /* ==== src/tape/tape.h */
 /* ===========================================================================================================
    TAPE                                                                                              src/tape/
-   Values, instructions, and how instructions are recorded. Uses base.
+   Values and instructions, and how a model records its instructions. Uses base.
 
-   A value is a matrix (rows, cols). rows is fixed, or an axis: a capacity now, a number at run time. A view
-   shares the storage of its base. An instruction reads `in`, writes `out`; bit o of `add` says out[o] +=
-   instead of =.
+   A value is a matrix (rows, cols). Its number of rows is fixed, or is an axis: a capacity while recording, a
+   number at run time. A view shares the storage of its base. An instruction reads the values `in` and writes
+   the values `out`; if bit o of `add` is set, the instruction adds to out[o] (+=) instead of overwriting it
+   (=).
 
-   The gradient rule: the first contribution to a gradient writes (=), later ones add (+=). In programs that
-   accumulate over micro-batches, the first contribution to a parameter's gradient also adds in all
-   micro-batches but the first (`add_later`). So do the totals of losses.
+   The gradient rule: the first contribution to a gradient writes (=), later contributions add (+=). In
+   programs that accumulate over micro-batches, the first contribution to a parameter's gradient also adds in
+   all micro-batches but the first (`add_later`). The totals of losses follow the same rule.
 
-   A step's state is on the tape too. Its settings (tt__run) are a value that the host writes before it runs a
-   segment; its results (tt__results) are one that instructions write: ADD_COUNTS what losses counted, CLIP
-   the norm and the factor, LOSS_SCALE the next loss scale.
+   The state of a step is on the tape, too. The host writes the step's settings (tt__run) into one value
+   before it runs a segment. Instructions write the step's results (tt__results) into another value:
+   ADD_COUNTS writes what losses counted, CLIP the norm and the factor, LOSS_SCALE the next loss scale.
    ======================================================================================================== */
 
-/* A tensor has no more elements, so that their bytes and an op's scratch for them fit a size_t. What the
-   tensors of a program sum up to is checked when it is planned, by tt__check_total. */
+/* Largest number of elements of a tensor. Below this limit the tensor's bytes and an op's scratch for the
+   tensor fit a size_t. tt__check_total checks the sum over all tensors of a program when the program is
+   planned. */
 #define TT__MOST_ELEMENTS (((int64_t)1 << 47) - 1)
 
 struct tt_param {
@@ -3804,130 +3806,154 @@ struct tt_param {
     int64_t dims[4], size;
     tt_init init;
     bool frozen;
-    /* where its values come from until `holder` has memory: `read` if not NULL, else init */
+    /* Source of the parameter's values until the arena `holder` has memory: `read` if not NULL, else
+       `init`. */
     tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
     void (*release)(tt_context *ctx, void *source);
     void *source;
-    /* The arena that holds its values, from the compilation of the first program with it; NULL: none. Where
-       two stages of a pipeline have it, `again` is the other's. */
+    /* Arena that holds the parameter's values, from the compilation of the first program that uses the
+       parameter; NULL: none. If two stages of a pipeline use the parameter, `again` is the arena of the other
+       stage. */
     struct tt__arena *holder, *again;
-    uint64_t stages;        /* which of a pipeline held it when tt_compile began, a bit for each; 0: none */
-    bool source_stays;      /* one of the two has memory, and the other is still to be filled */
+    uint64_t stages;        /* pipeline stages that held the parameter when tt_compile began, a bit each;
+                               0: none */
+    bool source_stays;      /* `source` is kept: only one of `holder` and `again` has memory yet */
 };
 
-/* STEP: the step's settings and results. CACHE: tt_cache's. */
+/* Kind of a storage. STEP: settings and results of the step. CACHE: a tt_cache. */
 typedef enum tt__storage {
     TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP, TT__CACHE
 } tt__storage;
-/* What tt_keep and tt_recompute have asked for. */
+/* User's mark on a value, from tt_keep or tt_recompute. */
 typedef enum tt__mark { TT__UNMARKED, TT__MARKED_KEEP, TT__MARKED_AGAIN } tt__mark;
-/* In whose memory a value lies. Where the device's is the host's, instructions may use both. */
+/* Memory that stores a value: the device's or the host's. If the device uses the host's memory, instructions
+   may use both spaces. */
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
-/* The layout of a tensor over the tensor ranks. WHOLE: the same on each. ROWS, COLS: each has its own rows or
-   columns, all equally many; but of the rows of an axis a rank's own are its piece (tt__axis.parts).
-   Instructions leave two more in a storage. PARTIAL: the whole is the sum of what the ranks have, which is of
-   its shape. ZEROS: 0 everywhere, as which each of the other layouts may begin. */
+/* The layout of a tensor over the tensor ranks. WHOLE: replicated, the whole tensor on each rank. ROWS, COLS:
+   sharded, each rank has its own rows or columns. The shards are equally large, unless the rows are an axis:
+   then tt__piece gives a rank's rows (tt__axis.parts). Instructions leave two more layouts in a storage.
+   PARTIAL: each rank has a summand of the whole tensor's shape, and the sum over the ranks is the tensor.
+   ZEROS: 0 everywhere; each of the other layouts may start as ZEROS. */
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
-/* Which part of a tensor a value or a home has. Over the tensor ranks: one of the first three layouts; its
-   shape counts what a rank has. A view may have a rank's own rows of a storage that is whole. Over the data
-   ranks: where `unit` is not 0, the piece (tt__piece) of `of` elements, and its shape is (1, the most that a
-   piece has). */
+/* The shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or
+   COLS, and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a
+   replicated storage. Over the data ranks: if `unit` is not 0, the shard is one that tt__piece computes, out
+   of `of` elements, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
-    bool root;          /* tt__piece's */
+    bool root;          /* the argument `root` of tt__piece */
     int64_t unit, of;
 } tt__part;
 
 typedef struct tt__shape {
     tt_dtype dtype;
-    int64_t rows, cols; /* rows: the capacity when there is an axis */
-    int32_t axis;       /* 0: none */
-    int32_t extra;      /* actual rows = rows of the axis + extra (seq_start has one more) */
+    int64_t rows, cols; /* rows: of an axis, its capacity */
+    int32_t axis;       /* number of the axis; 0: none */
+    int32_t extra;      /* actual rows = rows of the axis + extra (1 for sequence starts) */
 } tt__shape;
 
 typedef struct tt__value {
     tt__shape shape;
-    int64_t ld;         /* elements from one row of its storage to the next */
+    int64_t ld;         /* elements from the start of one row in the storage to the start of the next */
     tt__storage storage;
     tt__space space;
     tt__part part;
-    /* Of a storage, how many times it is there, one behind the other (0: once): gradients of several leaves.
-       Of a view, one more than the slot that it is of; 0: that of the micro-batch that is run. */
+    /* slots, of a storage: number of slots, stored one after another, for the gradients of several leaves;
+       0: one. slot, of a view: one more than the number of its slot; 0: the slot of the micro-batch that
+       runs. */
     int32_t slots, slot;
-    bool visits;        /* of a storage: what an update in the host's memory works on of one on the device */
-    /* Of a storage of a pipeline's stage. stays: from a micro-batch's forward to its backward, or until
-       another stage has taken it; `copies` (0: 1) micro-batches have it at once. */
+    bool visits;        /* storage of an update that runs in the host's memory: a temporary host copy of a
+                           device storage */
+    /* Of a storage of a pipeline stage. stays: the contents are saved from a micro-batch's forward to its
+       backward, or until another stage has received them. copies: number of micro-batches whose contents are
+       saved at once; 0: 1. */
     bool stays;
     int32_t copies;
-    int32_t ends;       /* one more than the stage that ends with it, of a pipeline; 0: none does */
-    bool elsewhere;     /* a parameter that other stages have */
-    int tied[2];        /* the two stages that have it, the lower first; [1] 0: one has it */
-    bool parted;        /* of a program: it, or its storage, is more than a place: see tt__resolve_part */
-    int32_t base;       /* the value whose storage it shares: itself unless it is a view */
-    int64_t offset;     /* elements from the start of base */
-    int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; -1 */
-    int held;           /* of a parameter that an arena holds already, one more than its layout there; or 0 */
-    bool keep;          /* readable after the run */
-    bool block_end;     /* recompute: the backward finds it rather than computes it again */
-    bool offload;       /* tt_offload's mark, of a storage */
-    tt__mark mark;      /* recompute: what the user has asked for */
-    bool persistent;    /* lives from run to run */
-    bool pinned_f32;    /* statistics and losses: no precision pass changes it */
-    bool residual;      /* precision: of the residual stream */
-    bool needs_grad;    /* autodiff: a trainable parameter lies behind it */
-    int32_t grad;       /* autodiff: the value that holds its gradient; 0: none yet */
-    /* As tt__index counts them: one more than the instruction that first writes it (0: none does); of a base,
-       with its views: operands that read it, results that write it, its views, its last reader
-       and writer. */
+    int32_t ends;       /* one more than the pipeline stage that ends with this value; 0: none */
+    bool elsewhere;     /* a parameter that only other stages read */
+    int tied[2];        /* the two stages that read the parameter, the lower first; [1] 0: only one reads
+                           it */
+    bool parted;        /* in a program: the value's address or its storage's depends on the run, see
+                           tt__resolve_part */
+    int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
+    int64_t offset;     /* elements from the start of `base` */
+    int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
+    int held;           /* one more than the layout of a parameter that an arena holds already; else 0 */
+    bool keep;          /* the value can be read after the run */
+    bool block_end;     /* recompute: the value is saved for the backward, not recomputed */
+    bool offload;       /* marked by tt_offload; set on storages */
+    tt__mark mark;      /* recompute: the user's mark */
+    bool persistent;    /* keeps its contents from run to run */
+    bool pinned_f32;    /* statistics and losses: precision passes keep the value f32 */
+    bool residual;      /* precision: part of the residual stream */
+    bool needs_grad;    /* autodiff: the value depends on a trainable parameter */
+    int32_t grad;       /* autodiff: the value that holds the gradient; 0: none yet */
+    /* Counts that tt__index makes. producer: one more than the first instruction that writes the value;
+       0: none. The others are of a base together with its views: number of operands that read it, number of
+       results that write it, number of views, last reader and last writer. */
     int32_t producer, uses, writes, views, reader, writer;
-    int32_t behind;     /* of a persistent storage, a later one that is to lie right behind it; 0: none */
-    int32_t arrival;    /* of an input, where the host writes that of the next run (src/passes/); 0: itself */
-    bool named;         /* by tt_name, or by a pass */
-    size_t place;       /* planner: byte offset in its region of the arena */
+    int32_t behind;     /* of a persistent storage: the storage, of a higher number, to be placed directly
+                           after this one; 0: none */
+    int32_t arrival;    /* of an input: the value into which the host writes the next run's data
+                           (src/passes/overlap.h); 0: the input itself */
+    bool named;         /* the name was set by tt_name or by a pass */
+    size_t place;       /* planner: byte offset in the value's region of the arena */
     char name[72];
 } tt__value;
 
-/* `parts` is not 0 where it numbers the rows that a tensor rank has of those of another axis, `of`: the
-   rank's piece (tt__piece), which may have none. */
+/* A number of rows that may differ in each run. If `parts` is not 0, the rows are one of the shards of the
+   axis `of` over that many tensor ranks (tt__piece), and a rank may have 0 rows. */
 typedef struct tt__axis { char name[72]; int64_t capacity; int32_t of; int parts; } tt__axis;
 
 struct tt_tape {
     tt_context *ctx;
-    uint32_t number;                                /* of tt_value.tape; copies have the same */
-    tt__value *values; int n_values, cap_values;    /* values[0] is "none" */
+    uint32_t number;                                /* tt_value.tape of the tape's values; copies of the tape
+                                                       have the same number */
+    tt__value *values; int n_values, cap_values;    /* values[0] means "none" */
     tt__instr *code; int n_code, cap_code;
-    tt__axis *axes; int n_axes, cap_axes;           /* axes[0] is "none" */
-    int32_t *params; int n_params, cap_params;      /* of ctx->params: the value for each; 0: none        */
+    tt__axis *axes; int n_axes, cap_axes;           /* axes[0] means "none" */
+    int32_t *params; int n_params, cap_params;      /* of each of ctx->params, its value; 0: none */
     uint32_t n_random;
-    size_t alignment;                               /* of storages, as the kind of device wants it */
-    bool host;                                      /* the memory of that kind is the host's */
-    bool accumulate;                                /* a step has several micro-batches */
-    int data, slots;                                /* data ranks, and leaves of sums on each (src/ranks/) */
-    int zero;                                       /* tt_parallel's */
-    bool early;                                     /* parameters are updated in the backward */
-    bool on_host;                                   /* ... if they are large, in the host's memory */
-    bool server, sums_micros;                       /* sums are of micro-batches (see src/ranks/threads.h) */
-    int stages, stage;                              /* of the pipeline, and which of them it is (0, 0: one) */
-    int tensor;                                     /* ranks over which it is split; 0, 1: one */
-    /* the step's settings and results, and views of these: tt__totals, tt__scale, tt__clipped; 0: none */
+    size_t alignment;                               /* bytes of alignment of storages, which the kind of
+                                                       device requires */
+    bool host;                                      /* the memory of that kind of device is the host's */
+    bool accumulate;                                /* a step may have several micro-batches, on one rank or
+                                                       on several */
+    int data, slots;                                /* number of data ranks; leaves of sums on each of them
+                                                       (src/ranks/) */
+    int zero;                                       /* tt_parallel.zero */
+    bool early;                                     /* the backward updates parameters */
+    bool on_host;                                   /* large parameters are updated in the host's memory */
+    bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
+                                                       summed over ranks after each micro-batch, see
+                                                       src/ranks/threads.h */
+    int stages, stage;                              /* stages of the pipeline, and the number of this tape's
+                                                       stage; 0, 0: no pipeline */
+    int tensor;                                     /* ranks over which tensors are split; 0, 1: one */
+    /* Values of the step's settings and results, and views of the results: tt__totals, tt__scale,
+       tt__clipped; 0: none. */
     int32_t run, results, totals, scale, clipped;
-    int32_t counted;    /* what losses counted on a rank, in each slot, to be summed into totals; 0: totals */
-    /* f32 (trained parameters, 1): squared norms of their gradients, first of those that tensor ranks have
-       parts of; 0: none */
+    int32_t counted;    /* value of what losses counted on a rank, in each slot, to be summed into totals;
+                           0: totals itself */
+    /* f32 (trained parameters, 1): squared norms of their gradients. Parameters that the tensor ranks shard
+       come first. 0: none. */
     int32_t squares;
-    /* f32 (tensors, 1 + TT__FP8_STEPS) and (1, tensors): see QUANTIZE; 0: none */
+    /* f32 (tensors, 1 + TT__FP8_STEPS) and (1, tensors), the operands of QUANTIZE and FP8_HISTORY;
+       0: none. */
     int32_t fp8_history, fp8_largest;
-    /* Of the groups that pass offload makes of instructions whose operands are copied from the host's memory
-       and back: the most bytes that the operands of one group take on the device, if it has several; and how
-       many groups more there are than with groups of TT__OFFLOAD_TOGETHER bytes. */
+    /* Pass offload makes groups of instructions whose operands are copied from the host's memory and back.
+       grouped: largest number of bytes that the operands of a group of several instructions take on the
+       device. cuts: number of groups beyond those that groups of TT__OFFLOAD_TOGETHER bytes would give. */
     size_t grouped;
     int cuts;
-    uint16_t *lists; int n_lists, cap_lists;        /* of all block-sparse attention, see attr.lists */
-    tt_status status;                               /* of the first op that failed, with its sentence */
+    uint16_t *lists; int n_lists, cap_lists;        /* block lists of all block-sparse attention, see
+                                                       attr.lists */
+    tt_status status;                               /* status of the first op that failed; `error` is its
+                                                       message */
     char error[512];
 };
 
-/* The rows of TT__OPS (src/backend/). An op's rules are in src/ops/. */
+/* A row of TT__OPS (src/backend/). The rules of an op are in src/ops/. */
 typedef struct tt__op {
     const char *name;
     int inputs, outputs;
@@ -3959,7 +3985,7 @@ static const char *tt__instr_name(const tt__instr *i)
 /* ==== src/tape/record.h */
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Marks the tape with its first error. Returns false, which as the number of a value is none. */
+/* Stores the tape's first error. Returns false, which as a value's number means "none". */
 TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
 {
@@ -3991,7 +4017,8 @@ static bool tt__out_of_memory(tt_tape *t)
     return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape");
 }
 
-/* A new value with storage of its own; 0 after tt__tape_fail. The arguments may point into the tape. */
+/* Makes a value with storage of its own; returns 0 after tt__tape_fail. The arguments may point into the
+   tape. */
 TT_PRINTF(4, 5)
 static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage storage, const char *format, ...)
 {
@@ -4004,7 +4031,9 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     v.base = t->n_values;
     v.param = -1;
     va_start(args, format);
-    if (strcmp(format, "%s") == 0) { /* most are; a plan tries thousands of programs */
+    /* Most names come with the format "%s". Copying them saves time: a plan compiles thousands of
+       programs. */
+    if (strcmp(format, "%s") == 0) {
         const char *name = va_arg(args, const char *);
         const size_t length = strlen(name);
         memcpy(v.name, name, length < sizeof v.name ? length : sizeof v.name - 1);
@@ -4020,7 +4049,8 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     return t->n_values++;
 }
 
-/* A view of rows [0, rows) and columns [from, from + cols) of v, or (whole, contiguous) another shape. */
+/* Makes a view of rows [0, rows) and columns [from, from + cols) of value `of`, or, of all of a contiguous
+   value, a view of another shape. `offset` counts elements. Returns 0 after tt__tape_fail. */
 static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
                             const char *name)
 {
@@ -4030,7 +4060,7 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     v->base = b->base;
     v->offset = b->offset + offset;
     v->ld = ld;
-    v->needs_grad = b->needs_grad; /* views made by autodiff */
+    v->needs_grad = b->needs_grad; /* for views that autodiff makes */
     v->persistent = b->persistent;
     v->space = b->space;
     v->part = b->part;
@@ -4038,7 +4068,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
-/* Makes value id (0: none) like v in what passes know of both. Returns id. */
+/* Copies to value id (0: none) what passes know of value v: the shard, needs_grad, and pinned_f32 if value id
+   is f32. Returns id. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
     const tt__value *like = &t->values[v];
@@ -4050,7 +4081,8 @@ static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
     return id;
 }
 
-/* A view of `of`, from element `offset` on, that is as view v is of another storage. */
+/* Makes a view of `of` that starts at element `offset` and has the shape, row distance, name and shard of
+   view v. */
 static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
 {
     const tt__value like = t->values[v];
@@ -4081,7 +4113,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     tt_tape *t = (tt_tape *)tt__calloc(ctx, sizeof *t);
     if (!t) return NULL;
     t->ctx = ctx;
-    /* The address tells tapes of other contexts. Axes have but 30 bits of the number, which are not 0. */
+    /* The context's address keeps the numbers of two contexts' tapes apart. tt__axis_code stores only the
+       upper 30 bits of the number, so these must not be 0. */
     t->number = ((uint32_t)((uintptr_t)ctx >> 6) * 2654435761u + ++ctx->n_tapes * 8) | 4;
     t->alignment = TT__ALIGN;
     t->data = t->slots = 1;
@@ -4095,8 +4128,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     return t;
 }
 
-/* An axis as a number of rows: negative, so that it cannot be taken for a fixed number, and with the number
-   of its tape. */
+/* Encodes an axis as a number of rows. The code is negative, so that it is never taken for a fixed number,
+   and contains the number of the tape. */
 static int64_t tt__axis_code(const tt_tape *t, int32_t axis, int32_t extra)
 {
     return -((int64_t)(t->number >> 2) << 32 | ((int64_t)axis * 4 + extra)) - 1;
@@ -4139,7 +4172,7 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
     return tt__axis_code(t, t->n_axes++, 0);
 }
 
-/* The first instruction of a segment; for TT__SEGMENTS, their number. */
+/* Returns the first instruction of a segment; for TT__SEGMENTS, the number of instructions. */
 static int tt__segment_first(const tt_tape *t, unsigned segment)
 {
     int from = 0, to = t->n_code;
@@ -4151,13 +4184,14 @@ static int tt__segment_first(const tt_tape *t, unsigned segment)
     return from;
 }
 
-/* Is v a view that has a rank's own rows of a storage that is whole? */
+/* Returns whether v is a view of a rank's shard of the rows of a replicated storage. */
 static bool tt__is_own_rows(const tt_tape *t, int32_t v)
 {
     return t->values[v].part.split != t->values[t->values[v].base].part.split;
 }
 
-/* Bytes from one slot of a storage to the next, and of all together. */
+/* Returns the bytes from one slot of a storage to the next. tt__storage_bytes returns the bytes of all slots
+   and copies. */
 static size_t tt__slot_bytes(const tt__value *v)
 {
     return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
@@ -4182,20 +4216,20 @@ static bool tt__has_value(const tt_tape *t, tt_value v)
     return v.id > 0 && v.id < t->n_values && v.tape == t->number;
 }
 
-/* Tells why a value cannot be what an error calls `what`. */
+/* Returns the reason why v is no value of the tape, to follow a noun in an error message. */
 static const char *tt__why_no_value(const tt_tape *t, tt_value v)
 {
     return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
            : v.id ? "is not a value of this tape" : "is no value (id 0)";
 }
 
-/* Of a function that takes one value. */
+/* Stores the error of a function that takes one value, for the value v that is not on the tape. */
 static bool tt__refuse_value(tt_tape *t, const char *function, tt_value v)
 {
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: the value %s", function, tt__why_no_value(t, v));
 }
 
-/* "'h' f32 (tokens<=8192, 768)" */
+/* Writes a value's name, dtype and shape to `to`, as "'h' f32 (tokens<=8192, 768)". */
 static const char *tt__describe(const tt_tape *t, int32_t id, char *to, size_t capacity)
 {
     const tt__shape *x = &t->values[id].shape;
@@ -4285,14 +4319,15 @@ static void tt__mark_value(tt_tape *t, const char *what, tt_value v, tt__mark ma
 void tt_keep(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_keep", v, TT__MARKED_KEEP); }
 void tt_recompute(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_recompute", v, TT__MARKED_AGAIN); }
 
-/* v is on the tape, as operand `number` of what an error calls `what`. */
+/* Returns whether v is on the tape. If not, stores an error that calls v operand `number` of `what`. */
 static bool tt__on_tape(tt_tape *t, const char *what, int number, tt_value v)
 {
     if (t->status != TT_OK || tt__has_value(t, v)) return t->status == TT_OK;
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d %s", what, number, tt__why_no_value(t, v));
 }
 
-/* The value of parameter p on this tape, as operand `number` of `what`; 0 after tt__tape_fail. */
+/* Returns the value of parameter p on this tape, and makes it if needed. An error calls p operand `number` of
+   `what`; the result is 0 after tt__tape_fail. */
 static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_param *p)
 {
     if (t->status != TT_OK) return 0;
@@ -4356,11 +4391,11 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
 
 /* ==== src/tape/edit.h */
 /* --------------------------------------------------------------------------------------------------- editing
-   How passes rewrite code in one sweep: instructions keep their numbers until tt__settle. tt__index counts
-   who writes and reads what; drop, put and insert keep the counts. A dropped instruction has op -1 and no
-   operands. */
+   Functions with which a pass rewrites instructions in one sweep. Instructions keep their numbers until
+   tt__settle. tt__index counts which instructions write and read each value; tt__drop, tt__put and tt__insert
+   update the counts. A dropped instruction has op -1 and no operands. */
 
-/* Adds what instruction k reads and writes to the counts, or (by: -1) takes it away. */
+/* Adds the reads and writes of instruction k to the counts of values, or subtracts them (by: -1). */
 static void tt__count(tt_tape *t, int k, int by)
 {
     const tt__instr *i = &t->code[k];
@@ -4375,7 +4410,7 @@ static void tt__count(tt_tape *t, int k, int by)
     }
 }
 
-/* Counts anew; returns the number of instructions. */
+/* Counts the reads, writes and views of every value; returns the number of instructions. */
 static int tt__index(tt_tape *t)
 {
     for (int32_t v = 0; v < t->n_values; v++) {
@@ -4396,7 +4431,8 @@ static bool tt__is_of(const tt_tape *t, const int32_t *ids, int n, int32_t base)
     return false;
 }
 
-/* Does an instruction read, or write, a storage or a view of it? */
+/* tt__reads and tt__writes return whether an instruction reads or writes storage `base` or a view of the
+   storage. */
 static bool tt__reads(const tt_tape *t, const tt__instr *i, int32_t base)
 {
     return tt__is_of(t, i->in, TT__MAX_IN, base);
@@ -4410,7 +4446,8 @@ static bool tt__writes(const tt_tape *t, const tt__instr *i, int32_t base)
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
 static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; } /* -1: none */
 
-/* v is read once, and nothing else needs its contents afterwards. */
+/* Returns whether v is read exactly once and its contents are not needed afterwards. v is then a transient
+   storage, not a view, and neither `root`, an output nor the end of a stage. */
 static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
 {
     const tt__value *x = &t->values[v];
@@ -4418,10 +4455,11 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
     return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
 
-/* Instruction `at`, alone in writing its out[0], may run at `later`: until then none writes what it reads. */
+/* Returns whether instruction `at` may run at place `later` instead: the instruction alone writes its out[0],
+   and no instruction in between writes an operand. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
-    bool written = false; /* after `at`: only then is there something to search */
+    bool written = false; /* an operand is written after `at`, so a search is needed */
     if (t->values[t->code[at].out[0]].writes != 1) return false;
     for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
     for (int k = at + 1; k <= later && written; k++)
@@ -4432,7 +4470,7 @@ static bool tt__may_wait(const tt_tape *t, int at, int later)
     return true;
 }
 
-/* An instruction of `op`, x -> y. */
+/* Returns an instruction of `op` that reads x and writes y. */
 static tt__instr tt__instr_of(int op, int32_t x, int32_t y)
 {
     tt__instr i = tt__new_instr(op);
@@ -4441,7 +4479,8 @@ static tt__instr tt__instr_of(int op, int32_t x, int32_t y)
     return i;
 }
 
-/* The same, of the segment and stage of `like`, and run by the same ranks. */
+/* Returns an instruction of `op` that reads x and writes y, with the segment and stage of `like`, and run by
+   the ranks that run `like`. */
 static tt__instr tt__instr_like(const tt__instr *like, int op, int32_t x, int32_t y)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -4459,7 +4498,7 @@ static void tt__drop(tt_tape *t, int k)
     t->code[k] = tt__new_instr(-1);
 }
 
-/* `i` in the place of instruction k. */
+/* Replaces instruction k by `i`. */
 static void tt__put(tt_tape *t, int k, const tt__instr *i)
 {
     tt__drop(t, k);
@@ -4467,7 +4506,8 @@ static void tt__put(tt_tape *t, int k, const tt__instr *i)
     tt__count(t, k, 1);
 }
 
-/* Drops instruction `at`; `merged`, which does its work and k's, stands at k and writes what k wrote. */
+/* Drops instruction `at` and replaces instruction k by `merged`, which does the work of both and writes what
+   instruction k wrote. */
 static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
 {
     merged.out[0] = t->code[k].out[0];
@@ -4477,8 +4517,8 @@ static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
     tt__put(t, k, &merged);
 }
 
-/* `i` right before instruction `before`, after what was inserted there already. Returns the number behind all
-   others that it has until tt__settle; 0: out of memory. */
+/* Inserts `i` directly before instruction `before` and after earlier insertions there. Returns the number,
+   above all others, that `i` has until tt__settle; 0: out of memory. */
 static int tt__insert(tt_tape *t, int before, const tt__instr *i)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
@@ -4488,18 +4528,19 @@ static int tt__insert(tt_tape *t, int before, const tt__instr *i)
     return t->n_code++;
 }
 
-/* Takes out what was dropped, and puts what was inserted behind the first n instructions in its place. */
+/* Removes dropped instructions, and moves the instructions inserted after the first n to their places. */
 static tt_status tt__settle(tt_tape *t, int n)
 {
     int kept = 0;
     if (t->n_code == n) {
-        while (kept < n && t->code[kept].op >= 0) kept++; /* these stay where they are */
+        while (kept < n && t->code[kept].op >= 0) kept++; /* places do not change here */
         for (int k = kept; k < n; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
         t->n_code = kept;
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1)); /* how many; then where */
+    /* Of each place: the number of instructions inserted there; later the new number of the next of them. */
+    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
         for (int k = 0; k <= n; k++) {
