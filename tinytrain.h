@@ -3778,23 +3778,25 @@ static void tt__sort_indices(uint32_t *items, size_t n, tt__less less, const voi
 /* ==== src/tape/tape.h */
 /* ===========================================================================================================
    TAPE                                                                                              src/tape/
-   Values, instructions, and how instructions are recorded. Uses base.
+   Values and instructions, and how a model records its instructions. Uses base.
 
-   A value is a matrix (rows, cols). rows is fixed, or an axis: a capacity now, a number at run time. A view
-   shares the storage of its base. An instruction reads `in`, writes `out`; bit o of `add` says out[o] +=
-   instead of =.
+   A value is a matrix (rows, cols). Its number of rows is fixed, or is an axis: a capacity while recording, a
+   number at run time. A view shares the storage of its base. An instruction reads the values `in` and writes
+   the values `out`; if bit o of `add` is set, the instruction adds to out[o] (+=) instead of overwriting it
+   (=).
 
-   The gradient rule: the first contribution to a gradient writes (=), later ones add (+=). In programs that
-   accumulate over micro-batches, the first contribution to a parameter's gradient also adds in all
-   micro-batches but the first (`add_later`). So do the totals of losses.
+   The gradient rule: the first contribution to a gradient writes (=), later contributions add (+=). In
+   programs that accumulate over micro-batches, the first contribution to a parameter's gradient also adds in
+   all micro-batches but the first (`add_later`). The totals of losses follow the same rule.
 
-   A step's state is on the tape too. Its settings (tt__run) are a value that the host writes before it runs a
-   segment; its results (tt__results) are one that instructions write: ADD_COUNTS what losses counted, CLIP
-   the norm and the factor, LOSS_SCALE the next loss scale.
+   The state of a step is on the tape, too. The host writes the step's settings (tt__run) into one value
+   before it runs a segment. Instructions write the step's results (tt__results) into another value:
+   ADD_COUNTS writes what losses counted, CLIP the norm and the factor, LOSS_SCALE the next loss scale.
    ======================================================================================================== */
 
-/* A tensor has no more elements, so that their bytes and an op's scratch for them fit a size_t. What the
-   tensors of a program sum up to is checked when it is planned, by tt__check_total. */
+/* Largest number of elements of a tensor. Below this limit the tensor's bytes and an op's scratch for the
+   tensor fit a size_t. tt__check_total checks the sum over all tensors of a program when the program is
+   planned. */
 #define TT__MOST_ELEMENTS (((int64_t)1 << 47) - 1)
 
 struct tt_param {
@@ -3804,130 +3806,154 @@ struct tt_param {
     int64_t dims[4], size;
     tt_init init;
     bool frozen;
-    /* where its values come from until `holder` has memory: `read` if not NULL, else init */
+    /* Source of the parameter's values until the arena `holder` has memory: `read` if not NULL, else
+       `init`. */
     tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
     void (*release)(tt_context *ctx, void *source);
     void *source;
-    /* The arena that holds its values, from the compilation of the first program with it; NULL: none. Where
-       two stages of a pipeline have it, `again` is the other's. */
+    /* Arena that holds the parameter's values, from the compilation of the first program that uses the
+       parameter; NULL: none. If two stages of a pipeline use the parameter, `again` is the arena of the other
+       stage. */
     struct tt__arena *holder, *again;
-    uint64_t stages;        /* which of a pipeline held it when tt_compile began, a bit for each; 0: none */
-    bool source_stays;      /* one of the two has memory, and the other is still to be filled */
+    uint64_t stages;        /* pipeline stages that held the parameter when tt_compile began, a bit each;
+                               0: none */
+    bool source_stays;      /* `source` is kept: only one of `holder` and `again` has memory yet */
 };
 
-/* STEP: the step's settings and results. CACHE: tt_cache's. */
+/* Kind of a storage. STEP: settings and results of the step. CACHE: a tt_cache. */
 typedef enum tt__storage {
     TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP, TT__CACHE
 } tt__storage;
-/* What tt_keep and tt_recompute have asked for. */
+/* User's mark on a value, from tt_keep or tt_recompute. */
 typedef enum tt__mark { TT__UNMARKED, TT__MARKED_KEEP, TT__MARKED_AGAIN } tt__mark;
-/* In whose memory a value lies. Where the device's is the host's, instructions may use both. */
+/* Memory that stores a value: the device's or the host's. If the device uses the host's memory, instructions
+   may use both spaces. */
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
-/* The layout of a tensor over the tensor ranks. WHOLE: the same on each. ROWS, COLS: each has its own rows or
-   columns, all equally many; but of the rows of an axis a rank's own are its piece (tt__axis.parts).
-   Instructions leave two more in a storage. PARTIAL: the whole is the sum of what the ranks have, which is of
-   its shape. ZEROS: 0 everywhere, as which each of the other layouts may begin. */
+/* The layout of a tensor over the tensor ranks. WHOLE: replicated, the whole tensor on each rank. ROWS, COLS:
+   sharded, each rank has its own rows or columns. The shards are equally large, unless the rows are an axis:
+   then tt__piece gives a rank's rows (tt__axis.parts). Instructions leave two more layouts in a storage.
+   PARTIAL: each rank has a summand of the whole tensor's shape, and the sum over the ranks is the tensor.
+   ZEROS: 0 everywhere; each of the other layouts may start as ZEROS. */
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
-/* Which part of a tensor a value or a home has. Over the tensor ranks: one of the first three layouts; its
-   shape counts what a rank has. A view may have a rank's own rows of a storage that is whole. Over the data
-   ranks: where `unit` is not 0, the piece (tt__piece) of `of` elements, and its shape is (1, the most that a
-   piece has). */
+/* The shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or
+   COLS, and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a
+   replicated storage. Over the data ranks: if `unit` is not 0, the shard is one that tt__piece computes, out
+   of `of` elements, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
-    bool root;          /* tt__piece's */
+    bool root;          /* the argument `root` of tt__piece */
     int64_t unit, of;
 } tt__part;
 
 typedef struct tt__shape {
     tt_dtype dtype;
-    int64_t rows, cols; /* rows: the capacity when there is an axis */
-    int32_t axis;       /* 0: none */
-    int32_t extra;      /* actual rows = rows of the axis + extra (seq_start has one more) */
+    int64_t rows, cols; /* rows: of an axis, its capacity */
+    int32_t axis;       /* number of the axis; 0: none */
+    int32_t extra;      /* actual rows = rows of the axis + extra (1 for sequence starts) */
 } tt__shape;
 
 typedef struct tt__value {
     tt__shape shape;
-    int64_t ld;         /* elements from one row of its storage to the next */
+    int64_t ld;         /* elements from the start of one row in the storage to the start of the next */
     tt__storage storage;
     tt__space space;
     tt__part part;
-    /* Of a storage, how many times it is there, one behind the other (0: once): gradients of several leaves.
-       Of a view, one more than the slot that it is of; 0: that of the micro-batch that is run. */
+    /* slots, of a storage: number of slots, stored one after another, for the gradients of several leaves;
+       0: one. slot, of a view: one more than the number of its slot; 0: the slot of the micro-batch that
+       runs. */
     int32_t slots, slot;
-    bool visits;        /* of a storage: what an update in the host's memory works on of one on the device */
-    /* Of a storage of a pipeline's stage. stays: from a micro-batch's forward to its backward, or until
-       another stage has taken it; `copies` (0: 1) micro-batches have it at once. */
+    bool visits;        /* storage of an update that runs in the host's memory: a temporary host copy of a
+                           device storage */
+    /* Of a storage of a pipeline stage. stays: the contents are saved from a micro-batch's forward to its
+       backward, or until another stage has received them. copies: number of micro-batches whose contents are
+       saved at once; 0: 1. */
     bool stays;
     int32_t copies;
-    int32_t ends;       /* one more than the stage that ends with it, of a pipeline; 0: none does */
-    bool elsewhere;     /* a parameter that other stages have */
-    int tied[2];        /* the two stages that have it, the lower first; [1] 0: one has it */
-    bool parted;        /* of a program: it, or its storage, is more than a place: see tt__resolve_part */
-    int32_t base;       /* the value whose storage it shares: itself unless it is a view */
-    int64_t offset;     /* elements from the start of base */
-    int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; -1 */
-    int held;           /* of a parameter that an arena holds already, one more than its layout there; or 0 */
-    bool keep;          /* readable after the run */
-    bool block_end;     /* recompute: the backward finds it rather than computes it again */
-    bool offload;       /* tt_offload's mark, of a storage */
-    tt__mark mark;      /* recompute: what the user has asked for */
-    bool persistent;    /* lives from run to run */
-    bool pinned_f32;    /* statistics and losses: no precision pass changes it */
-    bool residual;      /* precision: of the residual stream */
-    bool needs_grad;    /* autodiff: a trainable parameter lies behind it */
-    int32_t grad;       /* autodiff: the value that holds its gradient; 0: none yet */
-    /* As tt__index counts them: one more than the instruction that first writes it (0: none does); of a base,
-       with its views: operands that read it, results that write it, its views, its last reader
-       and writer. */
+    int32_t ends;       /* one more than the pipeline stage that ends with this value; 0: none */
+    bool elsewhere;     /* a parameter that only other stages read */
+    int tied[2];        /* the two stages that read the parameter, the lower first; [1] 0: only one reads
+                           it */
+    bool parted;        /* in a program: the value's address or its storage's depends on the run, see
+                           tt__resolve_part */
+    int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
+    int64_t offset;     /* elements from the start of `base` */
+    int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
+    int held;           /* one more than the layout of a parameter that an arena holds already; else 0 */
+    bool keep;          /* the value can be read after the run */
+    bool block_end;     /* recompute: the value is saved for the backward, not recomputed */
+    bool offload;       /* marked by tt_offload; set on storages */
+    tt__mark mark;      /* recompute: the user's mark */
+    bool persistent;    /* keeps its contents from run to run */
+    bool pinned_f32;    /* statistics and losses: precision passes keep the value f32 */
+    bool residual;      /* precision: part of the residual stream */
+    bool needs_grad;    /* autodiff: the value depends on a trainable parameter */
+    int32_t grad;       /* autodiff: the value that holds the gradient; 0: none yet */
+    /* Counts that tt__index makes. producer: one more than the first instruction that writes the value;
+       0: none. The others are of a base together with its views: number of operands that read it, number of
+       results that write it, number of views, last reader and last writer. */
     int32_t producer, uses, writes, views, reader, writer;
-    int32_t behind;     /* of a persistent storage, a later one that is to lie right behind it; 0: none */
-    int32_t arrival;    /* of an input, where the host writes that of the next run (src/passes/); 0: itself */
-    bool named;         /* by tt_name, or by a pass */
-    size_t place;       /* planner: byte offset in its region of the arena */
+    int32_t behind;     /* of a persistent storage: the storage, of a higher number, to be placed directly
+                           after this one; 0: none */
+    int32_t arrival;    /* of an input: the value into which the host writes the next run's data
+                           (src/passes/overlap.h); 0: the input itself */
+    bool named;         /* the name was set by tt_name or by a pass */
+    size_t place;       /* planner: byte offset in the value's region of the arena */
     char name[72];
 } tt__value;
 
-/* `parts` is not 0 where it numbers the rows that a tensor rank has of those of another axis, `of`: the
-   rank's piece (tt__piece), which may have none. */
+/* A number of rows that may differ in each run. If `parts` is not 0, the rows are one of the shards of the
+   axis `of` over that many tensor ranks (tt__piece), and a rank may have 0 rows. */
 typedef struct tt__axis { char name[72]; int64_t capacity; int32_t of; int parts; } tt__axis;
 
 struct tt_tape {
     tt_context *ctx;
-    uint32_t number;                                /* of tt_value.tape; copies have the same */
-    tt__value *values; int n_values, cap_values;    /* values[0] is "none" */
+    uint32_t number;                                /* tt_value.tape of the tape's values; copies of the tape
+                                                       have the same number */
+    tt__value *values; int n_values, cap_values;    /* values[0] means "none" */
     tt__instr *code; int n_code, cap_code;
-    tt__axis *axes; int n_axes, cap_axes;           /* axes[0] is "none" */
-    int32_t *params; int n_params, cap_params;      /* of ctx->params: the value for each; 0: none        */
+    tt__axis *axes; int n_axes, cap_axes;           /* axes[0] means "none" */
+    int32_t *params; int n_params, cap_params;      /* of each of ctx->params, its value; 0: none */
     uint32_t n_random;
-    size_t alignment;                               /* of storages, as the kind of device wants it */
-    bool host;                                      /* the memory of that kind is the host's */
-    bool accumulate;                                /* a step has several micro-batches */
-    int data, slots;                                /* data ranks, and leaves of sums on each (src/ranks/) */
-    int zero;                                       /* tt_parallel's */
-    bool early;                                     /* parameters are updated in the backward */
-    bool on_host;                                   /* ... if they are large, in the host's memory */
-    bool server, sums_micros;                       /* sums are of micro-batches (see src/ranks/threads.h) */
-    int stages, stage;                              /* of the pipeline, and which of them it is (0, 0: one) */
-    int tensor;                                     /* ranks over which it is split; 0, 1: one */
-    /* the step's settings and results, and views of these: tt__totals, tt__scale, tt__clipped; 0: none */
+    size_t alignment;                               /* bytes of alignment of storages, which the kind of
+                                                       device requires */
+    bool host;                                      /* the memory of that kind of device is the host's */
+    bool accumulate;                                /* a step may have several micro-batches, on one rank or
+                                                       on several */
+    int data, slots;                                /* number of data ranks; leaves of sums on each of them
+                                                       (src/ranks/) */
+    int zero;                                       /* tt_parallel.zero */
+    bool early;                                     /* the backward updates parameters */
+    bool on_host;                                   /* large parameters are updated in the host's memory */
+    bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
+                                                       summed over ranks after each micro-batch, see
+                                                       src/ranks/threads.h */
+    int stages, stage;                              /* stages of the pipeline, and the number of this tape's
+                                                       stage; 0, 0: no pipeline */
+    int tensor;                                     /* ranks over which tensors are split; 0, 1: one */
+    /* Values of the step's settings and results, and views of the results: tt__totals, tt__scale,
+       tt__clipped; 0: none. */
     int32_t run, results, totals, scale, clipped;
-    int32_t counted;    /* what losses counted on a rank, in each slot, to be summed into totals; 0: totals */
-    /* f32 (trained parameters, 1): squared norms of their gradients, first of those that tensor ranks have
-       parts of; 0: none */
+    int32_t counted;    /* value of what losses counted on a rank, in each slot, to be summed into totals;
+                           0: totals itself */
+    /* f32 (trained parameters, 1): squared norms of their gradients. Parameters that the tensor ranks shard
+       come first. 0: none. */
     int32_t squares;
-    /* f32 (tensors, 1 + TT__FP8_STEPS) and (1, tensors): see QUANTIZE; 0: none */
+    /* f32 (tensors, 1 + TT__FP8_STEPS) and (1, tensors), the operands of QUANTIZE and FP8_HISTORY;
+       0: none. */
     int32_t fp8_history, fp8_largest;
-    /* Of the groups that pass offload makes of instructions whose operands are copied from the host's memory
-       and back: the most bytes that the operands of one group take on the device, if it has several; and how
-       many groups more there are than with groups of TT__OFFLOAD_TOGETHER bytes. */
+    /* Pass offload makes groups of instructions whose operands are copied from the host's memory and back.
+       grouped: largest number of bytes that the operands of a group of several instructions take on the
+       device. cuts: number of groups beyond those that groups of TT__OFFLOAD_TOGETHER bytes would give. */
     size_t grouped;
     int cuts;
-    uint16_t *lists; int n_lists, cap_lists;        /* of all block-sparse attention, see attr.lists */
-    tt_status status;                               /* of the first op that failed, with its sentence */
+    uint16_t *lists; int n_lists, cap_lists;        /* block lists of all block-sparse attention, see
+                                                       attr.lists */
+    tt_status status;                               /* status of the first op that failed; `error` is its
+                                                       message */
     char error[512];
 };
 
-/* The rows of TT__OPS (src/backend/). An op's rules are in src/ops/. */
+/* A row of TT__OPS (src/backend/). The rules of an op are in src/ops/. */
 typedef struct tt__op {
     const char *name;
     int inputs, outputs;
@@ -3959,7 +3985,7 @@ static const char *tt__instr_name(const tt__instr *i)
 /* ==== src/tape/record.h */
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Marks the tape with its first error. Returns false, which as the number of a value is none. */
+/* Stores the tape's first error. Returns false, which as a value's number means "none". */
 TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
 {
@@ -3991,7 +4017,8 @@ static bool tt__out_of_memory(tt_tape *t)
     return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape");
 }
 
-/* A new value with storage of its own; 0 after tt__tape_fail. The arguments may point into the tape. */
+/* Makes a value with storage of its own; returns 0 after tt__tape_fail. The arguments may point into the
+   tape. */
 TT_PRINTF(4, 5)
 static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage storage, const char *format, ...)
 {
@@ -4004,7 +4031,9 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     v.base = t->n_values;
     v.param = -1;
     va_start(args, format);
-    if (strcmp(format, "%s") == 0) { /* most are; a plan tries thousands of programs */
+    /* Most names come with the format "%s". Copying them saves time: a plan compiles thousands of
+       programs. */
+    if (strcmp(format, "%s") == 0) {
         const char *name = va_arg(args, const char *);
         const size_t length = strlen(name);
         memcpy(v.name, name, length < sizeof v.name ? length : sizeof v.name - 1);
@@ -4020,7 +4049,8 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     return t->n_values++;
 }
 
-/* A view of rows [0, rows) and columns [from, from + cols) of v, or (whole, contiguous) another shape. */
+/* Makes a view of rows [0, rows) and columns [from, from + cols) of value `of`, or, of all of a contiguous
+   value, a view of another shape. `offset` counts elements. Returns 0 after tt__tape_fail. */
 static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
                             const char *name)
 {
@@ -4030,7 +4060,7 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     v->base = b->base;
     v->offset = b->offset + offset;
     v->ld = ld;
-    v->needs_grad = b->needs_grad; /* views made by autodiff */
+    v->needs_grad = b->needs_grad; /* for views that autodiff makes */
     v->persistent = b->persistent;
     v->space = b->space;
     v->part = b->part;
@@ -4038,7 +4068,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
-/* Makes value id (0: none) like v in what passes know of both. Returns id. */
+/* Copies to value id (0: none) what passes know of value v: the shard, needs_grad, and pinned_f32 if value id
+   is f32. Returns id. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
     const tt__value *like = &t->values[v];
@@ -4050,7 +4081,8 @@ static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
     return id;
 }
 
-/* A view of `of`, from element `offset` on, that is as view v is of another storage. */
+/* Makes a view of `of` that starts at element `offset` and has the shape, row distance, name and shard of
+   view v. */
 static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
 {
     const tt__value like = t->values[v];
@@ -4081,7 +4113,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     tt_tape *t = (tt_tape *)tt__calloc(ctx, sizeof *t);
     if (!t) return NULL;
     t->ctx = ctx;
-    /* The address tells tapes of other contexts. Axes have but 30 bits of the number, which are not 0. */
+    /* The context's address keeps the numbers of two contexts' tapes apart. tt__axis_code stores only the
+       upper 30 bits of the number, so these must not be 0. */
     t->number = ((uint32_t)((uintptr_t)ctx >> 6) * 2654435761u + ++ctx->n_tapes * 8) | 4;
     t->alignment = TT__ALIGN;
     t->data = t->slots = 1;
@@ -4095,8 +4128,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     return t;
 }
 
-/* An axis as a number of rows: negative, so that it cannot be taken for a fixed number, and with the number
-   of its tape. */
+/* Encodes an axis as a number of rows. The code is negative, so that it is never taken for a fixed number,
+   and contains the number of the tape. */
 static int64_t tt__axis_code(const tt_tape *t, int32_t axis, int32_t extra)
 {
     return -((int64_t)(t->number >> 2) << 32 | ((int64_t)axis * 4 + extra)) - 1;
@@ -4139,7 +4172,7 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
     return tt__axis_code(t, t->n_axes++, 0);
 }
 
-/* The first instruction of a segment; for TT__SEGMENTS, their number. */
+/* Returns the first instruction of a segment; for TT__SEGMENTS, the number of instructions. */
 static int tt__segment_first(const tt_tape *t, unsigned segment)
 {
     int from = 0, to = t->n_code;
@@ -4151,13 +4184,14 @@ static int tt__segment_first(const tt_tape *t, unsigned segment)
     return from;
 }
 
-/* Is v a view that has a rank's own rows of a storage that is whole? */
+/* Returns whether v is a view of a rank's shard of the rows of a replicated storage. */
 static bool tt__is_own_rows(const tt_tape *t, int32_t v)
 {
     return t->values[v].part.split != t->values[t->values[v].base].part.split;
 }
 
-/* Bytes from one slot of a storage to the next, and of all together. */
+/* Returns the bytes from one slot of a storage to the next. tt__storage_bytes returns the bytes of all slots
+   and copies. */
 static size_t tt__slot_bytes(const tt__value *v)
 {
     return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
@@ -4182,20 +4216,20 @@ static bool tt__has_value(const tt_tape *t, tt_value v)
     return v.id > 0 && v.id < t->n_values && v.tape == t->number;
 }
 
-/* Tells why a value cannot be what an error calls `what`. */
+/* Returns the reason why v is no value of the tape, to follow a noun in an error message. */
 static const char *tt__why_no_value(const tt_tape *t, tt_value v)
 {
     return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
            : v.id ? "is not a value of this tape" : "is no value (id 0)";
 }
 
-/* Of a function that takes one value. */
+/* Stores the error of a function that takes one value, for the value v that is not on the tape. */
 static bool tt__refuse_value(tt_tape *t, const char *function, tt_value v)
 {
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: the value %s", function, tt__why_no_value(t, v));
 }
 
-/* "'h' f32 (tokens<=8192, 768)" */
+/* Writes a value's name, dtype and shape to `to`, as "'h' f32 (tokens<=8192, 768)". */
 static const char *tt__describe(const tt_tape *t, int32_t id, char *to, size_t capacity)
 {
     const tt__shape *x = &t->values[id].shape;
@@ -4285,14 +4319,15 @@ static void tt__mark_value(tt_tape *t, const char *what, tt_value v, tt__mark ma
 void tt_keep(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_keep", v, TT__MARKED_KEEP); }
 void tt_recompute(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_recompute", v, TT__MARKED_AGAIN); }
 
-/* v is on the tape, as operand `number` of what an error calls `what`. */
+/* Returns whether v is on the tape. If not, stores an error that calls v operand `number` of `what`. */
 static bool tt__on_tape(tt_tape *t, const char *what, int number, tt_value v)
 {
     if (t->status != TT_OK || tt__has_value(t, v)) return t->status == TT_OK;
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d %s", what, number, tt__why_no_value(t, v));
 }
 
-/* The value of parameter p on this tape, as operand `number` of `what`; 0 after tt__tape_fail. */
+/* Returns the value of parameter p on this tape, and makes it if needed. An error calls p operand `number` of
+   `what`; the result is 0 after tt__tape_fail. */
 static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_param *p)
 {
     if (t->status != TT_OK) return 0;
@@ -4356,11 +4391,11 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
 
 /* ==== src/tape/edit.h */
 /* --------------------------------------------------------------------------------------------------- editing
-   How passes rewrite code in one sweep: instructions keep their numbers until tt__settle. tt__index counts
-   who writes and reads what; drop, put and insert keep the counts. A dropped instruction has op -1 and no
-   operands. */
+   Functions with which a pass rewrites instructions in one sweep. Instructions keep their numbers until
+   tt__settle. tt__index counts which instructions write and read each value; tt__drop, tt__put and tt__insert
+   update the counts. A dropped instruction has op -1 and no operands. */
 
-/* Adds what instruction k reads and writes to the counts, or (by: -1) takes it away. */
+/* Adds the reads and writes of instruction k to the counts of values, or subtracts them (by: -1). */
 static void tt__count(tt_tape *t, int k, int by)
 {
     const tt__instr *i = &t->code[k];
@@ -4375,7 +4410,7 @@ static void tt__count(tt_tape *t, int k, int by)
     }
 }
 
-/* Counts anew; returns the number of instructions. */
+/* Counts the reads, writes and views of every value; returns the number of instructions. */
 static int tt__index(tt_tape *t)
 {
     for (int32_t v = 0; v < t->n_values; v++) {
@@ -4396,7 +4431,8 @@ static bool tt__is_of(const tt_tape *t, const int32_t *ids, int n, int32_t base)
     return false;
 }
 
-/* Does an instruction read, or write, a storage or a view of it? */
+/* tt__reads and tt__writes return whether an instruction reads or writes storage `base` or a view of the
+   storage. */
 static bool tt__reads(const tt_tape *t, const tt__instr *i, int32_t base)
 {
     return tt__is_of(t, i->in, TT__MAX_IN, base);
@@ -4410,7 +4446,8 @@ static bool tt__writes(const tt_tape *t, const tt__instr *i, int32_t base)
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
 static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; } /* -1: none */
 
-/* v is read once, and nothing else needs its contents afterwards. */
+/* Returns whether v is read exactly once and its contents are not needed afterwards. v is then a transient
+   storage, not a view, and neither `root`, an output nor the end of a stage. */
 static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
 {
     const tt__value *x = &t->values[v];
@@ -4418,10 +4455,11 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
     return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
 
-/* Instruction `at`, alone in writing its out[0], may run at `later`: until then none writes what it reads. */
+/* Returns whether instruction `at` may run at place `later` instead: the instruction alone writes its out[0],
+   and no instruction in between writes an operand. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
-    bool written = false; /* after `at`: only then is there something to search */
+    bool written = false; /* an operand is written after `at`, so a search is needed */
     if (t->values[t->code[at].out[0]].writes != 1) return false;
     for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
     for (int k = at + 1; k <= later && written; k++)
@@ -4432,7 +4470,7 @@ static bool tt__may_wait(const tt_tape *t, int at, int later)
     return true;
 }
 
-/* An instruction of `op`, x -> y. */
+/* Returns an instruction of `op` that reads x and writes y. */
 static tt__instr tt__instr_of(int op, int32_t x, int32_t y)
 {
     tt__instr i = tt__new_instr(op);
@@ -4441,7 +4479,8 @@ static tt__instr tt__instr_of(int op, int32_t x, int32_t y)
     return i;
 }
 
-/* The same, of the segment and stage of `like`, and run by the same ranks. */
+/* Returns an instruction of `op` that reads x and writes y, with the segment and stage of `like`, and run by
+   the ranks that run `like`. */
 static tt__instr tt__instr_like(const tt__instr *like, int op, int32_t x, int32_t y)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -4459,7 +4498,7 @@ static void tt__drop(tt_tape *t, int k)
     t->code[k] = tt__new_instr(-1);
 }
 
-/* `i` in the place of instruction k. */
+/* Replaces instruction k by `i`. */
 static void tt__put(tt_tape *t, int k, const tt__instr *i)
 {
     tt__drop(t, k);
@@ -4467,7 +4506,8 @@ static void tt__put(tt_tape *t, int k, const tt__instr *i)
     tt__count(t, k, 1);
 }
 
-/* Drops instruction `at`; `merged`, which does its work and k's, stands at k and writes what k wrote. */
+/* Drops instruction `at` and replaces instruction k by `merged`, which does the work of both and writes what
+   instruction k wrote. */
 static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
 {
     merged.out[0] = t->code[k].out[0];
@@ -4477,8 +4517,8 @@ static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
     tt__put(t, k, &merged);
 }
 
-/* `i` right before instruction `before`, after what was inserted there already. Returns the number behind all
-   others that it has until tt__settle; 0: out of memory. */
+/* Inserts `i` directly before instruction `before` and after earlier insertions there. Returns the number,
+   above all others, that `i` has until tt__settle; 0: out of memory. */
 static int tt__insert(tt_tape *t, int before, const tt__instr *i)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
@@ -4488,18 +4528,19 @@ static int tt__insert(tt_tape *t, int before, const tt__instr *i)
     return t->n_code++;
 }
 
-/* Takes out what was dropped, and puts what was inserted behind the first n instructions in its place. */
+/* Removes dropped instructions, and moves the instructions inserted after the first n to their places. */
 static tt_status tt__settle(tt_tape *t, int n)
 {
     int kept = 0;
     if (t->n_code == n) {
-        while (kept < n && t->code[kept].op >= 0) kept++; /* these stay where they are */
+        while (kept < n && t->code[kept].op >= 0) kept++; /* places do not change here */
         for (int k = kept; k < n; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
         t->n_code = kept;
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1)); /* how many; then where */
+    /* Of each place: the number of instructions inserted there; later the new number of the next of them. */
+    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
         for (int k = 0; k <= n; k++) {
@@ -7287,8 +7328,8 @@ static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr 
 /* ==== src/passes/verify.h */
 /* ===========================================================================================================
    PASSES                                                                                          src/passes/
-   Functions that rewrite a tape, and the verifier that runs after each. tt__first_passes and tt__last_passes
-   (src/compile/) have their order. Uses tape and ops.
+   Passes, which are functions that rewrite a tape, and the verifier, which runs after each pass.
+   tt__first_passes and tt__last_passes (src/compile/) call the passes in order. Uses tape and ops.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------------------- verifier */
@@ -7301,30 +7342,34 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
                     tt__instr_name(&t->code[at]), what, tt__describe(t, value, text, sizeof text));
 }
 
-/* What the verifier knows of a storage in front of an instruction. */
+/* State of a storage before the instruction that is being verified. */
 typedef struct tt__known {
     bool defined;
-    int group;      /* the last group of instructions that run together that writes it; 0: none */
-    int writer;     /* one more than the instruction of another stream that writes it, before its WAIT */
-    int readers;    /* how many of these read it */
+    int group;      /* last group of instructions that run together and of which one writes the storage;
+                       0: none */
+    int writer;     /* one more than the instruction of another stream that writes the storage and has had no
+                       WAIT; 0: none */
+    int readers;    /* number of operands with which instructions of other streams that have had no WAIT read
+                       the storage */
 } tt__known;
 
-/* Does i have the step's settings as an operand? */
+/* Returns whether i needs the step's settings as an operand. */
 static bool tt__needs_run(const tt__instr *i, bool accumulate)
 {
     if (tt__is(i, TT__MEAN)) return accumulate;
     return tt__is(i, TT__WITH_RUN) && (tt__is(i, TT__RMW) || i->attr.dropout > 0);
 }
 
-/* What runs in the host's memory has its operands there, but for the step's settings, of which the host has
-   its own. */
+/* Returns whether instruction i can access the memory of v. An instruction that runs in the host's memory has
+   its operands there, except for the step's settings, of which the host has a copy. */
 static bool tt__reaches(const tt_tape *t, const tt__instr *i, int32_t v)
 {
     if (i->on_host) return v == t->run || t->values[v].space == TT__HOST;
     return t->values[v].space != TT__HOST || t->host || tt__is(i, TT__ANY_SPACE);
 }
 
-/* What is wrong with an operand: not there, out of the op's reach, or being written. NULL: nothing. */
+/* Returns the fault of an operand: not a value, not written yet, out of the op's reach, or still being
+   written. NULL: none. */
 static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int j, const tt__known *known,
                                       int group)
 {
@@ -7332,7 +7377,8 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
-    const bool left = i->later && t->values[t->values[id].base].persistent; /* by an earlier micro-batch */
+    /* An earlier micro-batch has left it. */
+    const bool left = i->later && t->values[t->values[id].base].persistent;
     if (!k->defined && !left) return "reads a value that nothing has written";
     if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"
                                                   : "cannot read the host's memory";
@@ -7341,13 +7387,14 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
-/* What is wrong with a result, to which the op's rule gives a shape. */
+/* Returns the fault of a result, to which the op's rule gives a shape; NULL: none. */
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
                                      const tt__known *known)
 {
     const tt__value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
-    bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].visits; /* where it was before */
+    /* A copy may go back to the storage that it was made from. */
+    bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].visits;
     bool returns = tt__is(i, TT__ANY_SPACE) && kept;
     bool updates = tt__is(i, TT__RMW) || (returns && v->storage != TT__INPUT && i->out[j] != t->run);
     bool adds = i->add >> j & 1;
@@ -7367,7 +7414,8 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     return NULL;
 }
 
-/* Ends the work whose first output is in[0]; every operand of that must be one of the WAIT's, to keep it. */
+/* Notes the end of the work whose first output is in[0]. Every operand of the work must be an operand of the
+   WAIT, which keeps it in memory. Returns the fault; NULL: none. */
 static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__known *known)
 {
     int at = known[t->values[i->in[0]].base].writer - 1;
@@ -7388,20 +7436,22 @@ static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__kno
 
 /* ---- layouts */
 
-/* The layout that the contents of value v have, when those of storages are `layout`. */
+/* Returns the layout of the contents of value v; `layout` has those of storages. */
 static tt__split tt__contents(const tt_tape *t, const tt__split *layout, int32_t v)
 {
     const tt__split declared = t->values[v].part.split, base = layout[t->values[v].base];
     return base == TT__ZEROS || (tt__is_own_rows(t, v) && base == TT__WHOLE) ? declared : base;
 }
 
-/* A result of layout `now` is left in its storage. Returns what is wrong with it; NULL: nothing. */
+/* Notes that result j of i, of layout `now`, is left in its storage. Returns the fault; NULL: none. */
 static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__split now, tt__split *layout)
 {
     const tt__value *y = &t->values[i->out[j]];
     tt__split *to = &layout[y->base], before = *to;
-    const bool adds = i->add >> j & 1, joins = adds || y->base != i->out[j]; /* what is there already */
-    if (tt__is_own_rows(t, i->out[j])) { /* they are added to a partial sum, in which other rows stay 0 */
+    /* joins: the storage keeps other contents, too. */
+    const bool adds = i->add >> j & 1, joins = adds || y->base != i->out[j];
+    if (tt__is_own_rows(t, i->out[j])) { /* a shard of the rows is added to a partial sum, whose other rows
+                                            stay 0 */
         const bool sums = adds && now == y->part.split && (before == TT__ZEROS || before == TT__PARTIAL);
         if (!sums) return "writes a rank's own rows of what is no sum over ranks";
         now = TT__PARTIAL;
@@ -7414,7 +7464,8 @@ static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__
     return NULL;
 }
 
-/* Notes the layouts that i's results leave behind. Returns what is wrong, of *value; NULL: nothing. */
+/* Notes the layouts that i's results leave in their storages. Returns the fault, of value *value;
+   NULL: none. */
 static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *layout, int32_t *value)
 {
     tt__split in[TT__MAX_IN], out[TT__MAX_OUT] = {TT__WHOLE};
@@ -7439,7 +7490,8 @@ static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *l
     return wrong;
 }
 
-/* The layouts of storages before the first instruction; to be freed. */
+/* Returns the layouts of storages before the first instruction. The caller frees the array. NULL: out of
+   memory. */
 static tt__split *tt__first_layouts(const tt_tape *t)
 {
     tt__split *layout = (tt__split *)tt__calloc(t->ctx, sizeof *layout * (size_t)t->n_values);
@@ -7450,8 +7502,9 @@ static tt__split *tt__first_layouts(const tt_tape *t)
     return layout;
 }
 
-/* Every use after its definition, one definition, shapes as the rules say, dtypes of the right kind; work of
-   other streams has one WAIT, before which nothing uses what it writes or changes what it reads. */
+/* Verifies a tape: each value is written once and before it is read, shapes are those of the rules, dtypes
+   are of the right kind. Work of other streams has one WAIT, before which no instruction uses its results or
+   changes its operands. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
@@ -7487,7 +7540,8 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         }
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
             if ((which = i->out[j]) != 0 && !(wrong = tt__verify_result(t, i, j, &shape[j], known)))
-                known[t->values[which].base].defined = true; /* a later result of it may add to this one */
+                /* A later result of the instruction may add to this result. */
+                known[t->values[which].base].defined = true;
         if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(i, t->accumulate)) {
             wrong = "lacks the step's settings";
             which = t->run;
@@ -7517,13 +7571,13 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     tt__free(t->ctx, layout);
     return status;
 }
-/* A number for each value, 0 at first, to be freed; NULL: no memory. */
+/* Returns an array with a number for each value, 0 at first. The caller frees it. NULL: out of memory. */
 static int32_t *tt__new_map(const tt_tape *t)
 {
     return (int32_t *)tt__calloc(t->ctx, sizeof(int32_t) * (size_t)t->n_values);
 }
 
-/* The instruction reads the values that a map has for its operands. */
+/* Replaces the operands of an instruction for which the map has another value. */
 static void tt__map_operands(tt__instr *i, const int32_t *map)
 {
     for (int j = 0; j < TT__MAX_IN; j++) if (map[i->in[j]]) i->in[j] = map[i->in[j]];
@@ -7532,7 +7586,7 @@ static void tt__map_operands(tt__instr *i, const int32_t *map)
 /* ==== src/passes/differentiate.h */
 /* ------------------------------------------------------------------------------------------ differentiate */
 
-/* Appends the backward instructions of the loss `root` to the tape. */
+/* Appends the backward of the loss `root` to the tape. */
 static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 {
     tt__builder b = {t, accumulate, true, TT__EACH_MICRO, true};
@@ -7566,12 +7620,13 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 
 /* ---------------------------------------------------------------------------------------------- inference */
 
-/* Takes dropout out: of all ops without training, else of rate 0; lists that are for training, without it.
-   Copies go, unless asked for by name. */
+/* Removes what does nothing: dropout of rate 0, and, in programs that do not train, all dropout, and the
+   block lists that are for training only. Also drops the copies that remain, except copies that are outputs,
+   have views or are the root. */
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
-    int32_t *instead = tt__new_map(t); /* what is read in place of a copy */
+    int32_t *instead = tt__new_map(t); /* of each value, the value to read instead of a dropped copy */
     if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
@@ -7595,12 +7650,12 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 /* ==== src/passes/rows.h */
 /* --------------------------------------------------------------------------------------------------- rows */
 
-/* Instructions that gather rows. */
+/* The instructions that gather rows. */
 typedef struct tt__gathers {
     tt_tape *t;
-    int n;                      /* instructions before the pass */
+    int n;                      /* number of instructions before the pass */
     int *all; int n_all, cap_all;
-    int *todo; int n_todo, cap_todo; /* the last is next */
+    int *todo; int n_todo, cap_todo; /* stack of those still to move up */
 } tt__gathers;
 
 static bool tt__gathers_add(tt__gathers *g, int k)
@@ -7612,12 +7667,13 @@ static bool tt__gathers_add(tt__gathers *g, int k)
     return true;
 }
 
-/* Rows `index` of v, for instruction `at`, gathered once before the first that wants them; 0: no memory. */
+/* Returns rows `index` of v for instruction `at`. The rows are gathered once, before the first instruction
+   that needs them. Returns 0 if out of memory. */
 static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
 {
     tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
-    int k = -1; /* the first that was found */
+    int k = -1; /* the gather of these rows that exists */
     for (int n = 0; n < g->n_all && k < 0; n++) {
         const tt__instr *i = &t->code[g->all[n]];
         if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n];
@@ -7642,7 +7698,8 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
     return tt__insert(t, at, &gather) && tt__gathers_add(g, t->n_code - 1) ? gather.out[0] : 0;
 }
 
-/* gather_rows(op(x)) becomes op(gather_rows(x)), where the op allows it and nothing else reads op(x). */
+/* Replaces gather_rows(op(x)) by op(gather_rows(x)), if the op allows it and no other instruction reads
+   op(x). */
 static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
 {
     tt_tape *t = g->t;
@@ -7655,12 +7712,12 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool most = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
-    /* Keys that no query sees are left out of whole rows only. */
+    /* Attention skips keys that no query sees only when all rows are queries. */
     if ((i.attr.causal || i.attr.window) && most) return TT_OK;
     i.out[0] = t->code[k].out[0];
     tt__value *y = &t->values[i.out[0]];
     if (!y->named) memcpy(y->name, t->values[v].name, sizeof y->name);
-    y->block_end = y->block_end || (t->stages > 1 && t->values[v].block_end); /* a place to cut */
+    y->block_end = y->block_end || (t->stages > 1 && t->values[v].block_end); /* stages may end here */
     tt__drop(t, k);
     for (int j = 0; j < TT__MAX_IN; j++)
         if (i.in[j] && by_row >> j & 1 && !(i.in[j] = tt__gathered(g, at, i.in[j], index)))
@@ -7677,9 +7734,9 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     return TT_OK;
 }
 
-/* Where only some rows of a result are read, only they are computed, from where all rows are needed on (see
-   ROWS in the manual). Dropout draws the masks that it would have drawn. The gathers stand where the op stood
-   (an index is an input), so that nothing lives longer. */
+/* Computes only the rows of a result that are read, back to the first instruction that needs all rows (see
+   ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. A gather replaces the op
+   at the op's place (an index is an input), so that no value lives longer. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;
@@ -7700,40 +7757,43 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 
 /* ==== src/passes/tensor.h */
 /* ------------------------------------------------------------------------------------------------- tensor
-   Layers split over the tensor ranks, all of which run the same instructions, each on its part (Shoeybi et
-   al., "Megatron-LM", 2019). What is split is found, not asked for: a region begins at linear layers that
-   read whole values, which have the rows of their weights split and so the columns of what they compute; goes
-   through ops that compute columns of the same columns (of attention, heads); and ends at linear layers
-   that have the columns of their weights split, and whose results the ranks sum. `sequence`: what lies
-   between regions has its rows split instead of being the same on all ranks. */
+   Splits layers over the tensor ranks. All ranks run the same instructions, each on its shard (Shoeybi et
+   al., "Megatron-LM", 2019). The pass finds regions to split; nothing marks them. A region begins at linear
+   layers that read replicated values; their weights are sharded by rows, and so their results by columns. The
+   region continues through ops that compute columns from the same columns (in attention, heads). It ends at
+   linear layers whose weights are sharded by columns; the ranks sum their results. `sequence`: between
+   regions, values are sharded by rows instead of replicated. */
 
-/* Regions of fewer weights stay whole: there the ranks would wait longer for each other than they compute. */
+/* Regions with fewer weights are not split: the ranks would wait for one another longer than they compute. */
 #ifndef TT__TENSOR_LEAST /* tests make it smaller */
 #define TT__TENSOR_LEAST 1000000
 #endif
-#define TT__RANDOM_UNIT 8 /* columns whose random numbers are drawn at once                                 */
+#define TT__RANDOM_UNIT 8 /* columns whose random numbers are drawn at once */
 
-/* What an instruction is: of no region, or of one. OWN: of none, and it computes a rank's own rows. LOOKUP:
-   in a table of which each rank has rows. HEAD, HEAD_LOSS: a linear layer and the loss of what it computes,
-   of a rank's own rows. */
+/* The role of an instruction. APART: in no region, and computed on all ranks. BEGIN, INNER, END: in a region.
+   OWN: in no region, and each rank computes its shard of the rows. LOOKUP: looks up rows of a table that is
+   sharded by rows. HEAD, HEAD_LOSS: a linear layer and the loss of its results; each rank computes its shard
+   of the rows. */
 typedef enum tt__role {
     TT__APART, TT__BEGIN, TT__INNER, TT__END, TT__OWN, TT__LOOKUP, TT__HEAD, TT__HEAD_LOSS
 } tt__role;
 
 typedef struct tt__tensor {
     tt_tape *t;
-    int ranks, n;           /* n: instructions before the pass */
+    int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
     tt__role *role;         /* of each instruction */
-    int *code; int n_code;  /* the instructions of the region that is looked at */
-    bool *inside;           /* of each value: split by columns */
-    bool *by_rows;          /* of each value: the ranks have their own rows */
-    int32_t *own_uses;      /* of each storage: operands that instructions that are OWN read whole */
-    int32_t *values; int n_values;  /* those of that region */
-    int32_t unsplit;        /* the value that has kept the last one from being a region; 0: none has */
-    /* Of each value, 0 or what was made of it: all rows of split ones; what ranks read that leave parts of
-       its gradient; a rank's own rows of whole ones. */
+    int *code; int n_code;  /* the instructions of the region that is being searched */
+    bool *inside;           /* of each activation: sharded by columns; of each parameter outside of regions:
+                               sharded by rows */
+    bool *by_rows;          /* of each value: sharded by rows */
+    int32_t *own_uses;      /* of each storage: number of operands that OWN instructions read whole */
+    int32_t *values; int n_values;  /* the values of the region that is being searched */
+    int32_t unsplit;        /* the value that kept the last candidate from being a region; 0: none */
+    /* Of each value, a value made from it or 0. gathered: all rows of a sharded value; entered: the value
+       that ranks read when their gradients of it are partial; own: a rank's shard of the rows of a replicated
+       value. */
     int32_t *gathered, *entered, *own;
 } tt__tensor;
 
@@ -7742,7 +7802,8 @@ static bool tt__is_activation(const tt_tape *t, int32_t v)
     return t->values[v].storage == TT__TRANSIENT && tt__is_float(t->values[v].shape.dtype);
 }
 
-/* May a value be split, being only what the instructions that read it need it for? */
+/* Returns whether value v may be sharded: an activation that a single instruction writes, and that is neither
+   an output nor the root and has no views. */
 static bool tt__may_split(const tt__tensor *s, int32_t v)
 {
     const tt__value *x = &s->t->values[v];
@@ -7750,7 +7811,8 @@ static bool tt__may_split(const tt__tensor *s, int32_t v)
     return alone && tt__is_activation(s->t, v) && x->writes == 1;
 }
 
-/* Can parameter v have this layout? To be split, it must have equal parts and one reader. */
+/* Returns whether parameter v can have this layout. A sharded parameter needs shards of equal size and a
+   single reader. */
 static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
 {
     const tt__value *p = &s->t->values[v];
@@ -7760,15 +7822,17 @@ static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
     return alone && (split == TT__ROWS ? p->shape.rows : p->shape.cols) % s->ranks == 0;
 }
 
-/* May ranks that read v leave parts of its gradient, which are summed (tt__entered)? That is done for whole
-   storages that instructions compute, no views and no parameters. All may read what has no gradient. */
+/* Returns whether the ranks that read v may compute partial gradients of v, which tt__entered has summed.
+   Only whole storages that instructions compute may, not views or parameters. A value without a gradient
+   always may. */
 static bool tt__may_enter(const tt__tensor *s, int32_t v)
 {
     const tt__value *x = &s->t->values[v];
     return (x->storage == TT__TRANSIENT && x->base == v) || !x->needs_grad;
 }
 
-/* How operand j of a linear layer with weight w is split where a region begins, or ends. */
+/* Returns the layout of operand j of a linear layer with weight operand w, where a region begins or where it
+   ends. */
 static tt__split tt__split_in(bool begin, int w, int j)
 {
     if (j == 0) return begin ? TT__WHOLE : TT__COLS;
@@ -7776,7 +7840,8 @@ static tt__split tt__split_in(bool begin, int w, int j)
     return begin ? TT__COLS : TT__WHOLE;
 }
 
-/* What instruction k, which reads or writes a value of the region, may be in it. */
+/* Returns the role that instruction k could have in the region, of which the instruction reads or writes a
+   value; else APART. */
 static tt__role tt__role_in(const tt__tensor *s, int k, bool reads)
 {
     const tt_tape *t = s->t;
@@ -7813,7 +7878,8 @@ static bool tt__take_value(tt__tensor *s, int32_t v)
     return true;
 }
 
-/* Takes instruction k into the region, and what it has to have split. False: it cannot be in there. */
+/* Adds instruction k, and the values that must be sharded with it, to the region. Returns false if that is
+   impossible. */
 static bool tt__take_instr(tt__tensor *s, int k, bool reads)
 {
     const tt__instr *i = &s->t->code[k];
@@ -7824,12 +7890,13 @@ static bool tt__take_instr(tt__tensor *s, int k, bool reads)
             if (i->in[j] && tt__is_activation(s->t, i->in[j]) && !tt__take_value(s, i->in[j])) return false;
         return s->role[k] == TT__END || tt__take_value(s, i->out[0]);
     }
-    for (int c = 0; c < s->n_code; c++) /* it may be of an earlier region */
+    for (int c = 0; c < s->n_code; c++) /* it may be in an earlier region */
         if (s->code[c] == k) return s->role[k] != (reads ? TT__BEGIN : TT__END);
     return false;
 }
 
-/* Finds the region that begins at instruction k, and may begin at others, too. */
+/* Finds the region that begins at instruction k, and possibly at other instructions, too. Returns false if
+   there is none. */
 static bool tt__find_region(tt__tensor *s, int k)
 {
     const tt_tape *t = s->t;
@@ -7862,11 +7929,11 @@ static bool tt__find_region(tt__tensor *s, int k)
     return false;
 }
 
-/* Has a value rows that can be split? */
+/* Returns whether a value has rows that can be sharded. */
 static bool tt__has_rows(const tt__value *x) { return x->shape.axis && !x->shape.extra; }
 
-/* Finds the linear layer whose results nothing but the loss reads, where these are many: ranks compute both
-   of their rows. The loss must be the root, because no rank has it before all have counted. */
+/* Finds the head: a linear layer with many results that only the loss reads. Each rank computes its shard of
+   the rows of both. The loss must be the root, because no rank knows the loss before all have counted. */
 static void tt__find_head(tt__tensor *s)
 {
     const tt_tape *t = s->t;
@@ -7895,7 +7962,8 @@ static void tt__find_head(tt__tensor *s)
     s->role[loss] = TT__HEAD_LOSS;
 }
 
-/* Does instruction k look up rows of operand j, so that parts of its rows give parts of a sum? */
+/* Returns whether instruction k looks up rows of operand j, so that row shards of the operand give partial
+   sums. */
 static bool tt__looks_up(const tt__tensor *s, int k, int j)
 {
     const tt_tape *t = s->t;
@@ -7907,8 +7975,9 @@ static bool tt__looks_up(const tt__tensor *s, int k, int j)
     return s->role[k] == TT__APART && rules->layout && rules->layout(t, i, in, out) && out[0] == TT__PARTIAL;
 }
 
-/* Is parameter v, of many weights, read by look-ups and the head alone, and of a number of rows that can be
-   split? Then ranks keep parts of it, as of what an arena has parts of already. */
+/* Returns whether the ranks keep row shards of parameter v. An arena may hold such shards already. Otherwise
+   v must have many weights, a number of rows that the ranks divide, and no readers but look-ups and the
+   head. */
 static bool tt__may_split_table(const tt__tensor *s, int32_t v)
 {
     const tt_tape *t = s->t;
@@ -7924,14 +7993,14 @@ static bool tt__may_split_table(const tt__tensor *s, int32_t v)
     return fits;
 }
 
-/* The axis of the rows of an axis that a rank has; 0: no memory. */
+/* Returns the axis of a rank's shard of the rows of axis `of`, and makes it if needed; 0: out of memory. */
 static int32_t tt__own_axis(tt_tape *t, int32_t of, int parts)
 {
     for (int32_t a = 1; a < t->n_axes; a++) if (t->axes[a].of == of && t->axes[a].parts == parts) return a;
     if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
     tt__axis a = t->axes[of];
     const int64_t named = tt__min((int64_t)strlen(a.name), (int64_t)sizeof a.name - 2);
-    memcpy(a.name + named, "/", 2); /* "tokens/" of "tokens" */
+    memcpy(a.name + named, "/", 2); /* the axis "tokens" becomes "tokens/" */
     a.capacity = tt__ceil_div(a.capacity, parts);
     a.of = of;
     a.parts = parts;
@@ -7939,7 +8008,7 @@ static int32_t tt__own_axis(tt_tape *t, int32_t of, int parts)
     return t->n_axes++;
 }
 
-/* Makes the shape that of a rank's own rows. */
+/* Changes the shape to that of a rank's shard of the rows. Returns false if out of memory. */
 static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
 {
     shape->axis = tt__own_axis(s->t, shape->axis, s->ranks);
@@ -7947,8 +8016,8 @@ static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
     return shape->axis != 0;
 }
 
-/* Puts before instruction `at` one of `op` that makes a new value, like v but for its shape, of v. All ranks
-   have it whole. */
+/* Inserts before instruction `at` an instruction of `op` over the tensor ranks that reads v and writes a new
+   value of the given shape, replicated and otherwise like v. Returns the new value; 0: out of memory. */
 static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, const tt__shape *shape)
 {
     tt_tape *t = s->t;
@@ -7963,7 +8032,8 @@ static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, co
     return tt__insert(t, at, &i) ? y : 0;
 }
 
-/* What instruction `at` reads of v, a value or a table: all rows; 0: no memory. */
+/* Returns a value with all rows of v, a value or a table, for instruction `at`; gathers the rows if needed.
+   0: out of memory. */
 static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
 {
     const tt__value *x = &s->t->values[v];
@@ -7974,8 +8044,9 @@ static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
     return s->gathered[v] = tt__move_value(s, at, TT__OP_ALL_GATHER, v, &shape);
 }
 
-/* What instruction `at` reads of v where ranks leave parts of its gradient: all rows. In training, a SCALE by
-   1 stands in front of it, whose backward sums the parts; tt__pass_tensor_gradients takes the SCALE out. */
+/* Returns the value with all rows of v that instruction `at` reads if ranks compute partial gradients of v.
+   In training, a SCALE by 1 makes this value; its backward sums the partial gradients, and
+   tt__pass_tensor_gradients removes the SCALE. 0: out of memory. */
 static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
 {
     const int32_t whole = tt__gathered_rows(s, at, v);
@@ -7985,7 +8056,8 @@ static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
     return s->entered[v];
 }
 
-/* What instruction `at` reads of v if it computes a rank's own rows: these. */
+/* Returns the value that instruction `at` reads instead of v if a rank computes its shard of the rows: a
+   rank's shard of the rows of v. 0: out of memory. */
 static int32_t tt__own_rows(const tt__tensor *s, int at, int32_t v)
 {
     tt_tape *t = s->t;
@@ -7998,7 +8070,7 @@ static int32_t tt__own_rows(const tt__tensor *s, int at, int32_t v)
     return s->own[v];
 }
 
-/* A value or parameter gets the shape of the part that a rank has. */
+/* Gives a value or parameter the shape of a rank's shard. */
 static void tt__split_value(const tt__tensor *s, int32_t v, tt__split split)
 {
     tt__value *x = &s->t->values[v];
@@ -8007,7 +8079,7 @@ static void tt__split_value(const tt__tensor *s, int32_t v, tt__split split)
     x->part.split = split;
 }
 
-/* The results of i get the shapes that follow from its operands'. */
+/* Gives the results of i the shapes that follow from the shapes of its operands, and the layout `split`. */
 static tt_status tt__split_results(const tt__tensor *s, const tt__instr *i, tt__split split)
 {
     tt__shape shape[TT__MAX_OUT];
@@ -8022,7 +8094,7 @@ static tt_status tt__split_results(const tt__tensor *s, const tt__instr *i, tt__
     return TT_OK;
 }
 
-/* The results of instruction k are parts, which are summed. */
+/* Makes instruction k write a partial value, and inserts the sum of it over the ranks. */
 static tt_status tt__sum_results(const tt__tensor *s, int k)
 {
     tt_tape *t = s->t;
@@ -8041,7 +8113,7 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     return tt__insert(t, k + 1, &sum) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* The operands of which an instruction reads as many rows as it writes, as bits. */
+/* Returns the operands of which an instruction reads as many rows as it writes, as a bit set. */
 static unsigned tt__row_operands(const tt__instr *i)
 {
     const int numbers = tt__numbers(i);
@@ -8050,13 +8122,14 @@ static unsigned tt__row_operands(const tt__instr *i)
     return (tt__ops[i->op].flags / TT__BY_ROW(1) & 15) | (numbers ? 1u << numbers : 0);
 }
 
-/* Does the end of a region leave the ranks their own rows of the sum y? */
+/* Returns whether the sum y at the end of a region leaves each rank only its shard of the rows. */
 static bool tt__ends_by_rows(const tt__tensor *s, int32_t y)
 {
     return s->sequence && tt__may_split(s, y) && tt__has_rows(&s->t->values[y]);
 }
 
-/* May instruction k, of no region, compute a rank's own rows of its results from those of its operands? */
+/* Returns whether instruction k, of no region, can compute a rank's shard of the rows of its results from a
+   shard of the rows of its operands. */
 static bool tt__by_own_rows(const tt__tensor *s, int k)
 {
     const tt_tape *t = s->t;
@@ -8081,7 +8154,7 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts the operands that instructions that are OWN read whole. */
+/* Counts, for each storage, the operands that OWN instructions read whole. */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -8092,8 +8165,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* What instruction k, which is OWN, reads whole gets a part of its gradient on each rank. Do all that read it
-   leave such parts, so that these can be summed? Only parameters have sums of their own. */
+/* Returns whether the gradients of the operands that the OWN instruction k reads whole can be summed over
+   ranks. Such a gradient is partial on each rank. It can be summed if the operand is a parameter and all its
+   readers leave partial gradients. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -8112,8 +8186,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the instructions that compute a rank's own rows: first all that may; then some are taken out, until
-   the rest fits. */
+/* Finds the instructions that compute a rank's shard of the rows: first takes all that can, then removes
+   instructions until the rest fits together. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;
@@ -8135,7 +8209,8 @@ static void tt__find_own_rows(tt__tensor *s)
     }
 }
 
-/* What instruction k reads instead of operand j. */
+/* Returns the value that instruction k reads instead of operand j, and shards parameters; 0: out of
+   memory. */
 static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
 {
     const tt__instr *i = &s->t->code[k];
@@ -8150,7 +8225,8 @@ static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
     return v;
 }
 
-/* Splits what instruction k reads and writes, or gathers what it needs whole. */
+/* Shards the operands and results of instruction k, or gathers the operands that the instruction needs
+   whole. */
 static tt_status tt__split_instr(tt__tensor *s, int k)
 {
     tt_tape *t = s->t;
@@ -8159,7 +8235,7 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
         if (!t->code[k].in[j]) continue;
         const int32_t v = tt__split_operand(s, k, j);
         if (!v) return TT_ERR_MEMORY;
-        t->code[k].in[j] = v; /* the code may have moved */
+        t->code[k].in[j] = v; /* insertions may move t->code */
         if (role == TT__END && j && j != tt__weight(&t->code[k])) t->code[k].once |= 1u << j;
     }
     tt__instr i = t->code[k];
@@ -8169,12 +8245,13 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
     }
     if (role == TT__APART) return TT_OK;
     if (role == TT__END || role == TT__LOOKUP) return tt__sum_results(s, k);
-    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* sums over rows */
+    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* sums over rows are not sharded */
     if (role == TT__INNER || role == TT__BEGIN) return tt__split_results(s, &t->code[k], TT__COLS);
     return tt__split_results(s, &i, TT__ROWS);
 }
 
-/* Fails, as parameter v, of which the ranks hold parts already, is needed whole. */
+/* Fails because parameter v is needed whole and the ranks hold shards of it already. The error says why it is
+   needed whole. */
 static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
 {
     const tt__value *p = &s->t->values[v];
@@ -8190,7 +8267,8 @@ static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
                     "so that both have it whole", p->name, why);
 }
 
-/* Is a parameter of which an arena holds parts whole here? Its tensor's rows can be gathered. */
+/* Returns whether an arena holds shards of parameter v, by layout `split`, and this program needs v whole.
+   Row shards can be gathered. */
 static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
 {
     const tt__value *p = &s->t->values[v];
@@ -8198,9 +8276,9 @@ static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
     return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
 }
 
-/* Parameters of which an arena holds parts must have these here, too. Weights with which regions begin are
-   looked at first: what is said of them names what keeps the region whole. Where nothing but rows is held of
-   what is needed whole, these are gathered. */
+/* Gives parameters of which an arena holds shards the same layout in this program. Parameters sharded by
+   rows, with which regions begin, come first, because their error names the value that keeps the region
+   whole. If the only unfit parameters are sharded by rows, they are gathered instead of an error. */
 static tt_status tt__check_held(tt__tensor *s)
 {
     bool gathers = true;
@@ -8219,8 +8297,8 @@ static tt_status tt__check_held(tt__tensor *s)
     return TT_OK;
 }
 
-/* Finds the head, and tables that are split. Where there is a head, a rank does not know how many targets all
-   ranks have, as where steps have several micro-batches. */
+/* Finds the head, and the tables to shard. With a head, a rank does not know the number of targets of all
+   ranks, as in programs that accumulate. */
 static void tt__find_tables(tt__tensor *s)
 {
     tt_tape *t = s->t;
@@ -8276,8 +8354,9 @@ static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool seque
     return status == TT_OK ? tt__settle(t, s.n) : status;
 }
 
-/* The ranks have parts of the gradient g of a parameter that they have whole: makes a value for these, and
-   appends the instruction that sums them. */
+/* Makes a value for the partial gradients of a replicated parameter, and appends the instruction that sums
+   them into its gradient g. with_previous: the sum runs together with the instruction before. Returns the
+   value; 0: out of memory. */
 static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 {
     const tt__value of = t->values[g];
@@ -8294,7 +8373,7 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
     return part;
 }
 
-/* Views of a storage for which a map has another become views of that. */
+/* Makes the views of a storage for which the map has another storage views of that storage. */
 static void tt__map_views(tt_tape *t, int values, const int32_t *map)
 {
     for (int32_t v = 1; v < values; v++) {
@@ -8303,7 +8382,8 @@ static void tt__map_views(tt_tape *t, int values, const int32_t *map)
     }
 }
 
-/* The stage of what last writes the operand of instruction k before it; 0: there is one stage. */
+/* Returns the stage of the last instruction before k that writes the operand of instruction k; 0: no
+   pipeline. */
 static int tt__operand_stage(const tt_tape *t, int k)
 {
     const int32_t base = t->values[t->code[k].in[0]].base;
@@ -8311,11 +8391,11 @@ static int tt__operand_stage(const tt_tape *t, int k)
     return 0;
 }
 
-/* Has the ranks sum gradients of which they have parts: the instructions write these to other values. part:
-   zeros, of each value. */
+/* Makes instructions write partial gradients to new values, and appends their sums over the ranks. layout:
+   that of each storage. part: zeros, one for each value; the new value is written to it. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
-    const int values = t->n_values, n = t->n_code; /* what is new comes after these */
+    const int values = t->n_values, n = t->n_code; /* new values and instructions come after these */
     int sums = 0;
     for (int32_t v = 1; v < values; v++) {
         if (t->values[v].storage != TT__GRADIENT || layout[v] != TT__PARTIAL) continue;
@@ -8332,8 +8412,8 @@ static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t 
     return TT_OK;
 }
 
-/* After differentiation: takes out what was only there for the backward, and has the ranks sum what they
-   have parts of. */
+/* Removes, after differentiation, the instructions that exist only for their backward, and inserts the sums
+   of partial gradients over the ranks. */
 static tt_status tt__pass_tensor_gradients(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -8344,7 +8424,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
         tt__instr *i = &t->code[k];
         tt__map_operands(i, instead);
         if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
-        instead[i->out[0]] = i->in[0]; /* a storage, as tt__may_enter says: rows of it are views */
+        instead[i->out[0]] = i->in[0]; /* a storage, not a view, by tt__may_enter; its row shards are views */
         tt__drop(t, k);
     }
     if (status == TT_OK) tt__map_views(t, t->n_values, instead);
@@ -8361,7 +8441,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
     return status;
 }
 
-/* A loss of ranks' rows is the mean of what all have counted. */
+/* Computes a loss of sharded rows as the mean over the counts of all ranks. */
 static tt_status tt__pass_tensor_losses(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -8381,7 +8461,7 @@ static tt_status tt__pass_tensor_losses(tt_tape *t)
 /* ==== src/passes/fuse.h */
 /* --------------------------------------------------------------------------------------------------- fuse */
 
-/* Makes one instruction of several where ops know how; `later`: after differentiation. */
+/* Fuses instructions by the rules of their ops: `fuse_later` after differentiation (`later`), else `fuse`. */
 static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
 {
     int n = tt__index(t);
@@ -8396,23 +8476,24 @@ static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
 /* ==== src/passes/precision.h */
 /* ---------------------------------------------------------------------------------------------- precision */
 
-/* A saved state holds these numbers. */
+/* The values of the option `precision`. Saved states contain these numbers. */
 typedef enum tt__precision_kind {
     TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE, TT__16_MIXED, TT__16_TRUE
 } tt__precision_kind;
 
-/* What the options `precision` and `residual` say. */
+/* The options `precision` and `residual`. */
 typedef struct tt__precision {
     tt__precision_kind kind;
     bool mixed;
     bool residual_f32;
-    tt_dtype half;      /* of 16-bit values; f32: there are none. f16: with loss scaling */
+    tt_dtype half;      /* dtype of 16-bit values; f32: there are none. f16 comes with loss scaling */
 } tt__precision;
 
 static const char *const tt__precision_names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed",
                                                   "16-true"};
 
-/* The number of an option's value among its n names. `use`: how the error lists these. */
+/* Finds `name` among the n names of an option's values and writes its number to *out. `use`: the names as an
+   error lists them. Fails if the name is unknown. */
 static tt_status tt__parse(tt_context *ctx, const char *option, const char *name, const char *const *names,
                            int n, const char *use, int *out)
 {
@@ -8430,7 +8511,7 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     tt_status status = tt__parse(ctx, "precision", name ? name : "32-true", tt__precision_names, 5,
                                  "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", &k);
     if (status != TT_OK) return status;
-    out->kind = (tt__precision_kind)k; /* also if the residual is wrong: what needs it is checked too */
+    out->kind = (tt__precision_kind)k; /* set even if the residual is wrong, for later checks */
     out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
     if (residual)
@@ -8445,8 +8526,10 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
 
 typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
 
-/* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to
-   16 bits for the matmuls that read it (norms, activations, attention), or is part of something wider. */
+/* Puts v into a residual stream if v flows into the stream unchanged, and returns whether v is in the stream
+   then, or needs no mark (f32, or not transient). v is a residual operand or an operand of a sum. Values that
+   are rounded to 16 bits for the matmuls that read them (norms, activations, attention), and views of wider
+   values, stay out. */
 static bool tt__into_residual(tt_tape *t, int32_t v)
 {
     if (tt__is_own_rows(t, v)) v = t->values[v].base;
@@ -8459,8 +8542,8 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
     return t->values[v].residual = in;
 }
 
-/* Marks residual streams: sums of residual additions, rows gathered of such sums, and the values that the
-   first addition of a stream adds to. */
+/* Marks the values of residual streams: sums of residual additions, rows gathered from such sums, and the
+   values that the first addition of a stream adds to. */
 static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -8473,14 +8556,15 @@ static void tt__mark_residual(tt_tape *t)
         for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
         if (in || !gathers) t->values[i->out[0]].residual = true;
     }
-    for (int k = 0; k < t->n_code; k++) { /* what ranks exchange has the dtype that it had */
+    for (int k = 0; k < t->n_code; k++) { /* what tensor ranks exchange keeps its dtype */
         const tt__instr *i = &t->code[k];
         const bool in = i->move.over == TT__OVER_TENSOR && t->values[t->values[i->in[0]].base].residual;
         t->values[i->out[0]].residual |= in;
     }
 }
 
-/* A copy of v in another dtype, made right before instruction k, so that it lives no longer; 0: no memory. */
+/* Inserts a cast of v to another dtype directly before instruction k, so that the copy lives as short as
+   possible. Returns the copy; 0: out of memory. */
 static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
 {
     tt__shape shape = t->values[v].shape;
@@ -8491,8 +8575,9 @@ static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
     return tt__value_like(t, v, copy) && tt__insert(t, k, &cast) ? copy : 0;
 }
 
-/* Gives values their dtypes; gradients follow, being made later. Mixed: matmul weights are read through a
-   16-bit copy made once a run. Statistics, losses, what a loss reads and is computed from one stay f32. */
+/* Gives values their dtypes; gradients are made later and follow. In mixed precision, matmuls read weights
+   through a 16-bit copy that is made once a run. Statistics, losses, what a loss reads, and numbers computed
+   from a loss stay f32. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 {
     if (precision->kind == TT__32_TRUE) return TT_OK;
@@ -8508,8 +8593,8 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
             if (number && x->pinned_f32) y->pinned_f32 = true;
         }
     }
-    for (int k = 2 * n - 1; k >= 0; k--) { /* what ranks exchange has the dtype that it had */
-        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* from the last to the first, and back */
+    for (int k = 2 * n - 1; k >= 0; k--) { /* what tensor ranks exchange keeps its dtype */
+        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* all backwards, then forwards */
         if (i->move.over != TT__OVER_TENSOR) continue;
         tt__value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
         if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
@@ -8539,10 +8624,11 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 }
 
 #ifndef TT__PIECES_FROM /* tests make it smaller */
-#define TT__PIECES_FROM 65536 /* elements: smaller tensors stay whole, as their pieces would save little */
+#define TT__PIECES_FROM 65536 /* elements; smaller tensors are not sharded, as that would save little */
 #endif
 
-/* What data ranks have of a tensor like v where it is split over them; unit 0: each has it whole. */
+/* Returns the shard that a data rank has of a tensor like v, where the tensor is divided over data ranks;
+   unit 0: each rank has the whole tensor. */
 static tt__part tt__data_part(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
@@ -8556,7 +8642,8 @@ static tt__part tt__data_part(const tt_tape *t, int32_t v)
     return part;
 }
 
-/* On a device whose products can round while they read, mixed precision's copies of the weights go. */
+/* Makes products read f32 weights and round them while reading, instead of mixed precision's 16-bit copies of
+   the weights. For devices whose products can do so. */
 static void tt__pass_fold_casts(tt_tape *t)
 {
     tt__index(t);
@@ -8572,13 +8659,13 @@ static void tt__pass_fold_casts(tt_tape *t)
     }
 }
 
-/* Do only products read v, an operand whose other side has this 16-bit dtype, and is it written once? */
+/* Returns whether v is written once and read only by products whose other operand has this 16-bit dtype. */
 static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
 {
     const tt__value *x = &t->values[v];
     if (x->base != v || x->views || x->storage != TT__TRANSIENT || x->keep || x->ends || x->writes != 1)
         return false;
-    if (t->code[tt__producer(t, v)].move.over != TT__ALONE) return false; /* other ranks have the old dtype */
+    if (t->code[tt__producer(t, v)].move.over != TT__ALONE) return false; /* the ranks exchange f32 */
     for (int k = 0; k <= x->reader; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const tt__instr *i = &t->code[k];
@@ -8589,9 +8676,9 @@ static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
     return true;
 }
 
-/* On a device whose products multiply operands of one dtype: an f32 operand beside a 16-bit one is rounded to
-   that, as the gradient of logits, or that of an f32 residual stream. What products alone read is rounded by
-   what writes it; of anything else they read a copy, made before the first of them. */
+/* Rounds the f32 operand of a product whose other operand has 16 bits, as the gradient of logits or of an f32
+   residual stream. For devices whose products multiply operands of one dtype. A value that only products read
+   is written in 16 bits; of any other value the products read a copy, made before the first of them. */
 static tt_status tt__pass_alike_operands(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -8623,20 +8710,22 @@ static tt_status tt__pass_alike_operands(tt_tape *t)
 
 typedef enum tt__recompute {
     TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS,
-    TT__RECOMPUTE_BUDGET    /* of options, not of choices */
+    TT__RECOMPUTE_BUDGET    /* a value of the option only: tt_compile chooses another */
 } tt__recompute;
 
 typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute policy;
-    const bool *drop; int n_drop; /* of each value: computed again whatever the policy                      */
+    const bool *drop; int n_drop; /* of each value: recompute it whatever the policy */
     int forward;     /* the first instruction of the backward */
-    int whole;       /* "blocks": so many instructions, from the first on, are computed again whole */
-    int at;          /* before which instructions are put in: the one that needs them */
-    int32_t *again;  /* of each value, the same computed again; 0: it is not yet */
+    int whole;       /* policy "blocks": number of instructions, from the first on, that are recomputed
+                        whole */
+    int at;          /* the instruction that needs a recomputed value, and before which instructions are
+                        inserted */
+    int32_t *again;  /* of each value, its recomputed copy; 0: none yet */
 } tt__recomputer;
 
-/* The backward reads v anyway. */
+/* Returns whether the backward reads v, so that v is saved unless recomputed. */
 static bool tt__is_saved(const tt__recomputer *r, int32_t v)
 {
     return r->t->values[r->t->values[v].base].reader >= r->forward;
@@ -8649,7 +8738,7 @@ static bool tt__is_dropped(const tt__recomputer *r, int32_t v)
     return tt__producer(r->t, v) < r->whole || (v < r->n_drop && r->drop[v] && x->writes == 1);
 }
 
-/* Is v a value that no policy and no mark computes again? */
+/* Returns whether no policy and no mark recomputes v. */
 static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 {
     const tt__value *x = &r->t->values[v];
@@ -8657,8 +8746,9 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
     return at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end || x->offload;
 }
 
-/* What computes v again; op -1 where v is kept. *deep: what it reads is computed again too where the backward
-   does not read it anyway; else all of that is there. As an argument: v is read by something deep. */
+/* Returns the instruction that recomputes v; its op is -1 if v is kept. *deep before the call: v is an
+   operand of a deep recomputation. *deep after the call: the recomputation of v is deep, so that its operands
+   are recomputed unless the backward reads them anyway; if not deep, all its operands are in memory. */
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
     const tt__value *x = &r->t->values[v];
@@ -8666,13 +8756,14 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
     const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
-    const bool with_operand = activated && tt__is_dropped(r, f->out[1]); /* of the activation */
+    /* The activation's operand is recomputed. */
+    const bool with_operand = activated && tt__is_dropped(r, f->out[1]);
     const bool dropped = tt__is_dropped(r, v), saved = tt__is_saved(r, v);
     const bool of_operand = activated && !with_operand && tt__is_saved(r, f->out[1]);
     if (x->mark == TT__MARKED_KEEP && saved) return none;
     *deep = !of_operand && (dropped || with_operand || (*deep && !saved && x->writes == 1));
     if (*deep) return tt__is(f, TT__LOSS) ? none : *f;
-    if (f->out[0] != v) return none; /* statistics are small */
+    if (f->out[0] != v) return none; /* statistics are small, so they are saved */
     if (of_operand && (dropped || r->policy != TT__RECOMPUTE_NONE)) {
         tt__instr i = tt__instr_like(f, TT__OP_ACTIVATION, f->out[1], v);
         i.attr = f->attr;
@@ -8686,7 +8777,8 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__AGAIN_KEPT : TT__AGAIN;
     const bool again = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
-    return again && (gathers || tt__is_saved(r, f->in[0])) ? *f : none; /* pieces are less than all of them */
+    /* Shards take less memory than the gathered tensor. */
+    return again && (gathers || tt__is_saved(r, f->in[0])) ? *f : none;
 }
 
 static int32_t tt__new_like(tt_tape *t, int32_t v)
@@ -8695,7 +8787,8 @@ static int32_t tt__new_like(tt_tape *t, int32_t v)
     return tt__value_like(t, v, tt__new_value(t, &x->shape, TT__TRANSIENT, "%s", x->name));
 }
 
-/* What the backward, or something deep, reads instead of operand v; 0 when out of memory. */
+/* Returns the value that the backward or a deep recomputation reads instead of operand v, and inserts the
+   instructions that recompute v. Returns 0 if out of memory. */
 static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
 {
     tt_tape *t = r->t;
@@ -8720,7 +8813,7 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
     return v == base ? r->again[base] : tt__view_like(t, v, r->again[base], t->values[v].offset);
 }
 
-/* The instructions of the forward. */
+/* Returns the number of instructions of the forward. */
 static int tt__forward_of(const tt_tape *t)
 {
     int forward = 0;
@@ -8728,13 +8821,14 @@ static int tt__forward_of(const tt_tape *t)
     return forward;
 }
 
-/* The instructions of the first `blocks` blocks, or of all but the last, if these are fewer. Without marks,
-   0. */
+/* Returns the number of instructions of the first `blocks` blocks, or of all blocks but the last if these are
+   fewer. Returns 0 without tt_block_end marks. */
 static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
-    int end[2] = {0, 0}; /* of the last two marks: where what they mark is computed, and one more */
-    int most = 0, marks = 0; /* the end of the last block wanted */
-    double bytes[2] = {0, 0}; /* of what is computed between them, and after the last */
+    /* Of the last two marks: one more than the instruction that computes the marked value. */
+    int end[2] = {0, 0};
+    int most = 0, marks = 0; /* `most`: the end of the last block wanted */
+    double bytes[2] = {0, 0}; /* bytes computed between the last two marks, and after the last */
     for (int k = 0; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o] && t->values[t->code[k].out[o]].block_end) {
@@ -8746,14 +8840,15 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    const int last = bytes[1] < bytes[0] / 2 ? 0 : 1; /* a head follows the last mark, or one more block */
+    /* 0: only a head follows the last mark; 1: one more block follows. */
+    const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
     return most < end[last] ? most : end[last];
 }
 
-/* The backward reads what copies of forward instructions compute again, so that the forward's results need
-   not be kept. A copy stands before the first instruction that reads it, and runs only what that needs.
-   blocks: of policy "blocks", how many of the first blocks. drop: of each of the tape's first n_drop values,
-   is it computed again whatever the policy? */
+/* Makes the backward read recomputed values, so that the forward's results need not be saved. A recomputing
+   instruction is inserted before the first instruction that reads its result. blocks: number of first blocks
+   to recompute with policy "blocks". drop: of each of the tape's first n_drop values, whether it is
+   recomputed whatever the policy. */
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks, const bool *drop,
                                     int n_drop)
 {
@@ -8774,7 +8869,8 @@ static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks
 /* ==== src/passes/step.h */
 /* --------------------------------------------------------------------------------------------------- step */
 
-/* Numbers that instructions and the host share: a storage of its own, or a part of `of` from `offset` on. */
+/* Makes a value (1, cols) of numbers that instructions and the host share: a storage, or a view of `of` from
+   element `offset` on. Returns 0 after tt__tape_fail. */
 static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int32_t of, size_t offset,
                                   const char *name)
 {
@@ -8782,11 +8878,13 @@ static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int3
     tt__set_fixed(&shape, dtype, 1, cols);
     if (of) return tt__new_view(t, of, &shape, (int64_t)offset, cols, name);
     int32_t id = tt__new_value(t, &shape, TT__STEP, "%s", name);
-    if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE; /* the host reads and writes it faster */
+    /* The host accesses its own memory faster. */
+    if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE;
     return id;
 }
 
-/* Where a step's losses are summed up and, if it trains, its norm and loss scale. */
+/* Makes the values of a step's results: totals of losses and, in training, the gradient's norm and the loss
+   scale. */
 static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
 {
     t->results = tt__new_step_value(t, TT__F64, (int64_t)(sizeof(tt__results) / 8), 0, 0, "step results");
@@ -8806,7 +8904,7 @@ static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
     return t->totals && (t->scale || !scales) && (t->clipped || !train) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Adds up what each loss counts. */
+/* Adds up the counts of all losses. */
 static tt_status tt__pass_counts(tt_tape *t)
 {
     bool first = true;
@@ -8818,7 +8916,7 @@ static tt_status tt__pass_counts(tt_tape *t)
         add.add = !first;
         add.add_later = first && t->accumulate;
         first = false;
-        const int at = t->values[counts].writer + 1; /* when ranks have summed them */
+        const int at = t->values[counts].writer + 1; /* after ranks have summed them */
         if (!tt__insert(t, at, &add)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);
@@ -8836,7 +8934,7 @@ static tt_status tt__pass_settings(tt_tape *t)
     return TT_OK;
 }
 
-/* v is a parameter that has a gradient. */
+/* Returns whether v is a parameter that has a gradient. */
 static bool tt__is_trained(const tt_tape *t, int32_t v)
 {
     return t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;
@@ -8844,16 +8942,18 @@ static bool tt__is_trained(const tt_tape *t, int32_t v)
 
 /* ==== src/passes/stages.h */
 /* ------------------------------------------------------------------------------------------------- stages
-   A pipeline's stages: each runs a contiguous part of the forward and the backward of that, on ranks of its
-   own. Every stage has a program of its own, made of the same tape by the same passes up to this one, which
-   leaves a stage its instructions. So values have the same numbers in all of them, and instructions the same
-   random numbers. Forwards and backwards of micro-batches are two segments, which run by a schedule.
-   Between two stages one value goes on in the forward, and its gradient goes back: by a SEND on one stage and
-   a RECV on the other. What the backward of a micro-batch reads of its forward is there once for each micro-
-   batch that the stage holds (tt__value.copies). A stage has the parameters that it reads. */
+   The stages of a pipeline. Each stage runs a contiguous part of the forward, and the backward of that part,
+   on ranks of its own. Every stage has its own program, which the same passes make from the same tape; this
+   pass then leaves each stage only its instructions. So a value has the same number in all stages, and an
+   instruction the same random numbers. The forwards of micro-batches are one segment and the backwards
+   another, and a schedule orders them. One value passes from a stage to the next in the forward, and its
+   gradient passes back: by a SEND on one stage and a RECV on the other. A stage saves what the backward reads
+   of the forward once for each micro-batch in flight (tt__value.copies). A stage has the parameters that it
+   reads. */
 
-/* A place where the forward may be cut: after an instruction, whose result alone goes on. */
-typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* cost: FLOPs up to it */
+/* A place where the forward may be cut: after instruction `at`, whose result `value` is all that later
+   instructions read. */
+typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* cost: FLOPs up to the cut */
 
 static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
 {
@@ -8862,7 +8962,8 @@ static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* Of each storage, one more than the instruction that writes it first, or 0; to be freed. NULL: no memory. */
+/* Returns, for each storage, one more than the first instruction that writes the storage, or 0. The caller
+   frees the array. NULL: out of memory. */
 static int32_t *tt__first_writers(const tt_tape *t)
 {
     int32_t *first = tt__new_map(t);
@@ -8872,8 +8973,8 @@ static int32_t *tt__first_writers(const tt_tape *t)
     return first;
 }
 
-/* Finds the cuts that tt_block_end's marks allow. `cut` and `cross` have n + 1 entries, these are 0. Returns
-   how many there are. */
+/* Finds the cuts that tt_block_end marks allow, and returns their number. `cut` and `cross` have room for n +
+   1 entries; `cross` is all 0. *all: FLOPs of the whole forward. */
 static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
@@ -8900,7 +9001,7 @@ static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut 
     return cuts;
 }
 
-/* Does an instruction read a parameter that other stages hold, and stage s does not? */
+/* Returns whether an instruction reads a parameter that other stages hold and stage s does not. */
 static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
 {
     for (int j = 0; j < TT__MAX_IN; j++) {
@@ -8912,10 +9013,10 @@ static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
     return false;
 }
 
-/* Chooses stages - 1 of the cuts, so that each stage has the parameters that it holds already, and the stage
-   with most FLOPs has as few as can be: best[s][c] is the most of the first s + 1 stages if the last of them
-   ends at cut c, and from[s][c] the cut before that; refused[s][c] counts the instructions up to there that
-   stage s cannot have. Cut number `cuts` is the end of the tape. */
+/* Chooses stages - 1 of the cuts. Each stage gets the parameters that it holds already, and the largest
+   number of FLOPs of a stage is as small as possible. best[s][c]: the largest number of FLOPs of the first s
+   + 1 stages, if the last of them ends at cut c. from[s][c]: the cut before that. refused[s][c]: number of
+   instructions before cut c that stage s cannot run. Cut number `cuts` is the end of the tape. */
 static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, double all, int stages)
 {
     const int row = cuts + 1, n = t->n_code;
@@ -8979,7 +9080,8 @@ static tt_status tt__pass_ends(tt_tape *t)
                     names);
 }
 
-/* Tells the forward's instructions their stages; what autodiff emits for them has these too. */
+/* Sets the stage of each instruction of the forward; autodiff copies it to the instructions of the
+   backward. */
 static void tt__number_stages(tt_tape *t)
 {
     int stage = 1;
@@ -8996,11 +9098,11 @@ static void tt__number_stages(tt_tape *t)
 
 typedef struct tt__cutter {
     tt_tape *t;
-    int n, forward;     /* instructions; those of the forward */
-    int me;             /* one more than the stage */
-    bool *kept;         /* of each instruction */
-    bool *written;      /* of each storage, while one goes through the instructions */
-    uint64_t *reading;  /* of each storage, the stages that read it, a bit for each */
+    int n, forward;     /* numbers of instructions: of all, of the forward */
+    int me;             /* one more than the number of the stage */
+    bool *kept;         /* of each instruction: the stage runs it */
+    bool *written;      /* of each storage: written by an instruction visited so far */
+    uint64_t *reading;  /* of each storage: the stages that read it, one bit each */
 } tt__cutter;
 
 static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
@@ -9008,8 +9110,8 @@ static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
     return tt__is(i, TT__CASTS) && tt__is_weight(t, i->in[0]);
 }
 
-/* The transient that the backwards of stages up to number `stage` (from 1) need of those behind them: the
-   gradient of what these begin with. 0: none; *other: a second one, if there is. */
+/* Returns the transient storage that the backward of stages 1 to `stage` needs from later stages: the
+   gradient of the value that the next stage begins with. 0: none. *other: a second such storage; 0: none. */
 static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *other)
 {
     tt_tape *t = c->t;
@@ -9032,7 +9134,8 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
     return found;
 }
 
-/* Fails where the forward of the stage reads more of the stages before than what they end with. */
+/* Fails if the forward of the stage reads any other value of earlier stages than the one that the stage
+   before ends with. */
 static tt_status tt__check_forward(const tt__cutter *c)
 {
     const tt_tape *t = c->t;
@@ -9050,11 +9153,11 @@ static tt_status tt__check_forward(const tt__cutter *c)
     return TT_OK;
 }
 
-/* Notes which stages read each storage; those that read a copy of a weight read the weight. */
+/* Notes which stages read each storage. A stage that reads a copy of a weight reads the weight. */
 static void tt__note_reading(const tt__cutter *c)
 {
     const tt_tape *t = c->t;
-    for (int k = c->n - 1; k >= 0; k--) { /* a copy's readers are behind it */
+    for (int k = c->n - 1; k >= 0; k--) { /* the readers of a copy come after it */
         const tt__instr *i = &t->code[k];
         uint64_t stages = 1ull << (i->stage - 1);
         if (tt__casts_weight(t, i)) stages = c->reading[t->values[i->out[0]].base];
@@ -9062,7 +9165,8 @@ static void tt__note_reading(const tt__cutter *c)
     }
 }
 
-/* Parameters that the stage does not read are elsewhere; those that nothing reads are the first stage's. */
+/* Makes parameters that the stage does not read `elsewhere`, and notes which two stages share a parameter. A
+   parameter that no stage reads belongs to the first stage. */
 static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -9087,8 +9191,9 @@ static tt_status tt__share_parameters(const tt__cutter *c)
     return TT_OK;
 }
 
-/* The first contribution to a parameter's gradient on this stage writes, also where another stage has one
-   before it. Of a parameter that two stages read, each has a gradient. */
+/* Makes the first contribution of this stage to a parameter's gradient overwrite the gradient, even if an
+   earlier instruction of another stage contributes. Each of two stages that read a parameter has a gradient
+   of it. Gradients without a contribution are set to 0. Returns false if out of memory. */
 static bool tt__begin_gradients(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -9107,7 +9212,8 @@ static bool tt__begin_gradients(const tt__cutter *c)
                 if (g->persistent) i->add_later |= 1u << j;
                 continue;
             }
-            tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base); /* other parts of it may be added to */
+            /* The gradient's other elements may be added to. */
+            tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base);
             zeros.add_later = g->persistent;
             if (!tt__insert(t, k, &zeros)) return false;
         }
@@ -9122,11 +9228,13 @@ static bool tt__begin_gradients(const tt__cutter *c)
     return true;
 }
 
-/* Puts a SEND of v to another stage, or a RECV of it from there, before instruction `at`. */
+/* Inserts a SEND of v to another stage, or a RECV of v from there, before instruction `at`. Returns false if
+   out of memory. */
 static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
 {
     tt__instr i = tt__instr_of(sends ? TT__OP_SEND : TT__OP_RECV, sends ? v : 0, sends ? 0 : v);
-    const int last = t->stages - 1, me = last - t->stage, other = last - stage; /* numbers of members */
+    /* Members are numbered from the last stage on. */
+    const int last = t->stages - 1, me = last - t->stage, other = last - stage;
     i.segment = segment;
     i.backward = segment == TT__EACH_BACKWARD;
     i.move.over = TT__OVER_STAGES;
@@ -9135,7 +9243,8 @@ static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, t
     return tt__insert(t, at, &i) != 0;
 }
 
-/* Right behind the last kept instruction, from `first` on, that writes a storage. */
+/* Returns the place directly after the last kept instruction, from `first` on, that writes a storage; else
+   `first`. */
 static int tt__behind_writer(const tt__cutter *c, int32_t base, int first)
 {
     for (int k = c->n - 1; k >= first; k--)
@@ -9143,7 +9252,8 @@ static int tt__behind_writer(const tt__cutter *c, int32_t base, int first)
     return first;
 }
 
-/* What goes from stage to stage. */
+/* Inserts the SENDs and RECVs of the stage. from_next: the gradient from the next stage, to_before: the
+   gradient for the stage before; 0: none. */
 static bool tt__join_stages(const tt__cutter *c, int32_t from_next, int32_t to_before)
 {
     tt_tape *t = c->t;
@@ -9168,7 +9278,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     for (int k = 0; k < c->n; k++)
         if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
     tt__note_reading(c);
-    for (int k = c->n - 1; k >= 0; k--) { /* copies of weights are made on each stage that reads them */
+    for (int k = c->n - 1; k >= 0; k--) { /* each stage copies the weights that it reads */
         const tt__instr *i = &t->code[k];
         c->kept[k] = i->stage == c->me;
         if (tt__casts_weight(t, i))
@@ -9199,7 +9309,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     return tt__settle(t, c->n);
 }
 
-/* Leaves the tape what its stage runs. */
+/* Removes from the tape what its stage does not run. */
 static tt_status tt__pass_stages(tt_tape *t)
 {
     tt__cutter c = {t, tt__index(t), tt__forward_of(t), t->stage + 1, NULL, NULL, NULL};
@@ -9213,8 +9323,8 @@ static tt_status tt__pass_stages(tt_tape *t)
     return status;
 }
 
-/* Notes what a stage has of several micro-batches at once: `most` are between their forward and backward.
-   first: tt__first_writers. */
+/* Notes which storages of a stage hold several micro-batches at once. At most `most` micro-batches are
+   between their forward and backward. first: tt__first_writers. */
 static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
@@ -9225,7 +9335,7 @@ static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
             const bool micro = x->storage == TT__TRANSIENT || x->storage == TT__INPUT;
             const int made = first[base] - 1;
             if (!base || x->persistent || !micro || (x->storage != TT__INPUT && made >= backward)) continue;
-            x->stays = true; /* copies of weights are alike in all micro-batches */
+            x->stays = true; /* all micro-batches share a weight's copy */
             x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : most;
         }
     for (int k = 0; k < end; k++) {
@@ -9240,11 +9350,12 @@ static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
 
 /* ==== src/passes/data.h */
 /* --------------------------------------------------------------------------------------------------- data
-   Spreads a step over data ranks: pieces of what belongs to parameters, and collectives. See src/ranks/. */
+   Divides a step over data ranks: shards gradients, optimizer state and parameters, and inserts collectives.
+   See src/ranks/. */
 
-enum { TT__SLICE = 16 }; /* elements that a collective never parts: a cache line of f32 */
+enum { TT__SLICE = 16 }; /* elements that a collective never divides: a cache line of f32 */
 
-/* A view of the rank's piece of v, which lies whole on each. */
+/* Returns a view of the rank's shard of v, which is replicated; 0 after tt__tape_fail. */
 static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
 {
     const tt__shape shape = tt__piece_shape(t, t->values[v].shape.dtype, part);
@@ -9255,7 +9366,7 @@ static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
     return id;
 }
 
-/* A view of slot k of v. */
+/* Returns a view of slot k of v; 0 after tt__tape_fail. */
 static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 {
     const tt__value x = t->values[v];
@@ -9264,7 +9375,8 @@ static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
     return id;
 }
 
-/* A collective over data ranks, x -> y, of pieces if y or x is one (part), else of the whole. */
+/* Returns the collective `op` over data ranks that reads x and writes y. part: the shard that x or y is; if
+   `part` is NULL or its unit is 0, both are whole. */
 static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -9275,13 +9387,15 @@ static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *par
     return i;
 }
 
-/* The sum over data ranks of x into y: its piece, or all of it. */
+/* Returns the collective that sums x over data ranks into y, which is the rank's shard of the sum or all of
+   it. */
 static tt__instr tt__data_sum(const tt__part *part, int32_t x, int32_t y)
 {
     return tt__data_move(part->unit ? (int)TT__OP_REDUCE_SCATTER : (int)TT__OP_ALL_REDUCE, x, y, part);
 }
 
-/* Appends an instruction to the step's end; if the one before is of the same op, they run together. */
+/* Appends an instruction to the end of the step or of the lap. together: the instruction runs together with
+   the one before if both have the same op and slot. */
 static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
 {
     tt__instr *to = tt__append(t, i->op);
@@ -9302,9 +9416,10 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
     return i;
 }
 
-/* Sums of a step: at its end the leaves in a storage, gradients' or counts', are summed in place, slot by
-   slot over the data ranks and then over the slots. Emits what is `stage` (0, 1: over ranks, of pieces and of
-   whole tensors; 2: over slots) for v, of slot k. */
+/* Appends one stage of the sum of v, a storage with a slot for each leaf of a gradient or of counts. At the
+   end of the step the data ranks sum each slot in place, then the slots are summed. stage 0: sums slot k of a
+   sharded sum over ranks; 1: sums slot k of a whole sum over ranks; 2: sums the slots. The last stage writes
+   `total` if it is not 0. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -9319,7 +9434,8 @@ static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__pa
     return tt__append_step(t, &sum, false);
 }
 
-/* The gradient of parameter value v, with a slot for each leaf, becomes what the data ranks sum it to. */
+/* Appends the sums of a step over data ranks and slots. Each trained parameter's gradient gets a slot for
+   each leaf, and the value of the summed gradient becomes the parameter's `grad`. */
 static tt_status tt__sum_steps(tt_tape *t)
 {
     const int values = t->n_values;
@@ -9351,7 +9467,8 @@ static tt_status tt__sum_steps(tt_tape *t)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* A storage for the sum of gradients that are like g, in parts. */
+/* Makes a persistent storage for the sum of gradients like g, or, with several slots, for the leaves of the
+   sum. `part` is the storage's shard. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
     const tt__value *like = &t->values[g];
@@ -9367,8 +9484,9 @@ static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slot
     return id;
 }
 
-/* Is the gradient of parameter v, which the data ranks sum after each micro-batch, summed with others at the
-   end of the backward? If it is to be updated before, only one that is small. */
+/* Returns whether the data ranks sum the gradient of parameter v at the end of the backward of each
+   micro-batch, together with other gradients. If the backward updates parameters, only small gradients wait
+   for its end. */
 static bool tt__sums_at_end(const tt_tape *t, int32_t v)
 {
     const tt__shape *s = &t->values[v].shape;
@@ -9376,19 +9494,19 @@ static bool tt__sums_at_end(const tt_tape *t, int32_t v)
     return t->data > 1 && !tt__data_part(t, v).unit && (small || !t->early);
 }
 
-/* Sums of micro-batches: right after its last contribution a gradient is summed over the data ranks, and the
-   sum added to those before; those that stay whole, which are small, at the end of the backward, all
-   together. persist: steps have several micro-batches. */
+/* Inserts the sums of each micro-batch. A gradient is summed over the data ranks directly after its last
+   contribution, and the result is added to the sum of earlier micro-batches. Small gradients, which are not
+   sharded, are summed together at the end of the backward. persist: steps have several micro-batches. */
 static tt_status tt__sum_micros(tt_tape *t, bool persist)
 {
     const int values = t->n_values, n = tt__index(t);
-    int last = 0; /* of those at the end */
-    int32_t *leaves = tt__new_map(t); /* of each parameter; without slots, the sum */
+    int last = 0; /* the last sum at the end of the backward */
+    int32_t *leaves = tt__new_map(t); /* of each parameter, the leaves of its sum; with one slot, the sum */
     bool ok = leaves != NULL;
     const tt__part whole = {TT__WHOLE, false, 0, 0};
     for (int32_t k = 1; k < 2 * values && ok; k++) {
         const int32_t v = k % values; /* 0: none */
-        const bool at_end = k >= values; /* they stand behind all others */
+        const bool at_end = k >= values; /* sums at the end come after all others */
         if (!v || !tt__is_trained(t, v) || tt__sums_at_end(t, v) != at_end) continue;
         const tt__part part = tt__data_part(t, v);
         const int32_t g = t->values[v].grad, sum = tt__new_sum(t, g, &part, 1);
@@ -9402,14 +9520,14 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
         t->values[sum].persistent = persist;
         if (persist && t->slots == 1) i.add_later = 1;
         int at = t->values[t->values[g].base].writer;
-        while (t->code[at].with_next) at++; /* not amid what runs together */
+        while (t->code[at].with_next) at++; /* not between instructions that run together */
         const int made = leaves[v] ? tt__insert(t, at_end ? n : at + 1, &i) : 0;
         if (at_end && last) t->code[last].with_next = true;
         if (at_end) last = made;
         t->values[v].grad = sum;
         ok = made != 0;
     }
-    if (t->early && ok) { /* the first update needs what all ranks counted */
+    if (t->early && ok) { /* the first update needs the counts of all ranks */
         tt__instr sum = tt__data_sum(&whole, t->counted, t->totals);
         ok = tt__insert(t, t->values[t->counted].writer + 1, &sum) != 0;
     }
@@ -9428,15 +9546,16 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Sums gradients over data ranks and leaves. */
+/* Adds the sums of gradients over data ranks and leaves. */
 static tt_status tt__pass_sums(tt_tape *t, bool persist)
 {
     if (t->sums_micros && (t->data > 1 || t->slots > 1 || persist)) return tt__sum_micros(t, persist);
     return t->data > 1 || t->slots > 1 ? tt__sum_steps(t) : TT_OK;
 }
 
-/* Which operands are a value, or a view of it, in their order: of value v the first is first[v], and behind
-   operand x comes next[x]. Operand j of instruction k is number 1 + k * TT__MAX_IN + j; 0: none. */
+/* Lists of the operands that read each value or a view of the value, in the order of the instructions.
+   first[v] is the first operand that reads value v, next[x] the operand after operand x. Operand j of
+   instruction k has the number 1 + k * TT__MAX_IN + j; 0: none. */
 typedef struct tt__readers { int *first, *next; } tt__readers;
 
 static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
@@ -9452,7 +9571,8 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
     return r->first && r->next;
 }
 
-/* Operand number x is of the backward or of the forward, and reads more than a piece of a parameter. */
+/* Returns whether operand x is of the backward (or of the forward) and needs a whole parameter, not a
+   shard. */
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
@@ -9460,8 +9580,8 @@ static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
     return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_piece;
 }
 
-/* What reads all of v, or of a view of it, in the backward or the forward, reads w. Returns the first
-   instruction of these; -1: there is none; -2: no memory. */
+/* Makes the operands of the backward (or of the forward) that need all of v, or of a view of v, read w.
+   Returns the first instruction of these; -1: none; -2: out of memory. */
 static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int32_t v, int32_t w)
 {
     int first = -1;
@@ -9476,14 +9596,14 @@ static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int
     return first;
 }
 
-/* Is all of v, or of a view of it, read in the backward or the forward? */
+/* Returns whether the backward (or the forward) needs all of v or of a view of v. */
 static bool tt__is_read_whole(const tt_tape *t, const tt__readers *r, bool backward, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) if (tt__reads_whole(t, x, backward)) return true;
     return false;
 }
 
-/* Casts of parameter v, a piece now, are of the piece, and what they wrote is gathered. */
+/* Makes the casts of parameter v, which is a shard now, cast the shard, and gathers their results. */
 static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) {
@@ -9505,8 +9625,8 @@ static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
     return true;
 }
 
-/* Parameters of which each data rank keeps a piece are gathered before the forward reads them, and again for
-   the backward. */
+/* Gathers parameters that are sharded over the data ranks: once before the forward reads them, and once more
+   for the backward. */
 static tt_status tt__pass_gather(tt_tape *t)
 {
     const int values = t->n_values, n = tt__index(t);
@@ -9542,7 +9662,7 @@ static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
 {
     tt_tape *t = b->t;
     tt__shape shape = t->values[param].shape;
-    if (shape.dtype == TT_F16) shape.dtype = TT_BF16; /* squares of small gradients would be 0 */
+    if (shape.dtype == TT_F16) shape.dtype = TT_BF16; /* in f16 the squares of small gradients would be 0 */
     int32_t id = tt__new_value(t, &shape, TT__STATE, "%s(%.60s)", what, t->values[param].name);
     if (!tt__value_like(t, param, id)) { b->ok = false; return 0; }
     t->values[id].persistent = true;
@@ -9558,14 +9678,14 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* A parameter that is trained here or on another stage. */
+/* Returns whether v is a parameter that is trained by this stage or another. */
 static bool tt__is_listed(const tt_tape *t, int32_t v)
 {
     return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
 }
 
-/* Trained parameters, in the order of the rows of `squares`: (n) values, to be freed, of which tensor ranks
-   have parts of the first `parted`. NULL: no memory. */
+/* Returns the (n) trained parameters in the order of the rows of `squares`: first the `parted` ones that
+   tensor ranks shard. The caller frees the array. NULL: out of memory. */
 static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
 {
     int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * (size_t)t->n_values);
@@ -9579,47 +9699,51 @@ static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
     return list;
 }
 
-/* A trained parameter whose squares the first of the two stages sums that have it, and this is the other. */
+/* Returns whether v is a trained parameter of two stages and this is the second; the first sums its
+   squares. */
 static bool tt__is_tied_again(const tt_tape *t, int32_t v)
 {
     return t->values[v].tied[1] && t->values[v].tied[1] == t->stage;
 }
 
-/* An instruction at the end of the step, which runs together with the one before if that is of its op. */
+/* Appends an instruction to the end of the step. It runs together with the instruction before if both have
+   the same op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
     const tt__instr i = tt__instr_of(op, in, out);
     return in && out && tt__append_step(t, &i, true);
 }
 
-/* What pass "update" knows of a parameter value that is trained. */
+/* Notes of pass "update" on a trained parameter. */
 typedef struct tt__due {
-    int32_t clipped;        /* the norm and the factor that its update reads */
-    int32_t target, state[2]; /* what a rank updates of it, with the optimizer's state */
+    int32_t clipped;        /* the norm and the factor that the update reads */
+    int32_t target, state[2]; /* what a rank updates: the parameter or its shard, and the optimizer's
+                                 states */
     uint32_t random;
-    int32_t chunks;         /* squares of chunks of its gradient; 0: none yet */
-    int next;               /* in the backward: one more than the row of another that is due there too */
+    int32_t chunks;         /* squares of each chunk of the gradient; 0: none yet */
+    int next;               /* in the backward: one more than the row of the next parameter due at the same
+                               instruction; 0: none */
 } tt__due;
 
 typedef struct tt__updater {
     tt_tape *t;
     const tt_optimizer_options *o;
-    int32_t *list;          /* (n) trained parameters, by row; tensor ranks split the first `parted` */
+    int32_t *list;          /* (n) trained parameters, by row; tensor ranks shard the first `parted` */
     int n, parted;
-    int32_t parts;          /* squared norms of these */
-    int *row, rows;         /* those that are updated together now */
-    tt__due *due;           /* of each value */
+    int32_t parts;          /* squared norms of the first `parted` gradients */
+    int *row, rows;         /* rows of the parameters that are updated together now */
+    tt__due *due;           /* of each value; used for trained parameters */
 } tt__updater;
 
-/* A view of the number in row `row` of x. */
+/* Returns a view of the number in row `row` of x; 0 after tt__tape_fail. */
 static int32_t tt__number_view(tt_tape *t, int32_t x, int row)
 {
     const tt__shape number = {TT_F32, 1, 1, 0, 0};
     return tt__new_view(t, x, &number, row, 1, t->values[x].name);
 }
 
-/* Sums of squares of gradients into `squares`: of whole ones at once; of pieces by chunks, in a table of all
-   ranks' chunks. */
+/* Sums the squares of gradients into `squares`: of a whole gradient at once, of a sharded gradient by chunks,
+   which a table of all ranks' chunks collects. */
 static bool tt__square_gradients(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -9631,7 +9755,8 @@ static bool tt__square_gradients(tt__updater *u)
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
-    for (int stage = 0; stage < 3; stage++) /* chunks of pieces, then of all, then their sums */
+    /* stage 0: squares of the shard's chunks; 1: gathers the chunks; 2: sums them. */
+    for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
             const tt__value *x = &t->values[u->list[k]];
@@ -9657,7 +9782,8 @@ static bool tt__square_gradients(tt__updater *u)
     return ok;
 }
 
-/* Sums the squares of what tensor ranks have parts of: at the step's end all at once. */
+/* Sums over the tensor ranks the squares of the gradients that they shard: all in one instruction, or, if the
+   backward updates parameters, one instruction for each gradient. */
 static bool tt__sum_parts(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -9677,7 +9803,8 @@ static bool tt__sum_parts(tt__updater *u)
     return ok;
 }
 
-/* The norm of the gradients whose squares are x, and the factor on them, into y. */
+/* Appends the instruction that computes the gradients' norm from squares x, and the factor on the gradients,
+   into y. */
 static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
 {
     tt__instr i = tt__instr_of(TT__OP_CLIP, x, y);
@@ -9687,7 +9814,7 @@ static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
     return x && y && tt__append_step(u->t, &i, true);
 }
 
-/* Over all ranks of a pipeline at the same place of their stages, in place. */
+/* Appends a collective on x, in place, over the ranks at the same place of all stages of a pipeline. */
 static bool tt__over_stages(tt_tape *t, int op, int32_t x)
 {
     tt__instr i = tt__data_move(op, x, x, NULL);
@@ -9701,8 +9828,9 @@ static bool tt__append_zeros(tt_tape *t, int32_t v)
     return tt__append_step(t, &i, false);
 }
 
-/* Of a pipeline's stage: what losses counted, which the last stage knows; what two stages have of the
-   gradient of a parameter; and 0 for the squares of what other stages have. */
+/* Appends the exchange between stages before squares are summed. The last stage sends the others what losses
+   counted; two stages that share a parameter sum their gradients of it; squares are set to 0, as a stage does
+   not write those of other stages. */
 static bool tt__before_squares(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -9721,13 +9849,15 @@ static bool tt__before_squares(tt__updater *u)
     return ok;
 }
 
-/* The squares of all stages' gradients: of each, all others have 0. */
+/* Appends the sum of the squares over stages. Only one stage has the square of a gradient, the others have
+   0. */
 static bool tt__after_squares(tt__updater *u)
 {
     return u->t->stages <= 1 || tt__over_stages(u->t, TT__OP_ALL_REDUCE, u->t->squares);
 }
 
-/* A norm and a factor for each parameter, so that one whose gradient is not finite is left as it is. */
+/* Appends a norm and a factor for each parameter, so that a parameter whose gradient is not finite is not
+   updated. */
 static bool tt__clip_alone(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -9744,7 +9874,8 @@ static bool tt__clip_alone(tt__updater *u)
     return ok;
 }
 
-/* After updates of pieces of parameters that all data ranks have whole, these get the others' pieces. */
+/* Appends the collectives after updates of shards of parameters that are replicated on the data ranks: each
+   rank gets the shards of the others. */
 static bool tt__spread_parameters(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -9760,8 +9891,8 @@ static bool tt__spread_parameters(tt__updater *u)
     return true;
 }
 
-/* What each update works on. The order of the random numbers that these draw is the tape's, whatever tensor
-   ranks have parts of, and wherever the updates stand. */
+/* Prepares what each update works on. The random numbers of updates are in the order of the tape, whatever
+   tensor ranks shard and wherever the updates are inserted. */
 static bool tt__prepare_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -9785,14 +9916,14 @@ static bool tt__prepare_updates(tt__updater *u)
     return b.ok;
 }
 
-/* Is parameter value v updated in the host's memory? */
+/* Returns whether parameter v is updated in the host's memory. */
 static bool tt__updates_on_host(const tt_tape *t, int32_t v)
 {
     const int32_t param = t->values[v].param;
     return t->on_host && param >= 0 && t->ctx->params[param]->size >= TT__PIECES_FROM;
 }
 
-/* Updates parameters, each by one instruction: those last that are updated in the host's memory. */
+/* Appends an update for each parameter; updates in the host's memory come last. */
 static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -9818,11 +9949,11 @@ static bool tt__emit_updates(tt__updater *u)
 /* ---- in the backward */
 
 #ifndef TT__UPDATE_FROM /* tests make it smaller */
-#define TT__UPDATE_FROM 65536 /* elements of gradients: fewer wait for more, to be updated in one launch */
+#define TT__UPDATE_FROM 65536 /* elements of due gradients; with fewer, updates wait to share a launch */
 #endif
 
-/* Puts what was appended from number `from` on before instruction `at`, in the micro-batch's segment. Ranks
-   without a micro-batch run it too. */
+/* Moves the instructions appended from number `from` on to before instruction `at`, in the segment of
+   micro-batches. Ranks without a micro-batch run them, too. */
 static void tt__move_into_micro(tt_tape *t, int from, int at)
 {
     for (int k = from; k < t->n_code; k++) {
@@ -9832,9 +9963,9 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
     }
 }
 
-/* Emits the updates of the n instructions' trained parameters. Each is due behind the last instruction that
-   writes its gradient, reads the parameter, or adds to what losses count; it waits until enough are due.
-   head: (n) zeros. */
+/* Inserts the updates of trained parameters into the backward. n: number of instructions. An update is due
+   after the last instruction that writes the gradient, reads the parameter, or adds to the counts of losses.
+   Due updates wait until they have enough elements together. head: (n) zeros. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
@@ -9843,7 +9974,7 @@ static bool tt__update_early(tt__updater *u, int n, int *head)
         const int32_t v = u->list[k], g = t->values[t->values[v].grad].base;
         int at = (int)tt__max(t->values[g].writer, t->values[v].reader);
         at = (int)tt__max(at, t->values[t->results].writer);
-        while (t->code[at].with_next) at++; /* not amid what runs together */
+        while (t->code[at].with_next) at++; /* not between instructions that run together */
         u->due[v].next = head[at];
         head[at] = k + 1;
     }
@@ -9864,8 +9995,8 @@ static bool tt__update_early(tt__updater *u, int n, int *head)
     return ok;
 }
 
-/* Updates every trained parameter as soon as that may be, so that its gradient's memory is free for others,
-   and emits at the step's end the norm of all. */
+/* Updates each trained parameter as early as possible, so that the memory of its gradient can be reused, and
+   appends the norm of all gradients to the end of the step. */
 static tt_status tt__pass_update_early(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -9878,7 +10009,7 @@ static tt_status tt__pass_update_early(tt__updater *u)
     return tt__settle(t, n);
 }
 
-/* ---- all of it */
+/* ---- the whole pass */
 
 static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
 {
@@ -9890,7 +10021,8 @@ static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
     return tt__append_step(t, &i, false) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Global norm, clipping, an optimizer's instruction for each parameter with a gradient, next loss scale. */
+/* Appends the update of a step: global norm and clipping, an optimizer's instruction for each parameter with
+   a gradient, and the next loss scale. */
 static tt_status tt__update_at_end(tt__updater *u, const tt_loss_scale *scale)
 {
     tt_tape *t = u->t;
@@ -9928,15 +10060,16 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
 /* ==== src/passes/fp8.h */
 /* ---------------------------------------------------------------------------------------------------- fp8 */
 
-#ifndef TT__FP8_FROM /* tests make it 0: fp8 whatever it costs */
+#ifndef TT__FP8_FROM /* tests set 0: fp8 at any cost */
 #define TT__FP8_FROM 1.0
 #endif
 
-/* Is i, a product (m, k) times (k, n) of 16-bit operands, faster in fp8? The products that a cross-entropy
-   makes in chunks are never in fp8. The three products of a linear layer, whose sizes are the same, have 6 m
-   n k operations at 1,150 instead of 740 TFLOP/s, as cuBLASLt 13.1 makes them on an H200 in the mean of
-   ViT-L's, DistilBERT's and GPT-2's layers. Rounding the three tensors that they read and their transposes
-   moves, by arithmetic, 4 bytes of each element at 4.3 TB/s, in three launches of a microsecond. */
+/* Returns whether i, a product (m, k) times (k, n) of 16-bit operands, is faster in fp8. The products that a
+   cross-entropy makes in chunks are never in fp8. The three products of a linear layer have the same sizes
+   and together 6 m n k operations. cuBLASLt 13.1 on an H200 makes them at 1,150 instead of 740 TFLOP/s,
+   averaged over the layers of ViT-L, DistilBERT and GPT-2. Rounding the three tensors that they read, with
+   their transposes, moves 4 bytes of each element at 4.3 TB/s, by calculation, in three launches of a
+   microsecond. */
 static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
     if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
@@ -9948,9 +10081,10 @@ static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
     return 6 * m * n * k * (1 / 740e12 - 1 / 1150e12) > TT__FP8_FROM * rounding;
 }
 
-/* Numbers the tensors that products read, and gives those of a program that trains a history with a row for
-   each: before recompute makes copies of them, and stages part them, so that the numbers do not depend on
-   these. Tensor ranks have parts of tensors, and no history. */
+/* Numbers the tensors that products read. In a program that trains, makes the history, with a row for each
+   tensor. The pass runs before recompute copies instructions and before the tape is divided into stages, so
+   that the numbers do not depend on either. Programs split over tensor ranks have no history, as a rank has
+   only shards of tensors. */
 static tt_status tt__pass_number_factors(tt_tape *t, bool train)
 {
     int32_t *number = (int32_t *)tt__calloc(t->ctx, sizeof *number * 2 * (size_t)t->n_values), n = 0;
@@ -9978,20 +10112,20 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
     return TT_OK;
 }
 
-/* What products read in fp8 instead of a value. */
+/* The QUANTIZE that rounds a value to fp8 for products. */
 typedef struct tt__quantized {
-    int at;      /* one more than its QUANTIZE, which stands behind all others until tt__settle; 0: none */
-    int before;  /* the instruction that this is inserted before */
+    int at;      /* one more than the instruction, which comes after all others until tt__settle; 0: none */
+    int before;  /* the instruction before which the QUANTIZE is inserted */
 } tt__quantized;
 
 typedef struct tt__fp8 {
     tt_tape *t;
     tt__quantized *of;   /* of value v as a gradient (2 v + 1) or not (2 v) */
-    int *written, *read; /* of storages: one more than the last instruction that has written it so far, and
-                            that reads it other than as fp8 */
+    int *written, *read; /* of each storage: one more than the last instruction so far that writes it, and
+                            than the last one that reads it not as fp8 */
 } tt__fp8;
 
-/* A value for the fp8 of v or of its transpose, laid out as QUANTIZE does. */
+/* Makes a value for the fp8 of v or of its transpose, in the layout that QUANTIZE writes. */
 static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transposed)
 {
     const tt__value x = t->values[v];
@@ -10007,10 +10141,10 @@ static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transpose
     return tt__new_view(t, storage, &shape, 0, ld, t->values[storage].name);
 }
 
-/* The QUANTIZE of operand o of product k, or of its transpose: one that stands there already, or a new one
-   right before it. What the forward has rounded serves the backward too, unless the value that it was made
-   of stays until then anyway: then rounding it again takes no memory in between. Returns its number plus 1;
-   0: out of memory. */
+/* Finds the QUANTIZE of operand o of product k, or inserts one directly before the product. The backward uses
+   what the forward has rounded, unless the rounded value stays in memory until then for other readers: then a
+   second QUANTIZE saves the memory of the fp8 between forward and backward. Returns the number of the
+   QUANTIZE plus 1; 0: out of memory. */
 static int tt__quantize(tt__fp8 *f, int k, int o)
 {
     tt_tape *t = f->t;
@@ -10047,7 +10181,7 @@ static int tt__quantize(tt__fp8 *f, int k, int o)
     return q->at;
 }
 
-/* Operand o of product k becomes fp8. */
+/* Makes product k read operand o in fp8. Returns false if out of memory. */
 static bool tt__read_fp8(tt__fp8 *f, int k, int o)
 {
     tt_tape *t = f->t;
@@ -10065,7 +10199,7 @@ static bool tt__read_fp8(tt__fp8 *f, int k, int o)
     return true;
 }
 
-/* Largest magnitudes of a step's tensors go into their history, those of all data ranks. */
+/* Appends the update of the history: the largest magnitudes of the step's tensors, over all data ranks. */
 static bool tt__emit_fp8_history(tt_tape *t)
 {
     tt__instr i = tt__instr_of(TT__OP_FP8_HISTORY, t->fp8_largest, t->fp8_history);
@@ -10076,7 +10210,7 @@ static bool tt__emit_fp8_history(tt_tape *t)
     return tt__append_step(t, &i, false);
 }
 
-/* Products read their operands in fp8 where that is faster. */
+/* Makes products read their operands in fp8 where fp8 is faster. */
 static tt_status tt__pass_fp8(tt_tape *t)
 {
     const int n = tt__index(t), values = t->n_values;
@@ -10092,7 +10226,7 @@ static tt_status tt__pass_fp8(tt_tape *t)
         const bool pays = tt__pays_in_fp8(t, &t->code[k]);
         any |= pays;
         if (pays && tt__operand_sums(&t->code[k]))
-            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* of what is not rounded */
+            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* sums of unrounded operands */
         for (int o = 0; o < 2 && pays && ok; o++) ok = tt__read_fp8(&f, k, o);
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (t->code[k].out[j]) f.written[t->values[t->code[k].out[j]].base] = k + 1;
@@ -10107,16 +10241,18 @@ static tt_status tt__pass_fp8(tt_tape *t)
 
 /* ==== src/passes/offload.h */
 /* ------------------------------------------------------------------------------------------------ offload
-   Storages in the host's memory. Instructions use copies of them on the device, each for a while: what reads
-   them first has them copied in, and what they write is copied back. With update "host" it is the other way
-   round: updates use copies in the host's memory of what is on the device. */
+   Keeps storages in the host's memory. Instructions use temporary copies on the device: a copy is made before
+   the first instruction that reads the storage, and copied back after the last one that writes it. With
+   update "host" it is the other way round: updates use copies in the host's memory of storages on the
+   device. */
 
-/* What the option `offload` names. */
+/* The words of the option `offload`, as a bit set; tt__out_names has them in the order of the bits. */
 enum { TT__OUT_OPTIMIZER = 1, TT__OUT_GRADIENTS = 2, TT__OUT_PARAMETERS = 4, TT__OUT_ACTIVATIONS = 8 };
 
 static const char *const tt__out_names[] = {"optimizer", "gradients", "parameters", "activations"};
 
-/* *fits: what fits the budget is chosen. */
+/* Reads the option `offload` into the bit set *out. *fits: the option is "budget", so that tt_compile chooses
+   what to offload. Fails if a word is unknown. */
 static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *out, bool *fits)
 {
     *out = 0;
@@ -10139,11 +10275,13 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
 }
 
 #ifndef TT__OFFLOAD_TOGETHER /* tests make it smaller */
-#define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device of instructions that run together */
+#define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device for the operands of a group of
+                                                   instructions that run together */
 #endif
-enum { TT__ONE_BY_ONE = 30 }; /* so often halved, these bytes are 0: each instruction runs alone */
+enum { TT__ONE_BY_ONE = 30 }; /* TT__OFFLOAD_TOGETHER, halved this many times, is 0: each instruction runs
+                                 alone */
 
-/* Two values are the same part of their storage. */
+/* Returns whether two values are the same elements of the same storage. */
 static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
 {
     const tt__value *x = &t->values[a], *y = &t->values[b];
@@ -10152,12 +10290,14 @@ static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
 }
 
-/* How some instructions use a storage. The same part of it always, or several, and all of its slots? */
+/* Describes how a range of instructions uses a storage. several, reads_several: they use, or read, different
+   elements of it; all_slots: an instruction sums all slots; always: an instruction also runs on ranks without
+   a micro-batch. */
 typedef struct tt__use {
-    int32_t any, read, written;   /* the first values of it, read and written; 0: none */
+    int32_t any, read, written;   /* first value of the storage that they use, read and write; 0: none */
     bool several, reads_several, all_slots, always;
-    bool in;                      /* contents are needed ... */
-    bool later;                   /* ... only where add_later adds */
+    bool in;                      /* the contents from before are needed */
+    bool later;                   /* the contents are needed only where add_later adds */
 } tt__use;
 
 static void tt__note_use(const tt_tape *t, const tt__instr *i, int32_t id, int out, tt__use *u)
@@ -10178,7 +10318,7 @@ static void tt__note_use(const tt_tape *t, const tt__instr *i, int32_t id, int o
     u->always |= i->always;
 }
 
-/* How instructions [from, to] use storage v. */
+/* Describes how instructions [from, to] use storage v. */
 static tt__use tt__use_of(const tt_tape *t, int32_t v, int from, int to)
 {
     tt__use u;
@@ -10192,7 +10332,8 @@ static tt__use tt__use_of(const tt_tape *t, int32_t v, int from, int to)
     return u;
 }
 
-/* A value like `of` of storage d, which is a copy of what `like` is of its storage. */
+/* Returns the value of storage d that corresponds to value `of`; d is a copy of value `like`, which is of the
+   storage of `of`. Returns 0 after tt__tape_fail. */
 static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 {
     const tt__value x = t->values[of];
@@ -10203,7 +10344,8 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
     return id;
 }
 
-/* Puts a copy between spaces in front of instruction `before`, in the segment of `like`. */
+/* Inserts a copy from x to y, in the other memory, before instruction `before`, in the segment of `like`.
+   Returns false if x or y is 0 or memory runs out. */
 static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32_t x, int32_t y, bool always,
                             bool later)
 {
@@ -10213,9 +10355,10 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
     return x && y && tt__insert(t, before, &i);
 }
 
-/* What a use of storage v has in the other memory: as little of v as that uses. Pieces and slots are storages
-   of their own, but other views stay what they are, so that kernels find all laid out as without. *like: the
-   value that the copy is of. 0: no memory. */
+/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. The copy of a
+   shard or of a slot has only that shard or slot. The copy for any other view has the whole storage, so that
+   kernels find the same layout as without copies. *like: the value that the copy corresponds to. Returns 0 if
+   out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
     const tt__value base = t->values[v], x = t->values[u->any];
@@ -10234,7 +10377,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Copies to d, before instruction `from`, what is needed of v. */
+/* Inserts before instruction `from` the copies to d of the elements of v that the use u needs. d corresponds
+   to `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];
@@ -10253,7 +10397,8 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     return ok;
 }
 
-/* Instructions [from, to] use a copy of storage v, which is in the memory that they do not work on. */
+/* Makes instructions [from, to] use a copy of storage v, which is in the memory that the instructions do not
+   work on, and inserts copies before and after them. Returns false if out of memory. */
 static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
 {
     const tt__use u = tt__use_of(t, v, from, to);
@@ -10272,7 +10417,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
             bool known = !out;
             for (int m = 0; m < n && !known; m++) known = tt__same_part(t, written[m], was);
             if (known) continue;
-            if (n == TT__COUNT(written)) written[0] = like; /* all of it */
+            if (n == TT__COUNT(written)) written[0] = like; /* all elements */
             else written[n++] = was;
         }
     const tt__instr last = t->code[to];
@@ -10287,7 +10432,8 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
     return ok;
 }
 
-/* Is storage v to lie in the host's memory? Gradients are, if they wait for the end of the step. */
+/* Returns whether storage v is kept in the host's memory. `what` has the bits of TT__OUT_. A gradient is kept
+   there only if it waits for the end of the lap or step. */
 static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
 {
     const tt__value *x = &t->values[v];
@@ -10308,7 +10454,8 @@ static void tt__reach(tt__range *r, int k)
     r->to = k;
 }
 
-/* In the forward and in the backward, what uses v uses one copy of it. */
+/* Makes the instructions of a micro-batch that use v use one copy in the forward and one in the backward;
+   of[0] and of[1] are the ranges of these. Returns false if out of memory. */
 static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 {
     for (int backward = 0; backward < 2; backward++) {
@@ -10321,19 +10468,20 @@ static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
     return true;
 }
 
-/* Has pass "offload" put a storage into the host's memory? What a step shares with the host may lie there. */
+/* Returns whether pass "offload" has put a storage into the host's memory. Step settings and results in the
+   host's memory do not count. */
 static bool tt__is_out(const tt__value *base)
 {
     return base->space == TT__HOST && base->storage != TT__STEP;
 }
 
-/* Is a storage in the memory that instruction i does not work on? */
+/* Returns whether a storage is in the memory that instruction i does not work on. */
 static bool tt__is_away(const tt__value *base, const tt__instr *i)
 {
     return i->on_host ? base->space == TT__DEVICE : tt__is_out(base);
 }
 
-/* Bytes of what instruction i uses of such storages. */
+/* Returns the bytes that instruction i uses of storages in the memory that it does not work on. */
 static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 {
     size_t bytes = 0;
@@ -10345,9 +10493,10 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
     return bytes;
 }
 
-/* The instructions from k on that run together, in one memory, and use no more than so many bytes, unless it
-   is one alone; those behind them run together, too, but after them. *largest: bytes of the group so far, if
-   groups were as large as they may be. */
+/* Cuts a group off the instructions that run together from k on, and returns its range. Its instructions work
+   on one memory and use at most `most` bytes of storages in the other memory, unless the group is a single
+   instruction. The rest runs together after the group. *largest: bytes so far of the group that the limit
+   TT__OFFLOAD_TOGETHER would give. */
 static tt__range tt__cut_group(tt_tape *t, int k, size_t most, size_t *largest)
 {
     tt__range r = {k, k};
@@ -10372,7 +10521,8 @@ static tt__range tt__cut_group(tt_tape *t, int k, size_t most, size_t *largest)
     return r;
 }
 
-/* What a group of instructions uses of the storages that are in the other memory. */
+/* Makes a group of instructions use copies of the storages that are in the other memory. Returns false if out
+   of memory. */
 static bool tt__use_group(tt_tape *t, tt__range r)
 {
     for (int k = r.from; k <= r.to; k++)
@@ -10385,7 +10535,8 @@ static bool tt__use_group(tt_tape *t, tt__range r)
     return true;
 }
 
-/* Is activation v to lie in the host's memory between its uses in the forward and in the backward? */
+/* Returns whether activation v is kept in the host's memory between its uses in the forward, of[0], and in
+   the backward, of[1]. large: activations of TT__PIECES_FROM elements or more are. */
 static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
                                     const tt__range *of)
 {
@@ -10396,8 +10547,8 @@ static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, b
     return x->offload || (large && x->shape.rows * x->shape.cols >= TT__PIECES_FROM);
 }
 
-/* Activation v goes to the host's memory after its last use in the forward; what the backward reads is copied
-   back before. */
+/* Copies activation v to the host's memory after its last use in the forward, and back before its first use
+   in the backward. Returns false if out of memory. */
 static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
 {
     const tt__range forward = of[0], backward = of[1];
@@ -10417,10 +10568,12 @@ static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
     return ok;
 }
 
-/* Puts storages into the host's memory: of parameters, and of activations of the first `blocks` blocks. In a
-   micro-batch, what uses a parameter or a gradient uses one copy of it; the optimizer's state, and all at the
-   end of a lap or a step, is there for a group of instructions, of at most TT__OFFLOAD_TOGETHER bytes,
-   halved `halved` times. It also says which updates run there. */
+/* Keeps storages in the host's memory: those of parameters that `what` (bits of TT__OUT_) names, activations
+   of the first `blocks` blocks, and what tt_offload marks. Within a micro-batch, all instructions of the
+   forward, and all of the backward, share one copy of a parameter or gradient. At the end of a lap or step,
+   and for the optimizer's state, each group of instructions has its own copies, of at most
+   TT__OFFLOAD_TOGETHER bytes, halved `halved` times. The pass also decides which updates run in the host's
+   memory. */
 static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int blocks, int halved)
 {
     bool any = what != 0 || t->on_host;
@@ -10465,9 +10618,9 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
 /* ==== src/passes/prune.h */
 /* -------------------------------------------------------------------------------------------------- prune */
 
-/* Removes what no result needs: instructions none of whose outputs is read, kept or persistent, and, once the
-   backward is there, outputs that would be saved for it in vain. Collectives stay: other ranks read from this
-   one. */
+/* Removes what no result needs: instructions whose outputs are neither read nor kept nor persistent, and, if
+   `drop_saved` (after differentiation), outputs saved for the backward that the backward does not read.
+   Collectives are never removed: other ranks read from this one. */
 static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 {
     bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
@@ -10482,13 +10635,14 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
         for (int j = 0; j < TT__MAX_OUT && of_ranks; j++) needed[t->values[i->out[j]].base] = true;
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
-        /* Sums are of what is there already, too. */
+        /* Column sums include what earlier instructions wrote to the summed output, so they are needed,
+           too. */
         for (int o = 0; o < tt__summed(i) && live; o++)
             if (tt__column_sums(i, o)) needed[t->values[i->out[o]].base] = true;
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__value *x = &t->values[i->out[1]];
-        /* another dtype: out[0] is rounded as it */
+        /* an output of another dtype stays: out[0] is computed from its rounded values */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }
@@ -10498,12 +10652,13 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 
 /* ==== src/passes/overlap.h */
 /* ------------------------------------------------------------------------------------------------ overlap
-   Copies between memories, and what data ranks gather and sum amid a micro-batch, run beside computation, on
-   streams of their own: each is parted into its start and a WAIT. Starts of what is needed are hoisted, as
-   late as the time that all of its stream takes allows; WAITs of the rest stand where it has ended. Places
-   change, and never what is computed, so that wrong costs cost time or memory and nothing else. */
+   Runs copies between memories, and the gathers and sums of data ranks within a micro-batch, beside
+   computation, on streams of their own. Each is split into a start and a WAIT. The start of a transfer that
+   computation needs is moved up, as little as the load of its stream allows. The WAIT of a transfer that
+   takes results away comes where the transfer ends. Only the order of instructions changes, never the
+   results: wrong costs cost time or memory. */
 
-/* The fields of tt_costs with their defaults, seconds last. */
+/* X(field, default) of each field of tt_costs. The last two fields are in seconds. */
 #define TT__COSTS(X) \
     X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
     X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
@@ -10519,7 +10674,7 @@ tt_costs tt_costs_default(void)
     return c;
 }
 
-/* Fails where a rate is none that could be measured. */
+/* Fails if a cost is not finite, a number of seconds is negative, or a rate is not above 0. */
 static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 {
 #define TT__COST(name, standard) {#name, c->name},
@@ -10537,7 +10692,7 @@ static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;
 }
 
-/* The stream beside computation that an instruction could run on; else computation's. */
+/* Returns the stream beside computation on which an instruction could run; else TT__COMPUTE_STREAM. */
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -10554,7 +10709,8 @@ static double tt__operand_bytes(const tt_tape *t, int32_t v)
     return v ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
 }
 
-/* Bytes that an instruction reads and writes: of a table, the rows that it looks up. */
+/* Returns the bytes that an instruction reads and writes. A table that is looked up counts with the rows
+   looked up. */
 static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
 {
     const int table = tt__rules_of(i)->table;
@@ -10566,7 +10722,7 @@ static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
     return bytes;
 }
 
-/* Bytes that the member of a collective loads that loads most. */
+/* Returns the largest number of bytes that a member of a collective loads. */
 static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -10578,8 +10734,8 @@ static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
     return (double)most * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
-/* What limits an instruction of computation: FLOPs of products or of attention, or the bytes that it touches,
-   of rows or of what belongs to parameters. Of a collective: bytes that it loads. */
+/* The limit of an instruction's speed: FLOPs of products or of attention; bytes touched by row kernels or by
+   updates and other work on parameters; bytes that a collective loads. */
 typedef enum tt__cost {
     TT__COST_PRODUCT, TT__COST_ATTENTION, TT__COST_ROWS, TT__COST_UPDATE, TT__COST_RANKS, TT__COST_KINDS
 } tt__cost;
@@ -10592,7 +10748,7 @@ static tt__cost tt__cost_of(const tt__instr *i)
     return tt__is(i, TT__RMW) || i->segment == TT__EACH_STEP ? TT__COST_UPDATE : TT__COST_ROWS;
 }
 
-/* The FLOPs or bytes of which there are so many, at full capacity. */
+/* Returns the FLOPs or bytes that limit instruction i (tt__cost_of), at full capacity. */
 static double tt__work_of(const tt_tape *t, const tt__instr *i)
 {
     tt__mat in[TT__MAX_IN];
@@ -10603,15 +10759,15 @@ static double tt__work_of(const tt_tape *t, const tt__instr *i)
     return tt__flops(i, in);
 }
 
-/* Is it fp32 that an instruction computes on? Of several dtypes the result's counts, or, of products, that of
-   the left operand. */
+/* Returns whether an instruction computes in fp32. The result's dtype decides, for products and attention the
+   left operand's. */
 static bool tt__is_single(const tt_tape *t, const tt__instr *i)
 {
     const bool by_operand = tt__cost_of(i) <= TT__COST_ATTENTION || !i->out[0];
     return t->values[by_operand ? i->in[0] : i->out[0]].shape.dtype == TT_F32;
 }
 
-/* Of that work, how much is done in a second. */
+/* Returns the place of a cost's rate in c: FLOPs or bytes a second. */
 static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 {
     double *const rates[TT__COST_KINDS][2] = {
@@ -10620,8 +10776,9 @@ static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
     return rates[cost][single];
 }
 
-/* Seconds of an instruction, at full capacity: those of its work, of the memory that it touches or of its
-   link. first: nothing of its op has been started together with it. */
+/* Returns the seconds that an instruction takes at full capacity: its launch, and the longer of computing and
+   memory traffic, or the transfer over its link. first: no other instruction of its op is launched together
+   with it before it. */
 static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
@@ -10640,15 +10797,16 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 
 /* Seconds that instructions take by their costs. */
 typedef struct tt__spent {
-    double compute, exposed;    /* of computation, and of what it waits for */
-    double on_host;             /* of the computation, what the host's processor does */
-    double busy[TT__STREAMS];   /* of each link */
+    double compute, exposed;    /* computation, and waiting of computation for transfers */
+    double on_host;             /* computation by the host's processor, which is part of `compute` */
+    double busy[TT__STREAMS];   /* transfers of each stream */
 } tt__spent;
 
-/* What a step of one micro-batch on each data rank takes; and of that, what each further micro-batch adds. */
+/* step: seconds of a step with one micro-batch on each data rank. micro: seconds that each further
+   micro-batch adds. */
 typedef struct tt__replay { tt__spent step, micro; } tt__replay;
 
-/* What a step of so many micro-batches on each data rank takes. */
+/* Returns the seconds of a step with `micros` micro-batches on each data rank. */
 static tt__spent tt__spent_on(const tt__replay *r, int micros)
 {
     tt__spent sum = r->step;
@@ -10663,7 +10821,8 @@ static tt__spent tt__spent_on(const tt__replay *r, int micros)
 static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *to)
 {
     double *done = (double *)tt__calloc(t->ctx, sizeof *done * (size_t)t->n_values), idle[TT__STREAMS] = {0};
-    double now = 0; /* idle: when a stream has done all that it was given; done: what writes a value */
+    /* idle: time at which a stream has finished its work; done: time at which a value has been written */
+    double now = 0;
     tt__spent *all = &to->step;
     memset(to, 0, sizeof *to);
     if (!done) return TT_ERR_MEMORY;
@@ -10678,30 +10837,30 @@ static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *
         else if (i->stream) done[i->out[0]] = idle[i->stream] = fmax(now, idle[i->stream]) + seconds;
         else now += seconds;
         all->exposed = now - all->compute;
-        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* these come first */
+        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* micro-batches come first */
     }
     tt__free(t->ctx, done);
     return TT_OK;
 }
 
-/* Instructions on their way to new places. */
+/* The order of instructions while the pass changes it. */
 typedef struct tt__order {
     tt_tape *t;
-    int n;              /* instructions, with WAITs */
+    int n;              /* number of instructions, including WAITs */
     int *at, *place;    /* the instruction at each place; the place of each instruction */
     double *begin;      /* of each instruction: seconds of computation before it */
-    double *seconds;    /* of computation that it takes */
-    double *moves;      /* ... and of a link */
-    int *block;         /* how many blocks end before it */
-    bool *ends;         /* it is the last of a block */
-    int *wait;          /* of a start, its WAIT; 0: it is none */
-    /* Of each instruction, the storages that it uses and that it writes, as sets of their numbers' last 6
-       bits: where two such sets have nothing in common, the storages have not. */
+    double *seconds;    /* of each instruction: seconds of computation */
+    double *moves;      /* of each start: seconds of its stream */
+    int *block;         /* of each instruction: number of blocks that end before it */
+    bool *ends;         /* of each instruction: it is the last of a block */
+    int *wait;          /* of each start: its WAIT; 0: the instruction is no start */
+    /* Of each instruction, the storages that it uses and the storages that it writes, as bit sets of the last
+       6 bits of their numbers. Disjoint bit sets mean disjoint storages. */
     uint64_t *uses, *writes;
-    bool takes[TT__STREAMS]; /* the stream has starts that take away what computation has made */
+    bool takes[TT__STREAMS]; /* the stream has starts that take results of computation away */
 } tt__order;
 
-/* Does a write what b uses? A WAIT writes what it waits for. */
+/* Returns whether instruction a writes a storage that b uses. A WAIT writes the value that it waits for. */
 static bool tt__writes_for(const tt_tape *t, const tt__instr *a, const tt__instr *b)
 {
     const bool waits = tt__is(a, TT__WAITS);
@@ -10719,20 +10878,21 @@ static uint64_t tt__storage_bits(const tt_tape *t, const int32_t *ids, int n)
     return bits;
 }
 
-/* Does the order of two instructions matter? */
+/* Returns whether the order of two instructions matters. */
 static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
 {
     return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
 }
 
-/* Must instruction b stay behind a? */
+/* Returns whether instruction b must stay after a. */
 static bool tt__must_follow(const tt__order *o, int a, int b)
 {
     const bool may = (o->writes[a] & o->uses[b]) || (o->writes[b] & o->uses[a]);
     return may && tt__is_ordered(o->t, &o->t->code[a], &o->t->code[b]);
 }
 
-/* What stands in the way of a start and may be hoisted itself: other starts, WAITs, casts of pieces. */
+/* Returns whether an instruction before a start may be moved up with it: other starts, WAITs, casts of
+   shards. */
 static bool tt__may_rise(const tt__instr *i)
 {
     return i->stream || tt__is(i, TT__WAITS) || (tt__is(i, TT__CASTS) && i->always && !i->with_next);
@@ -10750,16 +10910,17 @@ static void tt__move_to(tt__order *o, int x, int to)
     o->place[x] = to;
 }
 
-/* Is place k amid updates in the host's memory that run together? They take long: what would move so far runs
-   beside all of them. */
+/* Returns whether place k is between updates in the host's memory that run together. Such updates take long,
+   so a transfer that would move there moves past all of them and runs beside them. */
 static bool tt__amid_updates(const tt__order *o, int k)
 {
     const tt__instr *i = &o->t->code[o->at[k - 1]];
     return i->on_host && i->with_next;
 }
 
-/* Moves x up until computation before it has come no further than `until`, but not amid instructions that run
-   together, nor in front of what block number `first` begins with. with_others: also what is in its way. */
+/* Moves instruction x up to where at most `until` seconds of computation come before it, but not between
+   instructions that run together, nor before block number `first`. with_others: the instructions that x must
+   follow move up, too, if they may. */
 static void tt__rise(tt__order *o, int x, double until, int first, bool with_others)
 {
     const tt__instr *code = o->t->code;
@@ -10784,7 +10945,8 @@ static void tt__rise(tt__order *o, int x, double until, int first, bool with_oth
     tt__move_to(o, x, best);
 }
 
-/* Moves WAIT x down until computation has come to `until`, but not behind block number `last`. */
+/* Moves WAIT x down to where `until` seconds of computation come before it, but not past the end of block
+   number `last`. */
 static void tt__sink(tt__order *o, int x, double until, int last)
 {
     const tt__instr *code = o->t->code;
@@ -10804,7 +10966,8 @@ static void tt__sink(tt__order *o, int x, double until, int last)
     tt__move_to(o, x, best);
 }
 
-/* Is a start one of what computation needs soon? Or does it take away what computation has made. */
+/* Returns whether a start brings a value that computation needs soon. Otherwise the start takes away a result
+   of computation. */
 static bool tt__brings(const tt_tape *t, const tt__instr *i)
 {
     if (t->values[t->values[i->out[0]].base].visits) return true;
@@ -10813,7 +10976,9 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
-/* Hoists start x, which must be done by `due`: in front of what its stream would still be busy with then. */
+/* Moves start x up so that its transfer can be complete after `due` seconds of computation. If the stream
+   also takes results away, x moves before the starts of these that would keep the stream busy too long. x
+   moves at most `ahead` blocks above the block of its WAIT. */
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
@@ -10823,12 +10988,13 @@ static void tt__hoist(tt__order *o, int x, double due, int ahead)
         const tt__instr *i = &o->t->code[q];
         if (i->stream != o->t->code[x].stream || tt__brings(o->t, i)) continue;
         if (o->begin[q] + o->moves[q] <= until || i->segment != o->t->code[x].segment) break;
-        until = fmin(until, o->begin[q] * (1 - 1e-12)); /* above it */
+        until = fmin(until, o->begin[q] * (1 - 1e-12)); /* just before instruction q */
     }
     tt__rise(o, x, until, o->block[o->wait[x]] - ahead, true);
 }
 
-/* The last instruction that reads a storage or what is copied of it, to the host's memory and back. */
+/* Returns the last instruction that reads a storage, or reads the copy that comes back from the host's
+   memory. */
 static int tt__last_reader(const tt_tape *t, int32_t v)
 {
     int last = t->values[v].reader;
@@ -10840,9 +11006,9 @@ static int tt__last_reader(const tt_tape *t, int32_t v)
     return last;
 }
 
-/* Marks where blocks end: in the forward where tt_block_end says so, in the backward behind what last reads a
-   value that is marked; without marks, at each product. At the end of a step, all that runs together is a
-   block. */
+/* Marks the ends of blocks. In the forward a block ends where tt_block_end says so, in the backward after the
+   last instruction that reads a marked value; without marks, each product ends a block. At the end of a step,
+   each group of instructions that run together is a block. */
 static void tt__mark_blocks(tt__order *o, int n)
 {
     tt_tape *t = o->t;
@@ -10862,7 +11028,7 @@ static void tt__mark_blocks(tt__order *o, int n)
     }
 }
 
-/* Parts instruction k into a start, if it may be one, and a WAIT. False: no memory. */
+/* Splits instruction k into a start and a WAIT, if it can run on `stream`. Returns false if out of memory. */
 static bool tt__part_start(tt__order *o, int k, int stream)
 {
     tt_tape *t = o->t;
@@ -10890,7 +11056,7 @@ static bool tt__part_start(tt__order *o, int k, int stream)
 
 static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
 {
-    const size_t most = 2 * (size_t)n + 1; /* each has a WAIT */
+    const size_t most = 2 * (size_t)n + 1; /* each instruction may get a WAIT */
     memset(o, 0, sizeof *o);
     o->t = t;
     o->begin = (double *)tt__calloc(t->ctx, 3 * sizeof *o->begin * most);
@@ -10920,7 +11086,7 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
             o->begin[wait] = now;
             o->block[wait] = blocks;
         } else if (!t->code[k].stream) {
-            o->seconds[k] = seconds; /* also of a copy that stays on the stream of computation */
+            o->seconds[k] = seconds; /* also for a copy that stays on the stream of computation */
         }
         now += o->seconds[k];
         blocks += o->ends[k];
@@ -10936,7 +11102,7 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
     return true;
 }
 
-/* The tape's instructions in their new order. */
+/* Puts the tape's instructions in their new order. */
 static tt_status tt__reorder(tt__order *o)
 {
     tt_tape *t = o->t;
@@ -10949,9 +11115,9 @@ static tt_status tt__reorder(tt__order *o)
     return TT_OK;
 }
 
-/* Gives each input that is read memory for that of the next run, to which the host may copy while this run is
-   under way. The run begins with a copy from there (tt__take_arrivals), so that instructions, and recordings
-   of them, find an input at one place. */
+/* Gives each input that is read a second value, to which the host copies the next run's data while this run
+   is in flight. A run begins with a copy from there (tt__take_arrivals), so that instructions, and recordings
+   of them, find an input always in one place. */
 static tt_status tt__pass_arrivals(tt_tape *t)
 {
     const int32_t values = t->n_values;
@@ -10967,8 +11133,9 @@ static tt_status tt__pass_arrivals(tt_tape *t)
     return TT_OK;
 }
 
-/* ahead: of how many blocks the results may be there before these begin, and what they have left behind still
-   be there after their ends; 0: nothing runs beside computation. */
+/* Moves transfers so that they run beside computation. ahead: the number of blocks by which a value may
+   arrive before the block that needs it, and by which a result that is taken away may stay after the block
+   that made it; 0: nothing runs beside computation. */
 static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
 {
     const int n = t->n_code;
@@ -10976,22 +11143,23 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
     double due[TT__STREAMS], idle[TT__STREAMS] = {0};
     if (ahead <= 0) return TT_OK;
     bool ok = tt__order_open(&o, t, c, n);
-    for (int k = 0; k < n && ok; k++) { /* as early as their operands, as late as what uses them */
+    /* First, WAITs go down to the first use, and starts that take results away go up to their operands. */
+    for (int k = 0; k < n && ok; k++) {
         if (!o.wait[k]) continue;
         if (tt__brings(t, &t->code[k])) tt__sink(&o, o.wait[k], INFINITY, INT_MAX);
         else tt__rise(&o, k, -1, 0, false);
     }
-    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* when the next of a stream must start */
+    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* time by which the stream's next must start */
     for (int k = n - 1; k >= 0 && ok; k--) {
         double *next = &due[t->code[k].stream];
         if (!o.wait[k] || !tt__brings(t, &t->code[k])) continue;
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool visits = t->values[t->values[t->code[k].out[0]].base].visits;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* updates that run together may have made it earlier */
+        const double latest = end - o.moves[k]; /* updates that run together may have moved it further up */
         *next = fmin(*next, visits ? fmax(o.begin[k], latest) : o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* as their stream has them now: some have risen above others */
+    for (int at = 0; at < o.n && ok; at++) { /* in the new order of their streams */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];
@@ -11008,15 +11176,17 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
 
 /* ==== src/passes/join.h */
 /* ---------------------------------------------------------------------------------------------------- join
-   Products that are one if their operands lie side by side (see tt__is_one_product) run together. Those of
-   their operands that only live in the step are joined to one value; parameters, and gradients that stay, lie
-   as tt__place_persistent puts them. Where operands lie apart after all, each product is launched alone. */
+   Products that would be one product if their operands were adjacent in memory (see tt__is_one_product) run
+   together. Their transient operands become views of one value. tt__place_persistent makes parameters and
+   persistent gradients adjacent. If operands are not adjacent in the end, each product is launched alone. */
 
-/* What is written, or read last, by instructions further apart than this lives at other times. */
+/* Largest distance in instructions: values that are written or last read further apart count as alive at
+   different times, and products further apart are not joined. */
 enum { TT__TOGETHER = 32 };
 
-/* Which storages must have a place of their own: what other streams or collectives work on; what a result may
-   take the place of, and such results. To be freed. */
+/* Returns, for each storage, whether it must have a place of its own: other streams or collectives use it, or
+   an instruction may write its result in place of it, or it is such a result. The caller frees the array.
+   NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
@@ -11036,7 +11206,7 @@ static bool *tt__never_joined(const tt_tape *t)
     return apart;
 }
 
-/* Is v a storage of the device with nothing special about it? */
+/* Returns whether v is a plain storage of the device: contiguous, whole, without slots or copies. */
 static bool tt__is_plain(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
@@ -11044,7 +11214,8 @@ static bool tt__is_plain(const tt_tape *t, int32_t v)
            x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
 
-/* May v, which lives in the step, be joined to others? Its rows keep the alignment that kernels want. */
+/* Returns whether v may become a view of a joined value. v lives within the step, and its rows keep the
+   alignment of 16 bytes that kernels need. */
 static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
     const tt__value *x = &t->values[v];
@@ -11055,7 +11226,8 @@ static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const b
            row % 16 == 0;
 }
 
-/* May another lie right behind v, of those that stay? If v takes all of the bytes that its storage has. */
+/* Returns whether another storage may be placed directly after the persistent storage v. v must fill all
+   bytes of its storage. */
 static bool tt__may_be_followed(const tt_tape *t, int32_t v)
 {
     const tt__shape *x = &t->values[v].shape;
@@ -11063,8 +11235,8 @@ static bool tt__may_be_followed(const tt_tape *t, int32_t v)
     return tt__is_plain(t, v) && tt__storage_bytes(&t->values[v]) == bytes;
 }
 
-/* Can a and b, which have the same role in two products, come to lie side by side? Of what lives in the step
-   only if both live at about the same time, so that both together take hardly more memory. */
+/* Returns whether a and b, which have the same role in two products, can be adjacent in memory. Transient
+   values must live at about the same time, so that the joined value takes hardly more memory. */
 static bool tt__may_lie_beside(const tt_tape *t, int32_t a, int32_t b, int32_t root, const bool *apart)
 {
     const tt__value *x = &t->values[a], *y = &t->values[b];
@@ -11074,7 +11246,7 @@ static bool tt__may_lie_beside(const tt_tape *t, int32_t a, int32_t b, int32_t r
            abs(x->producer - y->producer) <= TT__TOGETHER && abs(x->reader - y->reader) <= TT__TOGETHER;
 }
 
-/* May product b run together with a? */
+/* Returns whether product b may run together with product a. */
 static bool tt__may_join(const tt_tape *t, const tt__instr *a, const tt__instr *b, int32_t root,
                          const bool *apart)
 {
@@ -11086,7 +11258,7 @@ static bool tt__may_join(const tt_tape *t, const tt__instr *a, const tt__instr *
     return true;
 }
 
-/* Moves the instruction at `from` to place `to`. */
+/* Moves the instruction at place `from` to place `to`. */
 static void tt__move_instr(tt_tape *t, int from, int to)
 {
     const tt__instr i = t->code[from];
@@ -11095,8 +11267,8 @@ static void tt__move_instr(tt_tape *t, int from, int to)
     t->code[to] = i;
 }
 
-/* Moves instruction m right behind those from *first to *last, or these right before it, if their order with
-   what lies in between does not matter. */
+/* Moves instruction m directly after instructions *first to *last, or moves those directly before instruction
+   m, and updates *first and *last. Returns false if the order of the instructions in between forbids both. */
 static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 {
     const int many = *last - *first + 1;
@@ -11113,8 +11285,8 @@ static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
     return rises || sink;
 }
 
-/* Puts products in the order of their weights, or of the gradients of these, which is that of persistent
-   values in the arena, and the same wherever they are computed again. */
+/* Sorts products by their weights, or by the gradients of their weights, and makes them run together. The
+   order is that of persistent values in the arena, and the same wherever the products are recomputed. */
 static void tt__order_products(tt_tape *t, int first, int last)
 {
     for (int k = first + 1; k <= last; k++) {
@@ -11127,8 +11299,8 @@ static void tt__order_products(tt_tape *t, int first, int last)
     for (int k = first; k <= last; k++) t->code[k].with_next = k < last;
 }
 
-/* What has a role in the products from `first` to `last` is joined to one value, or, if it stays, is to lie
-   one behind the other. */
+/* Makes the values that have a role in the products from `first` to `last` views of one new value, or, if the
+   values are persistent, adjacent in memory. */
 static bool tt__join_values(tt_tape *t, int first, int last, int role)
 {
     const bool below = tt__lies_below(&t->code[first], role);
@@ -11173,7 +11345,7 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
         tt__order_products(t, first, last);
         for (int role = 0; role < TT__ROLES && ok; role++)
             if (role != tt__shared_role(&t->code[first])) ok = tt__join_values(t, first, last, role);
-        k -= first != k; /* what stands here now has come from behind them */
+        k -= first != k; /* an instruction from after the products is at this place now */
     }
     tt__free(t->ctx, apart);
     return ok ? TT_OK : TT_ERR_MEMORY;
@@ -11182,24 +11354,26 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
 /* ==== src/plan/place.h */
 /* ===========================================================================================================
    PLAN                                                                                              src/plan/
-   Gives every value a place. Lifetimes are exact: from the instruction that first writes a storage to the
-   last that reads it. Persistent values lie one after another; the rest is placed by greedy first and best
-   fit over several orders (Pisarchyk, Lee: "Efficient memory management for deep neural net inference",
-   2020), keeping the best. Each space has its own places. Uses tape.
+   Gives every value a place in memory. Lifetimes are exact: from the instruction that first writes a storage
+   to the last instruction that reads it. Persistent values are stored one after another. The others are
+   placed by greedy first fit and best fit in several orders (Pisarchyk, Lee: "Efficient memory management for
+   deep neural net inference", 2020), and the lowest placement is kept. Each space has its own places. Uses
+   tape.
    ======================================================================================================== */
 
-#define TT__NO_PLACE SIZE_MAX /* of a storage that nothing uses */
+#define TT__NO_PLACE SIZE_MAX /* the place of a storage that nothing uses */
 
-/* A storage that must be placed: alive at instructions first..last, both included. */
+/* A storage to be placed, alive from instruction `first` to instruction `last`, both included. */
 typedef struct tt__box {
     int first, last;
     size_t bytes, place;
-    int32_t value;  /* base value, or 0: the workspace of instruction `first` */
-    int merged;     /* index of the box whose place it takes over; itself if none */
+    int32_t value;  /* base value; 0: the workspace of instruction `first` */
+    int merged;     /* index of the box whose place this box takes over; else its own index */
     tt__space space;
 } tt__box;
 
-/* The largest sum of bytes alive at once in a space, of boxes of at least `least` bytes, and where it is. */
+/* Returns the largest sum of bytes alive at once in a space, of boxes of at least `least` bytes. *at: the
+   instruction of that peak. SIZE_MAX: out of memory. */
 static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t least,
                            tt_context *ctx, int *at)
 {
@@ -11220,23 +11394,23 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
     return most;
 }
 
-/* Which bytes are taken when: a binary tree over the instructions (a segment tree: Bentley, "Solutions to
-   Klee's rectangle problems", 1977). A node has two lists of spans of bytes: those taken during all of the
-   node's instructions, and those taken during some of them. */
+/* The bytes in use at each time: a binary tree over the instructions (a segment tree: Bentley, "Solutions to
+   Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in use during all of the
+   node's instructions, and spans in use during some of them. */
 typedef struct tt__span {
     size_t from, to;
-    int next;       /* the following span in order of bytes; 0: none */
-    int far;        /* one that a search has met behind it, if it is still in the list */
-    int list;       /* that it is in; 0: none */
+    int next;       /* the next span in the order of bytes; 0: none */
+    int far;        /* shortcut that a search has left: a span further on, valid if still in the same list */
+    int list;       /* number of the span's list; 0: none */
 } tt__span;
 typedef struct tt__taken {
     tt_context *ctx;
-    tt__span *span; int n_span, cap_span;   /* span[0] is "none" */
-    int unused;     /* the first of the spans that are in no list */
-    int *list;      /* of node k, list[2 k]: taken all the time; list[2 k + 1]: at times */
-    int *hint;      /* of each list, the span that it got last */
-    int leaves;     /* instructions rounded up to a power of two; node 1 is the root */
-    int highest;    /* the last placed of the boxes that reach the height */
+    tt__span *span; int n_span, cap_span;   /* span[0] means "none" */
+    int unused;     /* first of the spans that are in no list; 0: none */
+    int *list;      /* of node k, list[2 k]: in use all the time; list[2 k + 1]: in use at times */
+    int *hint;      /* of each list, the span that was changed last */
+    int leaves;     /* number of instructions, rounded up to a power of two; node 1 is the root */
+    int highest;    /* the last box placed that ends at the height */
 } tt__taken;
 
 static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
@@ -11265,7 +11439,8 @@ static bool tt__taken_clear(tt__taken *t)
     return true;
 }
 
-/* The last span, from `at` on, that ends at or below `limit`, as `at` does. Leaves shorter ways behind. */
+/* Returns the last span, from `at` on, that ends at or below `limit`; `at` must do so. Leaves shortcuts for
+   later searches. */
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
@@ -11279,16 +11454,18 @@ static int tt__span_before(tt__taken *t, int at, size_t limit)
     }
 }
 
-/* Adds bytes [from, to) to a list, where they are joined with the spans that they overlap or touch. */
+/* Adds bytes [from, to) to a list and joins them with the spans that they overlap or touch. Returns false if
+   out of memory. */
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
     int before = 0, at = t->list[list], hint = t->hint[list];
-    if (t->span[hint].list == list && t->span[hint].from <= from) at = hint; /* most are near the last */
+    /* Most additions are near the last one. */
+    if (t->span[hint].list == list && t->span[hint].from <= from) at = hint;
     if (at && t->span[at].to < from) {
         before = tt__span_before(t, at, from - 1);
         at = t->span[before].next;
     }
-    if (at && t->span[at].from <= to) { /* the first one grows, and those that it reaches then go */
+    if (at && t->span[at].from <= to) { /* the first such span grows and takes in those that it reaches */
         tt__span *s = &t->span[at];
         t->hint[list] = at;
         if (from < s->from) s->from = from;
@@ -11316,7 +11493,8 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
     return true;
 }
 
-/* Takes the place of b. `node` stands for instructions [lo, lo + width). */
+/* Marks the place of b as in use. `node` covers instructions [lo, lo + width). Returns false if out of
+   memory. */
 static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width)
 {
     if (b->first >= lo + width || b->last < lo) return true;
@@ -11326,8 +11504,9 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
                       tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
 }
 
-/* Appends to `heads` the lists of what is taken at some time in b's life; returns how many there are then: on
-   each level one of at most two nodes that b's life is a part of, and two of at most two that are in it. */
+/* Appends to `heads` the lists of spans in use at some time in b's life; returns the number of lists in
+   `heads`. A level of the tree adds at most 6: one list for each of at most two nodes that b's life covers in
+   part, two for each of at most two nodes that it covers whole. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
                            int n)
@@ -11342,13 +11521,14 @@ static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int l
     return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
 }
 
-/* The lowest (or the tightest) gap of b's size among what is taken during its life. */
+/* Returns the lowest gap (or the tightest one) of at least b's size between the spans in use during b's
+   life. */
 static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
     size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
     for (;;) {
-        size_t next = SIZE_MAX; /* what is taken first behind the cursor */
+        size_t next = SIZE_MAX; /* the lowest span after the cursor */
         bool moved = false;
         for (int k = 0; k < n;) {
             if (t->span[head[k]].to <= cursor) head[k] = t->span[tt__span_before(t, head[k], cursor)].next;
@@ -11369,8 +11549,8 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes in the given order, each into the lowest (or the tightest) gap among those alive with it.
-   Returns the height; gives up above `limit`; SIZE_MAX: out of memory. */
+/* Places boxes in the given order, each into the lowest gap (or the tightest one) between the boxes alive
+   with it. Returns the height; stops at the first height above `limit`. SIZE_MAX: out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -11389,8 +11569,8 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Sort keys: 0 size, 1 size x duration, 2 duration, 3 time, 4 what lives at the peak by duration and then the
-   rest by size; larger first, ties by size, then index. */
+/* Number of sort keys: 0: size; 1: size x duration; 2: duration; 3: begin; 4: boxes alive at the peak by
+   duration, then the others by size. Larger keys come first (begin: earlier), ties by size, then by index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -11407,7 +11587,7 @@ static bool tt__box_before(const tt__box *box, int a, int b, int kind, int peak)
     return a < b;
 }
 
-/* Merge sort. */
+/* Sorts `order` by merge sort. */
 static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, int kind, int peak)
 {
     for (int width = 1; width < n; width *= 2) {
@@ -11424,9 +11604,10 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
 
 enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000, TT__IMPROVE_HOST = 20000, TT__IMPROVE_MANY = 8 };
 
-/* Tries to get below the height of an order: the box that reaches it is placed first instead, again and
-   again; in the host's memory, which is less scarce, less often, and of many boxes a few times, if they are
-   more than 1/64 above the bound. Leaves the lowest placement found, and returns its height. */
+/* Searches for a placement below the height of an order: places the box that reaches the height first
+   instead, and repeats. The number of attempts falls with the number of boxes, and is smaller for the host's
+   memory, which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY attempts, if the
+   height is more than 1/64 above the bound. Leaves the lowest placement found, and returns its height. */
 static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound,
                           tt__taken *taken)
 {
@@ -11451,9 +11632,10 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
     return rounds ? tt__place_in_order(box, best_order, n, best_tightest, SIZE_MAX, taken) : best;
 }
 
-/* Places those of the n boxes that lie in a space (those merged into another take its place). *height: bytes
-   needed; *bound: the largest sum of live bytes. Orders of the boxes that matter are tried until one reaches
-   it (of many boxes, is within 1/256 of it); boxes below 1/1024 of it then find room between these. */
+/* Places those of the n boxes that are in a space; a box merged into another takes the place of that box.
+   *height: bytes needed. *bound: largest sum of bytes alive at once; *peak_at: its instruction. Tries several
+   orders of the large boxes until the height is the bound, or, for many boxes, within 1/256 of it. If there
+   are many boxes, those below 1/1024 of the bound are small and placed into the gaps afterwards. */
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space,
                            size_t *height, size_t *bound, int *peak_at)
 {
@@ -11464,7 +11646,7 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
     size_t least = n < TT__FEW_BOXES ? 0 : *bound / 1024, best = SIZE_MAX;
     size_t goal = tt__max_live(box, n, instructions, space, least, ctx, &at);
     room = room && *bound != SIZE_MAX && goal != SIZE_MAX;
-    for (int k = 0; k < 2 * n && room; k++) { /* the large ones, then the others */
+    for (int k = 0; k < 2 * n && room; k++) { /* large boxes, then small ones */
         const tt__box *b = &box[k % n];
         if (b->merged != k % n || b->space != space || !b->bytes || (b->bytes < least) != (k >= n)) continue;
         order[all++] = k % n;
@@ -11500,7 +11682,8 @@ static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v)
     return tt__align_to(tt__storage_bytes(v), t->alignment);
 }
 
-/* Refuses a tape whose storages, workspaces and `more` are 2^62 bytes or more, so that no sum overflows. */
+/* Fails if storages, workspaces and `more` are 2^62 bytes or more together, so that no sum of them
+   overflows. */
 static tt_status tt__check_total(const tt_tape *t, size_t more)
 {
     const size_t most = SIZE_MAX / 4;
@@ -11522,7 +11705,7 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
                     tt__describe(t, largest, what, sizeof what));
 }
 
-/* value 0: a workspace. */
+/* Sets box `at`. value 0: a workspace. */
 static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, size_t bytes, int first,
                         int last)
 {
@@ -11530,15 +11713,16 @@ static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, s
     box[at] = b;
 }
 
-/* Lifetimes of a tape's transient storages and workspaces. The caller releases *out. Instructions that run
-   together need operands from the first to the last; work of other streams until its WAIT reads them. */
+/* Finds the lifetimes of a tape's transient storages and workspaces. The caller frees *out. Instructions that
+   run together need their operands from the first to the last; work of other streams needs its operands until
+   its WAIT. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
     tt_context *ctx = t->ctx;
     const int end = t->n_code > 0 ? t->n_code - 1 : 0;
     tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
-    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* box of each base value */
-    int n = 0, group = 0, group_end = 0; /* of the instructions that run together */
+    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* box of each base value; -1: none */
+    int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
     const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
     if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
@@ -11564,13 +11748,14 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         tt__new_box(t, box, n++, 0, i->workspace, k, k);
         box[n - 1].space = i->on_host ? TT__HOST : TT__DEVICE;
     }
-    for (int32_t v = 1; v < t->n_values; v++) { /* inputs that no instruction reads, but tt_get may */
+    for (int32_t v = 1; v < t->n_values; v++) { /* inputs that only tt_get may read */
         const tt__value *x = &t->values[v];
         bool kept = x->keep || v == t->values[root].base;
         if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !kept) continue;
         tt__new_box(t, box, of[v] = n++, v, tt__storage_bytes(x), 0, end);
     }
-    /* In place: out[0] begins where in[j] ends. Chains of several links merge into the first. */
+    /* In place: out[0] takes over the place of in[j], which ends here. A chain of such values merges into the
+       first. */
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         int32_t y = i->out[0];
@@ -11590,7 +11775,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* later links see the joined lifetime */
+            of[y] = start; /* later links see the merged lifetime */
             break;
         }
     }
@@ -11599,7 +11784,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     return TT_OK;
 }
 
-/* Bytes of b's place are taken during its life. */
+/* Returns whether bytes of b's place are in use during b's life. */
 static bool tt__overlaps(tt__taken *t, const tt__box *b)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
@@ -11610,7 +11795,7 @@ static bool tt__overlaps(tt__taken *t, const tt__box *b)
     return false;
 }
 
-/* Storages k and j are alive together and overlap. */
+/* Returns whether boxes k and j are alive together and overlap in memory. */
 static bool tt__collide(const tt__box *box, int k, int j)
 {
     const tt__box *a = &box[k], *b = &box[j];
@@ -11618,7 +11803,8 @@ static bool tt__collide(const tt__box *box, int k, int j)
     return !apart && a->place < b->place + b->bytes && b->place < a->place + a->bytes;
 }
 
-/* No two storages of a space that are alive together overlap, and all lie inside. */
+/* Verifies that no two storages of a space that are alive together overlap, and that all are within the
+   height. */
 static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__space space, size_t height)
 {
     tt_status status = TT_OK;

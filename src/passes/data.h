@@ -9,11 +9,12 @@
 #include "step.h"
 
 /* --------------------------------------------------------------------------------------------------- data
-   Spreads a step over data ranks: pieces of what belongs to parameters, and collectives. See src/ranks/. */
+   Divides a step over data ranks: shards gradients, optimizer state and parameters, and inserts collectives.
+   See src/ranks/. */
 
-enum { TT__SLICE = 16 }; /* elements that a collective never parts: a cache line of f32 */
+enum { TT__SLICE = 16 }; /* elements that a collective never divides: a cache line of f32 */
 
-/* A view of the rank's piece of v, which lies whole on each. */
+/* Returns a view of the rank's shard of v, which is replicated; 0 after tt__tape_fail. */
 static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
 {
     const tt__shape shape = tt__piece_shape(t, t->values[v].shape.dtype, part);
@@ -24,7 +25,7 @@ static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
     return id;
 }
 
-/* A view of slot k of v. */
+/* Returns a view of slot k of v; 0 after tt__tape_fail. */
 static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 {
     const tt__value x = t->values[v];
@@ -33,7 +34,8 @@ static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
     return id;
 }
 
-/* A collective over data ranks, x -> y, of pieces if y or x is one (part), else of the whole. */
+/* Returns the collective `op` over data ranks that reads x and writes y. part: the shard that x or y is; if
+   `part` is NULL or its unit is 0, both are whole. */
 static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -44,13 +46,15 @@ static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *par
     return i;
 }
 
-/* The sum over data ranks of x into y: its piece, or all of it. */
+/* Returns the collective that sums x over data ranks into y, which is the rank's shard of the sum or all of
+   it. */
 static tt__instr tt__data_sum(const tt__part *part, int32_t x, int32_t y)
 {
     return tt__data_move(part->unit ? (int)TT__OP_REDUCE_SCATTER : (int)TT__OP_ALL_REDUCE, x, y, part);
 }
 
-/* Appends an instruction to the step's end; if the one before is of the same op, they run together. */
+/* Appends an instruction to the end of the step or of the lap. together: the instruction runs together with
+   the one before if both have the same op and slot. */
 static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
 {
     tt__instr *to = tt__append(t, i->op);
@@ -71,9 +75,10 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
     return i;
 }
 
-/* Sums of a step: at its end the leaves in a storage, gradients' or counts', are summed in place, slot by
-   slot over the data ranks and then over the slots. Emits what is `stage` (0, 1: over ranks, of pieces and of
-   whole tensors; 2: over slots) for v, of slot k. */
+/* Appends one stage of the sum of v, a storage with a slot for each leaf of a gradient or of counts. At the
+   end of the step the data ranks sum each slot in place, then the slots are summed. stage 0: sums slot k of a
+   sharded sum over ranks; 1: sums slot k of a whole sum over ranks; 2: sums the slots. The last stage writes
+   `total` if it is not 0. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -88,7 +93,8 @@ static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__pa
     return tt__append_step(t, &sum, false);
 }
 
-/* The gradient of parameter value v, with a slot for each leaf, becomes what the data ranks sum it to. */
+/* Appends the sums of a step over data ranks and slots. Each trained parameter's gradient gets a slot for
+   each leaf, and the value of the summed gradient becomes the parameter's `grad`. */
 static tt_status tt__sum_steps(tt_tape *t)
 {
     const int values = t->n_values;
@@ -120,7 +126,8 @@ static tt_status tt__sum_steps(tt_tape *t)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* A storage for the sum of gradients that are like g, in parts. */
+/* Makes a persistent storage for the sum of gradients like g, or, with several slots, for the leaves of the
+   sum. `part` is the storage's shard. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
     const tt__value *like = &t->values[g];
@@ -136,8 +143,9 @@ static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slot
     return id;
 }
 
-/* Is the gradient of parameter v, which the data ranks sum after each micro-batch, summed with others at the
-   end of the backward? If it is to be updated before, only one that is small. */
+/* Returns whether the data ranks sum the gradient of parameter v at the end of the backward of each
+   micro-batch, together with other gradients. If the backward updates parameters, only small gradients wait
+   for its end. */
 static bool tt__sums_at_end(const tt_tape *t, int32_t v)
 {
     const tt__shape *s = &t->values[v].shape;
@@ -145,19 +153,19 @@ static bool tt__sums_at_end(const tt_tape *t, int32_t v)
     return t->data > 1 && !tt__data_part(t, v).unit && (small || !t->early);
 }
 
-/* Sums of micro-batches: right after its last contribution a gradient is summed over the data ranks, and the
-   sum added to those before; those that stay whole, which are small, at the end of the backward, all
-   together. persist: steps have several micro-batches. */
+/* Inserts the sums of each micro-batch. A gradient is summed over the data ranks directly after its last
+   contribution, and the result is added to the sum of earlier micro-batches. Small gradients, which are not
+   sharded, are summed together at the end of the backward. persist: steps have several micro-batches. */
 static tt_status tt__sum_micros(tt_tape *t, bool persist)
 {
     const int values = t->n_values, n = tt__index(t);
-    int last = 0; /* of those at the end */
-    int32_t *leaves = tt__new_map(t); /* of each parameter; without slots, the sum */
+    int last = 0; /* the last sum at the end of the backward */
+    int32_t *leaves = tt__new_map(t); /* of each parameter, the leaves of its sum; with one slot, the sum */
     bool ok = leaves != NULL;
     const tt__part whole = {TT__WHOLE, false, 0, 0};
     for (int32_t k = 1; k < 2 * values && ok; k++) {
         const int32_t v = k % values; /* 0: none */
-        const bool at_end = k >= values; /* they stand behind all others */
+        const bool at_end = k >= values; /* sums at the end come after all others */
         if (!v || !tt__is_trained(t, v) || tt__sums_at_end(t, v) != at_end) continue;
         const tt__part part = tt__data_part(t, v);
         const int32_t g = t->values[v].grad, sum = tt__new_sum(t, g, &part, 1);
@@ -171,14 +179,14 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
         t->values[sum].persistent = persist;
         if (persist && t->slots == 1) i.add_later = 1;
         int at = t->values[t->values[g].base].writer;
-        while (t->code[at].with_next) at++; /* not amid what runs together */
+        while (t->code[at].with_next) at++; /* not between instructions that run together */
         const int made = leaves[v] ? tt__insert(t, at_end ? n : at + 1, &i) : 0;
         if (at_end && last) t->code[last].with_next = true;
         if (at_end) last = made;
         t->values[v].grad = sum;
         ok = made != 0;
     }
-    if (t->early && ok) { /* the first update needs what all ranks counted */
+    if (t->early && ok) { /* the first update needs the counts of all ranks */
         tt__instr sum = tt__data_sum(&whole, t->counted, t->totals);
         ok = tt__insert(t, t->values[t->counted].writer + 1, &sum) != 0;
     }
@@ -197,15 +205,16 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Sums gradients over data ranks and leaves. */
+/* Adds the sums of gradients over data ranks and leaves. */
 static tt_status tt__pass_sums(tt_tape *t, bool persist)
 {
     if (t->sums_micros && (t->data > 1 || t->slots > 1 || persist)) return tt__sum_micros(t, persist);
     return t->data > 1 || t->slots > 1 ? tt__sum_steps(t) : TT_OK;
 }
 
-/* Which operands are a value, or a view of it, in their order: of value v the first is first[v], and behind
-   operand x comes next[x]. Operand j of instruction k is number 1 + k * TT__MAX_IN + j; 0: none. */
+/* Lists of the operands that read each value or a view of the value, in the order of the instructions.
+   first[v] is the first operand that reads value v, next[x] the operand after operand x. Operand j of
+   instruction k has the number 1 + k * TT__MAX_IN + j; 0: none. */
 typedef struct tt__readers { int *first, *next; } tt__readers;
 
 static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
@@ -221,7 +230,8 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
     return r->first && r->next;
 }
 
-/* Operand number x is of the backward or of the forward, and reads more than a piece of a parameter. */
+/* Returns whether operand x is of the backward (or of the forward) and needs a whole parameter, not a
+   shard. */
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
@@ -229,8 +239,8 @@ static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
     return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_piece;
 }
 
-/* What reads all of v, or of a view of it, in the backward or the forward, reads w. Returns the first
-   instruction of these; -1: there is none; -2: no memory. */
+/* Makes the operands of the backward (or of the forward) that need all of v, or of a view of v, read w.
+   Returns the first instruction of these; -1: none; -2: out of memory. */
 static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int32_t v, int32_t w)
 {
     int first = -1;
@@ -245,14 +255,14 @@ static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int
     return first;
 }
 
-/* Is all of v, or of a view of it, read in the backward or the forward? */
+/* Returns whether the backward (or the forward) needs all of v or of a view of v. */
 static bool tt__is_read_whole(const tt_tape *t, const tt__readers *r, bool backward, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) if (tt__reads_whole(t, x, backward)) return true;
     return false;
 }
 
-/* Casts of parameter v, a piece now, are of the piece, and what they wrote is gathered. */
+/* Makes the casts of parameter v, which is a shard now, cast the shard, and gathers their results. */
 static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) {
@@ -274,8 +284,8 @@ static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
     return true;
 }
 
-/* Parameters of which each data rank keeps a piece are gathered before the forward reads them, and again for
-   the backward. */
+/* Gathers parameters that are sharded over the data ranks: once before the forward reads them, and once more
+   for the backward. */
 static tt_status tt__pass_gather(tt_tape *t)
 {
     const int values = t->n_values, n = tt__index(t);

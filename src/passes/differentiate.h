@@ -9,7 +9,7 @@
 
 /* ------------------------------------------------------------------------------------------ differentiate */
 
-/* Appends the backward instructions of the loss `root` to the tape. */
+/* Appends the backward of the loss `root` to the tape. */
 static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 {
     tt__builder b = {t, accumulate, true, TT__EACH_MICRO, true};
@@ -43,12 +43,13 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 
 /* ---------------------------------------------------------------------------------------------- inference */
 
-/* Takes dropout out: of all ops without training, else of rate 0; lists that are for training, without it.
-   Copies go, unless asked for by name. */
+/* Removes what does nothing: dropout of rate 0, and, in programs that do not train, all dropout, and the
+   block lists that are for training only. Also drops the copies that remain, except copies that are outputs,
+   have views or are the root. */
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
-    int32_t *instead = tt__new_map(t); /* what is read in place of a copy */
+    int32_t *instead = tt__new_map(t); /* of each value, the value to read instead of a dropped copy */
     if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];

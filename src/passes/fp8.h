@@ -10,15 +10,16 @@
 
 /* ---------------------------------------------------------------------------------------------------- fp8 */
 
-#ifndef TT__FP8_FROM /* tests make it 0: fp8 whatever it costs */
+#ifndef TT__FP8_FROM /* tests set 0: fp8 at any cost */
 #define TT__FP8_FROM 1.0
 #endif
 
-/* Is i, a product (m, k) times (k, n) of 16-bit operands, faster in fp8? The products that a cross-entropy
-   makes in chunks are never in fp8. The three products of a linear layer, whose sizes are the same, have 6 m
-   n k operations at 1,150 instead of 740 TFLOP/s, as cuBLASLt 13.1 makes them on an H200 in the mean of
-   ViT-L's, DistilBERT's and GPT-2's layers. Rounding the three tensors that they read and their transposes
-   moves, by arithmetic, 4 bytes of each element at 4.3 TB/s, in three launches of a microsecond. */
+/* Returns whether i, a product (m, k) times (k, n) of 16-bit operands, is faster in fp8. The products that a
+   cross-entropy makes in chunks are never in fp8. The three products of a linear layer have the same sizes
+   and together 6 m n k operations. cuBLASLt 13.1 on an H200 makes them at 1,150 instead of 740 TFLOP/s,
+   averaged over the layers of ViT-L, DistilBERT and GPT-2. Rounding the three tensors that they read, with
+   their transposes, moves 4 bytes of each element at 4.3 TB/s, by calculation, in three launches of a
+   microsecond. */
 static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
     if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
@@ -30,9 +31,10 @@ static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
     return 6 * m * n * k * (1 / 740e12 - 1 / 1150e12) > TT__FP8_FROM * rounding;
 }
 
-/* Numbers the tensors that products read, and gives those of a program that trains a history with a row for
-   each: before recompute makes copies of them, and stages part them, so that the numbers do not depend on
-   these. Tensor ranks have parts of tensors, and no history. */
+/* Numbers the tensors that products read. In a program that trains, makes the history, with a row for each
+   tensor. The pass runs before recompute copies instructions and before the tape is divided into stages, so
+   that the numbers do not depend on either. Programs split over tensor ranks have no history, as a rank has
+   only shards of tensors. */
 static tt_status tt__pass_number_factors(tt_tape *t, bool train)
 {
     int32_t *number = (int32_t *)tt__calloc(t->ctx, sizeof *number * 2 * (size_t)t->n_values), n = 0;
@@ -60,20 +62,20 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
     return TT_OK;
 }
 
-/* What products read in fp8 instead of a value. */
+/* The QUANTIZE that rounds a value to fp8 for products. */
 typedef struct tt__quantized {
-    int at;      /* one more than its QUANTIZE, which stands behind all others until tt__settle; 0: none */
-    int before;  /* the instruction that this is inserted before */
+    int at;      /* one more than the instruction, which comes after all others until tt__settle; 0: none */
+    int before;  /* the instruction before which the QUANTIZE is inserted */
 } tt__quantized;
 
 typedef struct tt__fp8 {
     tt_tape *t;
     tt__quantized *of;   /* of value v as a gradient (2 v + 1) or not (2 v) */
-    int *written, *read; /* of storages: one more than the last instruction that has written it so far, and
-                            that reads it other than as fp8 */
+    int *written, *read; /* of each storage: one more than the last instruction so far that writes it, and
+                            than the last one that reads it not as fp8 */
 } tt__fp8;
 
-/* A value for the fp8 of v or of its transpose, laid out as QUANTIZE does. */
+/* Makes a value for the fp8 of v or of its transpose, in the layout that QUANTIZE writes. */
 static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transposed)
 {
     const tt__value x = t->values[v];
@@ -89,10 +91,10 @@ static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transpose
     return tt__new_view(t, storage, &shape, 0, ld, t->values[storage].name);
 }
 
-/* The QUANTIZE of operand o of product k, or of its transpose: one that stands there already, or a new one
-   right before it. What the forward has rounded serves the backward too, unless the value that it was made
-   of stays until then anyway: then rounding it again takes no memory in between. Returns its number plus 1;
-   0: out of memory. */
+/* Finds the QUANTIZE of operand o of product k, or inserts one directly before the product. The backward uses
+   what the forward has rounded, unless the rounded value stays in memory until then for other readers: then a
+   second QUANTIZE saves the memory of the fp8 between forward and backward. Returns the number of the
+   QUANTIZE plus 1; 0: out of memory. */
 static int tt__quantize(tt__fp8 *f, int k, int o)
 {
     tt_tape *t = f->t;
@@ -129,7 +131,7 @@ static int tt__quantize(tt__fp8 *f, int k, int o)
     return q->at;
 }
 
-/* Operand o of product k becomes fp8. */
+/* Makes product k read operand o in fp8. Returns false if out of memory. */
 static bool tt__read_fp8(tt__fp8 *f, int k, int o)
 {
     tt_tape *t = f->t;
@@ -147,7 +149,7 @@ static bool tt__read_fp8(tt__fp8 *f, int k, int o)
     return true;
 }
 
-/* Largest magnitudes of a step's tensors go into their history, those of all data ranks. */
+/* Appends the update of the history: the largest magnitudes of the step's tensors, over all data ranks. */
 static bool tt__emit_fp8_history(tt_tape *t)
 {
     tt__instr i = tt__instr_of(TT__OP_FP8_HISTORY, t->fp8_largest, t->fp8_history);
@@ -158,7 +160,7 @@ static bool tt__emit_fp8_history(tt_tape *t)
     return tt__append_step(t, &i, false);
 }
 
-/* Products read their operands in fp8 where that is faster. */
+/* Makes products read their operands in fp8 where fp8 is faster. */
 static tt_status tt__pass_fp8(tt_tape *t)
 {
     const int n = tt__index(t), values = t->n_values;
@@ -174,7 +176,7 @@ static tt_status tt__pass_fp8(tt_tape *t)
         const bool pays = tt__pays_in_fp8(t, &t->code[k]);
         any |= pays;
         if (pays && tt__operand_sums(&t->code[k]))
-            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* of what is not rounded */
+            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* sums of unrounded operands */
         for (int o = 0; o < 2 && pays && ok; o++) ok = tt__read_fp8(&f, k, o);
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (t->code[k].out[j]) f.written[t->values[t->code[k].out[j]].base] = k + 1;

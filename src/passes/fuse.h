@@ -6,7 +6,7 @@
 
 /* --------------------------------------------------------------------------------------------------- fuse */
 
-/* Makes one instruction of several where ops know how; `later`: after differentiation. */
+/* Fuses instructions by the rules of their ops: `fuse_later` after differentiation (`later`), else `fuse`. */
 static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
 {
     int n = tt__index(t);

@@ -7,15 +7,17 @@
 #include "overlap.h"
 
 /* ---------------------------------------------------------------------------------------------------- join
-   Products that are one if their operands lie side by side (see tt__is_one_product) run together. Those of
-   their operands that only live in the step are joined to one value; parameters, and gradients that stay, lie
-   as tt__place_persistent puts them. Where operands lie apart after all, each product is launched alone. */
+   Products that would be one product if their operands were adjacent in memory (see tt__is_one_product) run
+   together. Their transient operands become views of one value. tt__place_persistent makes parameters and
+   persistent gradients adjacent. If operands are not adjacent in the end, each product is launched alone. */
 
-/* What is written, or read last, by instructions further apart than this lives at other times. */
+/* Largest distance in instructions: values that are written or last read further apart count as alive at
+   different times, and products further apart are not joined. */
 enum { TT__TOGETHER = 32 };
 
-/* Which storages must have a place of their own: what other streams or collectives work on; what a result may
-   take the place of, and such results. To be freed. */
+/* Returns, for each storage, whether it must have a place of its own: other streams or collectives use it, or
+   an instruction may write its result in place of it, or it is such a result. The caller frees the array.
+   NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
@@ -35,7 +37,7 @@ static bool *tt__never_joined(const tt_tape *t)
     return apart;
 }
 
-/* Is v a storage of the device with nothing special about it? */
+/* Returns whether v is a plain storage of the device: contiguous, whole, without slots or copies. */
 static bool tt__is_plain(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
@@ -43,7 +45,8 @@ static bool tt__is_plain(const tt_tape *t, int32_t v)
            x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
 
-/* May v, which lives in the step, be joined to others? Its rows keep the alignment that kernels want. */
+/* Returns whether v may become a view of a joined value. v lives within the step, and its rows keep the
+   alignment of 16 bytes that kernels need. */
 static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
     const tt__value *x = &t->values[v];
@@ -54,7 +57,8 @@ static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const b
            row % 16 == 0;
 }
 
-/* May another lie right behind v, of those that stay? If v takes all of the bytes that its storage has. */
+/* Returns whether another storage may be placed directly after the persistent storage v. v must fill all
+   bytes of its storage. */
 static bool tt__may_be_followed(const tt_tape *t, int32_t v)
 {
     const tt__shape *x = &t->values[v].shape;
@@ -62,8 +66,8 @@ static bool tt__may_be_followed(const tt_tape *t, int32_t v)
     return tt__is_plain(t, v) && tt__storage_bytes(&t->values[v]) == bytes;
 }
 
-/* Can a and b, which have the same role in two products, come to lie side by side? Of what lives in the step
-   only if both live at about the same time, so that both together take hardly more memory. */
+/* Returns whether a and b, which have the same role in two products, can be adjacent in memory. Transient
+   values must live at about the same time, so that the joined value takes hardly more memory. */
 static bool tt__may_lie_beside(const tt_tape *t, int32_t a, int32_t b, int32_t root, const bool *apart)
 {
     const tt__value *x = &t->values[a], *y = &t->values[b];
@@ -73,7 +77,7 @@ static bool tt__may_lie_beside(const tt_tape *t, int32_t a, int32_t b, int32_t r
            abs(x->producer - y->producer) <= TT__TOGETHER && abs(x->reader - y->reader) <= TT__TOGETHER;
 }
 
-/* May product b run together with a? */
+/* Returns whether product b may run together with product a. */
 static bool tt__may_join(const tt_tape *t, const tt__instr *a, const tt__instr *b, int32_t root,
                          const bool *apart)
 {
@@ -85,7 +89,7 @@ static bool tt__may_join(const tt_tape *t, const tt__instr *a, const tt__instr *
     return true;
 }
 
-/* Moves the instruction at `from` to place `to`. */
+/* Moves the instruction at place `from` to place `to`. */
 static void tt__move_instr(tt_tape *t, int from, int to)
 {
     const tt__instr i = t->code[from];
@@ -94,8 +98,8 @@ static void tt__move_instr(tt_tape *t, int from, int to)
     t->code[to] = i;
 }
 
-/* Moves instruction m right behind those from *first to *last, or these right before it, if their order with
-   what lies in between does not matter. */
+/* Moves instruction m directly after instructions *first to *last, or moves those directly before instruction
+   m, and updates *first and *last. Returns false if the order of the instructions in between forbids both. */
 static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 {
     const int many = *last - *first + 1;
@@ -112,8 +116,8 @@ static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
     return rises || sink;
 }
 
-/* Puts products in the order of their weights, or of the gradients of these, which is that of persistent
-   values in the arena, and the same wherever they are computed again. */
+/* Sorts products by their weights, or by the gradients of their weights, and makes them run together. The
+   order is that of persistent values in the arena, and the same wherever the products are recomputed. */
 static void tt__order_products(tt_tape *t, int first, int last)
 {
     for (int k = first + 1; k <= last; k++) {
@@ -126,8 +130,8 @@ static void tt__order_products(tt_tape *t, int first, int last)
     for (int k = first; k <= last; k++) t->code[k].with_next = k < last;
 }
 
-/* What has a role in the products from `first` to `last` is joined to one value, or, if it stays, is to lie
-   one behind the other. */
+/* Makes the values that have a role in the products from `first` to `last` views of one new value, or, if the
+   values are persistent, adjacent in memory. */
 static bool tt__join_values(tt_tape *t, int first, int last, int role)
 {
     const bool below = tt__lies_below(&t->code[first], role);
@@ -172,7 +176,7 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
         tt__order_products(t, first, last);
         for (int role = 0; role < TT__ROLES && ok; role++)
             if (role != tt__shared_role(&t->code[first])) ok = tt__join_values(t, first, last, role);
-        k -= first != k; /* what stands here now has come from behind them */
+        k -= first != k; /* an instruction from after the products is at this place now */
     }
     tt__free(t->ctx, apart);
     return ok ? TT_OK : TT_ERR_MEMORY;

@@ -9,16 +9,18 @@
 #include "update.h"
 
 /* ------------------------------------------------------------------------------------------------ offload
-   Storages in the host's memory. Instructions use copies of them on the device, each for a while: what reads
-   them first has them copied in, and what they write is copied back. With update "host" it is the other way
-   round: updates use copies in the host's memory of what is on the device. */
+   Keeps storages in the host's memory. Instructions use temporary copies on the device: a copy is made before
+   the first instruction that reads the storage, and copied back after the last one that writes it. With
+   update "host" it is the other way round: updates use copies in the host's memory of storages on the
+   device. */
 
-/* What the option `offload` names. */
+/* The words of the option `offload`, as a bit set; tt__out_names has them in the order of the bits. */
 enum { TT__OUT_OPTIMIZER = 1, TT__OUT_GRADIENTS = 2, TT__OUT_PARAMETERS = 4, TT__OUT_ACTIVATIONS = 8 };
 
 static const char *const tt__out_names[] = {"optimizer", "gradients", "parameters", "activations"};
 
-/* *fits: what fits the budget is chosen. */
+/* Reads the option `offload` into the bit set *out. *fits: the option is "budget", so that tt_compile chooses
+   what to offload. Fails if a word is unknown. */
 static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *out, bool *fits)
 {
     *out = 0;
@@ -41,11 +43,13 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
 }
 
 #ifndef TT__OFFLOAD_TOGETHER /* tests make it smaller */
-#define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device of instructions that run together */
+#define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device for the operands of a group of
+                                                   instructions that run together */
 #endif
-enum { TT__ONE_BY_ONE = 30 }; /* so often halved, these bytes are 0: each instruction runs alone */
+enum { TT__ONE_BY_ONE = 30 }; /* TT__OFFLOAD_TOGETHER, halved this many times, is 0: each instruction runs
+                                 alone */
 
-/* Two values are the same part of their storage. */
+/* Returns whether two values are the same elements of the same storage. */
 static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
 {
     const tt__value *x = &t->values[a], *y = &t->values[b];
@@ -54,12 +58,14 @@ static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
 }
 
-/* How some instructions use a storage. The same part of it always, or several, and all of its slots? */
+/* Describes how a range of instructions uses a storage. several, reads_several: they use, or read, different
+   elements of it; all_slots: an instruction sums all slots; always: an instruction also runs on ranks without
+   a micro-batch. */
 typedef struct tt__use {
-    int32_t any, read, written;   /* the first values of it, read and written; 0: none */
+    int32_t any, read, written;   /* first value of the storage that they use, read and write; 0: none */
     bool several, reads_several, all_slots, always;
-    bool in;                      /* contents are needed ... */
-    bool later;                   /* ... only where add_later adds */
+    bool in;                      /* the contents from before are needed */
+    bool later;                   /* the contents are needed only where add_later adds */
 } tt__use;
 
 static void tt__note_use(const tt_tape *t, const tt__instr *i, int32_t id, int out, tt__use *u)
@@ -80,7 +86,7 @@ static void tt__note_use(const tt_tape *t, const tt__instr *i, int32_t id, int o
     u->always |= i->always;
 }
 
-/* How instructions [from, to] use storage v. */
+/* Describes how instructions [from, to] use storage v. */
 static tt__use tt__use_of(const tt_tape *t, int32_t v, int from, int to)
 {
     tt__use u;
@@ -94,7 +100,8 @@ static tt__use tt__use_of(const tt_tape *t, int32_t v, int from, int to)
     return u;
 }
 
-/* A value like `of` of storage d, which is a copy of what `like` is of its storage. */
+/* Returns the value of storage d that corresponds to value `of`; d is a copy of value `like`, which is of the
+   storage of `of`. Returns 0 after tt__tape_fail. */
 static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 {
     const tt__value x = t->values[of];
@@ -105,7 +112,8 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
     return id;
 }
 
-/* Puts a copy between spaces in front of instruction `before`, in the segment of `like`. */
+/* Inserts a copy from x to y, in the other memory, before instruction `before`, in the segment of `like`.
+   Returns false if x or y is 0 or memory runs out. */
 static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32_t x, int32_t y, bool always,
                             bool later)
 {
@@ -115,9 +123,10 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
     return x && y && tt__insert(t, before, &i);
 }
 
-/* What a use of storage v has in the other memory: as little of v as that uses. Pieces and slots are storages
-   of their own, but other views stay what they are, so that kernels find all laid out as without. *like: the
-   value that the copy is of. 0: no memory. */
+/* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. The copy of a
+   shard or of a slot has only that shard or slot. The copy for any other view has the whole storage, so that
+   kernels find the same layout as without copies. *like: the value that the copy corresponds to. Returns 0 if
+   out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
     const tt__value base = t->values[v], x = t->values[u->any];
@@ -136,7 +145,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Copies to d, before instruction `from`, what is needed of v. */
+/* Inserts before instruction `from` the copies to d of the elements of v that the use u needs. d corresponds
+   to `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];
@@ -155,7 +165,8 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     return ok;
 }
 
-/* Instructions [from, to] use a copy of storage v, which is in the memory that they do not work on. */
+/* Makes instructions [from, to] use a copy of storage v, which is in the memory that the instructions do not
+   work on, and inserts copies before and after them. Returns false if out of memory. */
 static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
 {
     const tt__use u = tt__use_of(t, v, from, to);
@@ -174,7 +185,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
             bool known = !out;
             for (int m = 0; m < n && !known; m++) known = tt__same_part(t, written[m], was);
             if (known) continue;
-            if (n == TT__COUNT(written)) written[0] = like; /* all of it */
+            if (n == TT__COUNT(written)) written[0] = like; /* all elements */
             else written[n++] = was;
         }
     const tt__instr last = t->code[to];
@@ -189,7 +200,8 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
     return ok;
 }
 
-/* Is storage v to lie in the host's memory? Gradients are, if they wait for the end of the step. */
+/* Returns whether storage v is kept in the host's memory. `what` has the bits of TT__OUT_. A gradient is kept
+   there only if it waits for the end of the lap or step. */
 static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
 {
     const tt__value *x = &t->values[v];
@@ -210,7 +222,8 @@ static void tt__reach(tt__range *r, int k)
     r->to = k;
 }
 
-/* In the forward and in the backward, what uses v uses one copy of it. */
+/* Makes the instructions of a micro-batch that use v use one copy in the forward and one in the backward;
+   of[0] and of[1] are the ranges of these. Returns false if out of memory. */
 static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 {
     for (int backward = 0; backward < 2; backward++) {
@@ -223,19 +236,20 @@ static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
     return true;
 }
 
-/* Has pass "offload" put a storage into the host's memory? What a step shares with the host may lie there. */
+/* Returns whether pass "offload" has put a storage into the host's memory. Step settings and results in the
+   host's memory do not count. */
 static bool tt__is_out(const tt__value *base)
 {
     return base->space == TT__HOST && base->storage != TT__STEP;
 }
 
-/* Is a storage in the memory that instruction i does not work on? */
+/* Returns whether a storage is in the memory that instruction i does not work on. */
 static bool tt__is_away(const tt__value *base, const tt__instr *i)
 {
     return i->on_host ? base->space == TT__DEVICE : tt__is_out(base);
 }
 
-/* Bytes of what instruction i uses of such storages. */
+/* Returns the bytes that instruction i uses of storages in the memory that it does not work on. */
 static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 {
     size_t bytes = 0;
@@ -247,9 +261,10 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
     return bytes;
 }
 
-/* The instructions from k on that run together, in one memory, and use no more than so many bytes, unless it
-   is one alone; those behind them run together, too, but after them. *largest: bytes of the group so far, if
-   groups were as large as they may be. */
+/* Cuts a group off the instructions that run together from k on, and returns its range. Its instructions work
+   on one memory and use at most `most` bytes of storages in the other memory, unless the group is a single
+   instruction. The rest runs together after the group. *largest: bytes so far of the group that the limit
+   TT__OFFLOAD_TOGETHER would give. */
 static tt__range tt__cut_group(tt_tape *t, int k, size_t most, size_t *largest)
 {
     tt__range r = {k, k};
@@ -274,7 +289,8 @@ static tt__range tt__cut_group(tt_tape *t, int k, size_t most, size_t *largest)
     return r;
 }
 
-/* What a group of instructions uses of the storages that are in the other memory. */
+/* Makes a group of instructions use copies of the storages that are in the other memory. Returns false if out
+   of memory. */
 static bool tt__use_group(tt_tape *t, tt__range r)
 {
     for (int k = r.from; k <= r.to; k++)
@@ -287,7 +303,8 @@ static bool tt__use_group(tt_tape *t, tt__range r)
     return true;
 }
 
-/* Is activation v to lie in the host's memory between its uses in the forward and in the backward? */
+/* Returns whether activation v is kept in the host's memory between its uses in the forward, of[0], and in
+   the backward, of[1]. large: activations of TT__PIECES_FROM elements or more are. */
 static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
                                     const tt__range *of)
 {
@@ -298,8 +315,8 @@ static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, b
     return x->offload || (large && x->shape.rows * x->shape.cols >= TT__PIECES_FROM);
 }
 
-/* Activation v goes to the host's memory after its last use in the forward; what the backward reads is copied
-   back before. */
+/* Copies activation v to the host's memory after its last use in the forward, and back before its first use
+   in the backward. Returns false if out of memory. */
 static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
 {
     const tt__range forward = of[0], backward = of[1];
@@ -319,10 +336,12 @@ static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
     return ok;
 }
 
-/* Puts storages into the host's memory: of parameters, and of activations of the first `blocks` blocks. In a
-   micro-batch, what uses a parameter or a gradient uses one copy of it; the optimizer's state, and all at the
-   end of a lap or a step, is there for a group of instructions, of at most TT__OFFLOAD_TOGETHER bytes,
-   halved `halved` times. It also says which updates run there. */
+/* Keeps storages in the host's memory: those of parameters that `what` (bits of TT__OUT_) names, activations
+   of the first `blocks` blocks, and what tt_offload marks. Within a micro-batch, all instructions of the
+   forward, and all of the backward, share one copy of a parameter or gradient. At the end of a lap or step,
+   and for the optimizer's state, each group of instructions has its own copies, of at most
+   TT__OFFLOAD_TOGETHER bytes, halved `halved` times. The pass also decides which updates run in the host's
+   memory. */
 static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int blocks, int halved)
 {
     bool any = what != 0 || t->on_host;

@@ -8,12 +8,13 @@
 #include "../ops/rules.h"
 
 /* ------------------------------------------------------------------------------------------------ overlap
-   Copies between memories, and what data ranks gather and sum amid a micro-batch, run beside computation, on
-   streams of their own: each is parted into its start and a WAIT. Starts of what is needed are hoisted, as
-   late as the time that all of its stream takes allows; WAITs of the rest stand where it has ended. Places
-   change, and never what is computed, so that wrong costs cost time or memory and nothing else. */
+   Runs copies between memories, and the gathers and sums of data ranks within a micro-batch, beside
+   computation, on streams of their own. Each is split into a start and a WAIT. The start of a transfer that
+   computation needs is moved up, as little as the load of its stream allows. The WAIT of a transfer that
+   takes results away comes where the transfer ends. Only the order of instructions changes, never the
+   results: wrong costs cost time or memory. */
 
-/* The fields of tt_costs with their defaults, seconds last. */
+/* X(field, default) of each field of tt_costs. The last two fields are in seconds. */
 #define TT__COSTS(X) \
     X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
     X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
@@ -29,7 +30,7 @@ tt_costs tt_costs_default(void)
     return c;
 }
 
-/* Fails where a rate is none that could be measured. */
+/* Fails if a cost is not finite, a number of seconds is negative, or a rate is not above 0. */
 static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 {
 #define TT__COST(name, standard) {#name, c->name},
@@ -47,7 +48,7 @@ static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;
 }
 
-/* The stream beside computation that an instruction could run on; else computation's. */
+/* Returns the stream beside computation on which an instruction could run; else TT__COMPUTE_STREAM. */
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -64,7 +65,8 @@ static double tt__operand_bytes(const tt_tape *t, int32_t v)
     return v ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
 }
 
-/* Bytes that an instruction reads and writes: of a table, the rows that it looks up. */
+/* Returns the bytes that an instruction reads and writes. A table that is looked up counts with the rows
+   looked up. */
 static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
 {
     const int table = tt__rules_of(i)->table;
@@ -76,7 +78,7 @@ static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
     return bytes;
 }
 
-/* Bytes that the member of a collective loads that loads most. */
+/* Returns the largest number of bytes that a member of a collective loads. */
 static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -88,8 +90,8 @@ static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
     return (double)most * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
-/* What limits an instruction of computation: FLOPs of products or of attention, or the bytes that it touches,
-   of rows or of what belongs to parameters. Of a collective: bytes that it loads. */
+/* The limit of an instruction's speed: FLOPs of products or of attention; bytes touched by row kernels or by
+   updates and other work on parameters; bytes that a collective loads. */
 typedef enum tt__cost {
     TT__COST_PRODUCT, TT__COST_ATTENTION, TT__COST_ROWS, TT__COST_UPDATE, TT__COST_RANKS, TT__COST_KINDS
 } tt__cost;
@@ -102,7 +104,7 @@ static tt__cost tt__cost_of(const tt__instr *i)
     return tt__is(i, TT__RMW) || i->segment == TT__EACH_STEP ? TT__COST_UPDATE : TT__COST_ROWS;
 }
 
-/* The FLOPs or bytes of which there are so many, at full capacity. */
+/* Returns the FLOPs or bytes that limit instruction i (tt__cost_of), at full capacity. */
 static double tt__work_of(const tt_tape *t, const tt__instr *i)
 {
     tt__mat in[TT__MAX_IN];
@@ -113,15 +115,15 @@ static double tt__work_of(const tt_tape *t, const tt__instr *i)
     return tt__flops(i, in);
 }
 
-/* Is it fp32 that an instruction computes on? Of several dtypes the result's counts, or, of products, that of
-   the left operand. */
+/* Returns whether an instruction computes in fp32. The result's dtype decides, for products and attention the
+   left operand's. */
 static bool tt__is_single(const tt_tape *t, const tt__instr *i)
 {
     const bool by_operand = tt__cost_of(i) <= TT__COST_ATTENTION || !i->out[0];
     return t->values[by_operand ? i->in[0] : i->out[0]].shape.dtype == TT_F32;
 }
 
-/* Of that work, how much is done in a second. */
+/* Returns the place of a cost's rate in c: FLOPs or bytes a second. */
 static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 {
     double *const rates[TT__COST_KINDS][2] = {
@@ -130,8 +132,9 @@ static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
     return rates[cost][single];
 }
 
-/* Seconds of an instruction, at full capacity: those of its work, of the memory that it touches or of its
-   link. first: nothing of its op has been started together with it. */
+/* Returns the seconds that an instruction takes at full capacity: its launch, and the longer of computing and
+   memory traffic, or the transfer over its link. first: no other instruction of its op is launched together
+   with it before it. */
 static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
@@ -150,15 +153,16 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
 
 /* Seconds that instructions take by their costs. */
 typedef struct tt__spent {
-    double compute, exposed;    /* of computation, and of what it waits for */
-    double on_host;             /* of the computation, what the host's processor does */
-    double busy[TT__STREAMS];   /* of each link */
+    double compute, exposed;    /* computation, and waiting of computation for transfers */
+    double on_host;             /* computation by the host's processor, which is part of `compute` */
+    double busy[TT__STREAMS];   /* transfers of each stream */
 } tt__spent;
 
-/* What a step of one micro-batch on each data rank takes; and of that, what each further micro-batch adds. */
+/* step: seconds of a step with one micro-batch on each data rank. micro: seconds that each further
+   micro-batch adds. */
 typedef struct tt__replay { tt__spent step, micro; } tt__replay;
 
-/* What a step of so many micro-batches on each data rank takes. */
+/* Returns the seconds of a step with `micros` micro-batches on each data rank. */
 static tt__spent tt__spent_on(const tt__replay *r, int micros)
 {
     tt__spent sum = r->step;
@@ -173,7 +177,8 @@ static tt__spent tt__spent_on(const tt__replay *r, int micros)
 static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *to)
 {
     double *done = (double *)tt__calloc(t->ctx, sizeof *done * (size_t)t->n_values), idle[TT__STREAMS] = {0};
-    double now = 0; /* idle: when a stream has done all that it was given; done: what writes a value */
+    /* idle: time at which a stream has finished its work; done: time at which a value has been written */
+    double now = 0;
     tt__spent *all = &to->step;
     memset(to, 0, sizeof *to);
     if (!done) return TT_ERR_MEMORY;
@@ -188,30 +193,30 @@ static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *
         else if (i->stream) done[i->out[0]] = idle[i->stream] = fmax(now, idle[i->stream]) + seconds;
         else now += seconds;
         all->exposed = now - all->compute;
-        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* these come first */
+        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* micro-batches come first */
     }
     tt__free(t->ctx, done);
     return TT_OK;
 }
 
-/* Instructions on their way to new places. */
+/* The order of instructions while the pass changes it. */
 typedef struct tt__order {
     tt_tape *t;
-    int n;              /* instructions, with WAITs */
+    int n;              /* number of instructions, including WAITs */
     int *at, *place;    /* the instruction at each place; the place of each instruction */
     double *begin;      /* of each instruction: seconds of computation before it */
-    double *seconds;    /* of computation that it takes */
-    double *moves;      /* ... and of a link */
-    int *block;         /* how many blocks end before it */
-    bool *ends;         /* it is the last of a block */
-    int *wait;          /* of a start, its WAIT; 0: it is none */
-    /* Of each instruction, the storages that it uses and that it writes, as sets of their numbers' last 6
-       bits: where two such sets have nothing in common, the storages have not. */
+    double *seconds;    /* of each instruction: seconds of computation */
+    double *moves;      /* of each start: seconds of its stream */
+    int *block;         /* of each instruction: number of blocks that end before it */
+    bool *ends;         /* of each instruction: it is the last of a block */
+    int *wait;          /* of each start: its WAIT; 0: the instruction is no start */
+    /* Of each instruction, the storages that it uses and the storages that it writes, as bit sets of the last
+       6 bits of their numbers. Disjoint bit sets mean disjoint storages. */
     uint64_t *uses, *writes;
-    bool takes[TT__STREAMS]; /* the stream has starts that take away what computation has made */
+    bool takes[TT__STREAMS]; /* the stream has starts that take results of computation away */
 } tt__order;
 
-/* Does a write what b uses? A WAIT writes what it waits for. */
+/* Returns whether instruction a writes a storage that b uses. A WAIT writes the value that it waits for. */
 static bool tt__writes_for(const tt_tape *t, const tt__instr *a, const tt__instr *b)
 {
     const bool waits = tt__is(a, TT__WAITS);
@@ -229,20 +234,21 @@ static uint64_t tt__storage_bits(const tt_tape *t, const int32_t *ids, int n)
     return bits;
 }
 
-/* Does the order of two instructions matter? */
+/* Returns whether the order of two instructions matters. */
 static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
 {
     return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
 }
 
-/* Must instruction b stay behind a? */
+/* Returns whether instruction b must stay after a. */
 static bool tt__must_follow(const tt__order *o, int a, int b)
 {
     const bool may = (o->writes[a] & o->uses[b]) || (o->writes[b] & o->uses[a]);
     return may && tt__is_ordered(o->t, &o->t->code[a], &o->t->code[b]);
 }
 
-/* What stands in the way of a start and may be hoisted itself: other starts, WAITs, casts of pieces. */
+/* Returns whether an instruction before a start may be moved up with it: other starts, WAITs, casts of
+   shards. */
 static bool tt__may_rise(const tt__instr *i)
 {
     return i->stream || tt__is(i, TT__WAITS) || (tt__is(i, TT__CASTS) && i->always && !i->with_next);
@@ -260,16 +266,17 @@ static void tt__move_to(tt__order *o, int x, int to)
     o->place[x] = to;
 }
 
-/* Is place k amid updates in the host's memory that run together? They take long: what would move so far runs
-   beside all of them. */
+/* Returns whether place k is between updates in the host's memory that run together. Such updates take long,
+   so a transfer that would move there moves past all of them and runs beside them. */
 static bool tt__amid_updates(const tt__order *o, int k)
 {
     const tt__instr *i = &o->t->code[o->at[k - 1]];
     return i->on_host && i->with_next;
 }
 
-/* Moves x up until computation before it has come no further than `until`, but not amid instructions that run
-   together, nor in front of what block number `first` begins with. with_others: also what is in its way. */
+/* Moves instruction x up to where at most `until` seconds of computation come before it, but not between
+   instructions that run together, nor before block number `first`. with_others: the instructions that x must
+   follow move up, too, if they may. */
 static void tt__rise(tt__order *o, int x, double until, int first, bool with_others)
 {
     const tt__instr *code = o->t->code;
@@ -294,7 +301,8 @@ static void tt__rise(tt__order *o, int x, double until, int first, bool with_oth
     tt__move_to(o, x, best);
 }
 
-/* Moves WAIT x down until computation has come to `until`, but not behind block number `last`. */
+/* Moves WAIT x down to where `until` seconds of computation come before it, but not past the end of block
+   number `last`. */
 static void tt__sink(tt__order *o, int x, double until, int last)
 {
     const tt__instr *code = o->t->code;
@@ -314,7 +322,8 @@ static void tt__sink(tt__order *o, int x, double until, int last)
     tt__move_to(o, x, best);
 }
 
-/* Is a start one of what computation needs soon? Or does it take away what computation has made. */
+/* Returns whether a start brings a value that computation needs soon. Otherwise the start takes away a result
+   of computation. */
 static bool tt__brings(const tt_tape *t, const tt__instr *i)
 {
     if (t->values[t->values[i->out[0]].base].visits) return true;
@@ -323,7 +332,9 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
-/* Hoists start x, which must be done by `due`: in front of what its stream would still be busy with then. */
+/* Moves start x up so that its transfer can be complete after `due` seconds of computation. If the stream
+   also takes results away, x moves before the starts of these that would keep the stream busy too long. x
+   moves at most `ahead` blocks above the block of its WAIT. */
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
@@ -333,12 +344,13 @@ static void tt__hoist(tt__order *o, int x, double due, int ahead)
         const tt__instr *i = &o->t->code[q];
         if (i->stream != o->t->code[x].stream || tt__brings(o->t, i)) continue;
         if (o->begin[q] + o->moves[q] <= until || i->segment != o->t->code[x].segment) break;
-        until = fmin(until, o->begin[q] * (1 - 1e-12)); /* above it */
+        until = fmin(until, o->begin[q] * (1 - 1e-12)); /* just before instruction q */
     }
     tt__rise(o, x, until, o->block[o->wait[x]] - ahead, true);
 }
 
-/* The last instruction that reads a storage or what is copied of it, to the host's memory and back. */
+/* Returns the last instruction that reads a storage, or reads the copy that comes back from the host's
+   memory. */
 static int tt__last_reader(const tt_tape *t, int32_t v)
 {
     int last = t->values[v].reader;
@@ -350,9 +362,9 @@ static int tt__last_reader(const tt_tape *t, int32_t v)
     return last;
 }
 
-/* Marks where blocks end: in the forward where tt_block_end says so, in the backward behind what last reads a
-   value that is marked; without marks, at each product. At the end of a step, all that runs together is a
-   block. */
+/* Marks the ends of blocks. In the forward a block ends where tt_block_end says so, in the backward after the
+   last instruction that reads a marked value; without marks, each product ends a block. At the end of a step,
+   each group of instructions that run together is a block. */
 static void tt__mark_blocks(tt__order *o, int n)
 {
     tt_tape *t = o->t;
@@ -372,7 +384,7 @@ static void tt__mark_blocks(tt__order *o, int n)
     }
 }
 
-/* Parts instruction k into a start, if it may be one, and a WAIT. False: no memory. */
+/* Splits instruction k into a start and a WAIT, if it can run on `stream`. Returns false if out of memory. */
 static bool tt__part_start(tt__order *o, int k, int stream)
 {
     tt_tape *t = o->t;
@@ -400,7 +412,7 @@ static bool tt__part_start(tt__order *o, int k, int stream)
 
 static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
 {
-    const size_t most = 2 * (size_t)n + 1; /* each has a WAIT */
+    const size_t most = 2 * (size_t)n + 1; /* each instruction may get a WAIT */
     memset(o, 0, sizeof *o);
     o->t = t;
     o->begin = (double *)tt__calloc(t->ctx, 3 * sizeof *o->begin * most);
@@ -430,7 +442,7 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
             o->begin[wait] = now;
             o->block[wait] = blocks;
         } else if (!t->code[k].stream) {
-            o->seconds[k] = seconds; /* also of a copy that stays on the stream of computation */
+            o->seconds[k] = seconds; /* also for a copy that stays on the stream of computation */
         }
         now += o->seconds[k];
         blocks += o->ends[k];
@@ -446,7 +458,7 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
     return true;
 }
 
-/* The tape's instructions in their new order. */
+/* Puts the tape's instructions in their new order. */
 static tt_status tt__reorder(tt__order *o)
 {
     tt_tape *t = o->t;
@@ -459,9 +471,9 @@ static tt_status tt__reorder(tt__order *o)
     return TT_OK;
 }
 
-/* Gives each input that is read memory for that of the next run, to which the host may copy while this run is
-   under way. The run begins with a copy from there (tt__take_arrivals), so that instructions, and recordings
-   of them, find an input at one place. */
+/* Gives each input that is read a second value, to which the host copies the next run's data while this run
+   is in flight. A run begins with a copy from there (tt__take_arrivals), so that instructions, and recordings
+   of them, find an input always in one place. */
 static tt_status tt__pass_arrivals(tt_tape *t)
 {
     const int32_t values = t->n_values;
@@ -477,8 +489,9 @@ static tt_status tt__pass_arrivals(tt_tape *t)
     return TT_OK;
 }
 
-/* ahead: of how many blocks the results may be there before these begin, and what they have left behind still
-   be there after their ends; 0: nothing runs beside computation. */
+/* Moves transfers so that they run beside computation. ahead: the number of blocks by which a value may
+   arrive before the block that needs it, and by which a result that is taken away may stay after the block
+   that made it; 0: nothing runs beside computation. */
 static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
 {
     const int n = t->n_code;
@@ -486,22 +499,23 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
     double due[TT__STREAMS], idle[TT__STREAMS] = {0};
     if (ahead <= 0) return TT_OK;
     bool ok = tt__order_open(&o, t, c, n);
-    for (int k = 0; k < n && ok; k++) { /* as early as their operands, as late as what uses them */
+    /* First, WAITs go down to the first use, and starts that take results away go up to their operands. */
+    for (int k = 0; k < n && ok; k++) {
         if (!o.wait[k]) continue;
         if (tt__brings(t, &t->code[k])) tt__sink(&o, o.wait[k], INFINITY, INT_MAX);
         else tt__rise(&o, k, -1, 0, false);
     }
-    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* when the next of a stream must start */
+    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* time by which the stream's next must start */
     for (int k = n - 1; k >= 0 && ok; k--) {
         double *next = &due[t->code[k].stream];
         if (!o.wait[k] || !tt__brings(t, &t->code[k])) continue;
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool visits = t->values[t->values[t->code[k].out[0]].base].visits;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* updates that run together may have made it earlier */
+        const double latest = end - o.moves[k]; /* updates that run together may have moved it further up */
         *next = fmin(*next, visits ? fmax(o.begin[k], latest) : o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* as their stream has them now: some have risen above others */
+    for (int at = 0; at < o.n && ok; at++) { /* in the new order of their streams */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];

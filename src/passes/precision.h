@@ -8,23 +8,24 @@
 
 /* ---------------------------------------------------------------------------------------------- precision */
 
-/* A saved state holds these numbers. */
+/* The values of the option `precision`. Saved states contain these numbers. */
 typedef enum tt__precision_kind {
     TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE, TT__16_MIXED, TT__16_TRUE
 } tt__precision_kind;
 
-/* What the options `precision` and `residual` say. */
+/* The options `precision` and `residual`. */
 typedef struct tt__precision {
     tt__precision_kind kind;
     bool mixed;
     bool residual_f32;
-    tt_dtype half;      /* of 16-bit values; f32: there are none. f16: with loss scaling */
+    tt_dtype half;      /* dtype of 16-bit values; f32: there are none. f16 comes with loss scaling */
 } tt__precision;
 
 static const char *const tt__precision_names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed",
                                                   "16-true"};
 
-/* The number of an option's value among its n names. `use`: how the error lists these. */
+/* Finds `name` among the n names of an option's values and writes its number to *out. `use`: the names as an
+   error lists them. Fails if the name is unknown. */
 static tt_status tt__parse(tt_context *ctx, const char *option, const char *name, const char *const *names,
                            int n, const char *use, int *out)
 {
@@ -42,7 +43,7 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
     tt_status status = tt__parse(ctx, "precision", name ? name : "32-true", tt__precision_names, 5,
                                  "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", &k);
     if (status != TT_OK) return status;
-    out->kind = (tt__precision_kind)k; /* also if the residual is wrong: what needs it is checked too */
+    out->kind = (tt__precision_kind)k; /* set even if the residual is wrong, for later checks */
     out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
     out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
     if (residual)
@@ -57,8 +58,10 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
 
 typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
 
-/* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to
-   16 bits for the matmuls that read it (norms, activations, attention), or is part of something wider. */
+/* Puts v into a residual stream if v flows into the stream unchanged, and returns whether v is in the stream
+   then, or needs no mark (f32, or not transient). v is a residual operand or an operand of a sum. Values that
+   are rounded to 16 bits for the matmuls that read them (norms, activations, attention), and views of wider
+   values, stay out. */
 static bool tt__into_residual(tt_tape *t, int32_t v)
 {
     if (tt__is_own_rows(t, v)) v = t->values[v].base;
@@ -71,8 +74,8 @@ static bool tt__into_residual(tt_tape *t, int32_t v)
     return t->values[v].residual = in;
 }
 
-/* Marks residual streams: sums of residual additions, rows gathered of such sums, and the values that the
-   first addition of a stream adds to. */
+/* Marks the values of residual streams: sums of residual additions, rows gathered from such sums, and the
+   values that the first addition of a stream adds to. */
 static void tt__mark_residual(tt_tape *t)
 {
     for (int k = 0; k < t->n_code; k++) {
@@ -85,14 +88,15 @@ static void tt__mark_residual(tt_tape *t)
         for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
         if (in || !gathers) t->values[i->out[0]].residual = true;
     }
-    for (int k = 0; k < t->n_code; k++) { /* what ranks exchange has the dtype that it had */
+    for (int k = 0; k < t->n_code; k++) { /* what tensor ranks exchange keeps its dtype */
         const tt__instr *i = &t->code[k];
         const bool in = i->move.over == TT__OVER_TENSOR && t->values[t->values[i->in[0]].base].residual;
         t->values[i->out[0]].residual |= in;
     }
 }
 
-/* A copy of v in another dtype, made right before instruction k, so that it lives no longer; 0: no memory. */
+/* Inserts a cast of v to another dtype directly before instruction k, so that the copy lives as short as
+   possible. Returns the copy; 0: out of memory. */
 static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
 {
     tt__shape shape = t->values[v].shape;
@@ -103,8 +107,9 @@ static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
     return tt__value_like(t, v, copy) && tt__insert(t, k, &cast) ? copy : 0;
 }
 
-/* Gives values their dtypes; gradients follow, being made later. Mixed: matmul weights are read through a
-   16-bit copy made once a run. Statistics, losses, what a loss reads and is computed from one stay f32. */
+/* Gives values their dtypes; gradients are made later and follow. In mixed precision, matmuls read weights
+   through a 16-bit copy that is made once a run. Statistics, losses, what a loss reads, and numbers computed
+   from a loss stay f32. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 {
     if (precision->kind == TT__32_TRUE) return TT_OK;
@@ -120,8 +125,8 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
             if (number && x->pinned_f32) y->pinned_f32 = true;
         }
     }
-    for (int k = 2 * n - 1; k >= 0; k--) { /* what ranks exchange has the dtype that it had */
-        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* from the last to the first, and back */
+    for (int k = 2 * n - 1; k >= 0; k--) { /* what tensor ranks exchange keeps its dtype */
+        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* all backwards, then forwards */
         if (i->move.over != TT__OVER_TENSOR) continue;
         tt__value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
         if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
@@ -151,10 +156,11 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 }
 
 #ifndef TT__PIECES_FROM /* tests make it smaller */
-#define TT__PIECES_FROM 65536 /* elements: smaller tensors stay whole, as their pieces would save little */
+#define TT__PIECES_FROM 65536 /* elements; smaller tensors are not sharded, as that would save little */
 #endif
 
-/* What data ranks have of a tensor like v where it is split over them; unit 0: each has it whole. */
+/* Returns the shard that a data rank has of a tensor like v, where the tensor is divided over data ranks;
+   unit 0: each rank has the whole tensor. */
 static tt__part tt__data_part(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
@@ -168,7 +174,8 @@ static tt__part tt__data_part(const tt_tape *t, int32_t v)
     return part;
 }
 
-/* On a device whose products can round while they read, mixed precision's copies of the weights go. */
+/* Makes products read f32 weights and round them while reading, instead of mixed precision's 16-bit copies of
+   the weights. For devices whose products can do so. */
 static void tt__pass_fold_casts(tt_tape *t)
 {
     tt__index(t);
@@ -184,13 +191,13 @@ static void tt__pass_fold_casts(tt_tape *t)
     }
 }
 
-/* Do only products read v, an operand whose other side has this 16-bit dtype, and is it written once? */
+/* Returns whether v is written once and read only by products whose other operand has this 16-bit dtype. */
 static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
 {
     const tt__value *x = &t->values[v];
     if (x->base != v || x->views || x->storage != TT__TRANSIENT || x->keep || x->ends || x->writes != 1)
         return false;
-    if (t->code[tt__producer(t, v)].move.over != TT__ALONE) return false; /* other ranks have the old dtype */
+    if (t->code[tt__producer(t, v)].move.over != TT__ALONE) return false; /* the ranks exchange f32 */
     for (int k = 0; k <= x->reader; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const tt__instr *i = &t->code[k];
@@ -201,9 +208,9 @@ static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
     return true;
 }
 
-/* On a device whose products multiply operands of one dtype: an f32 operand beside a 16-bit one is rounded to
-   that, as the gradient of logits, or that of an f32 residual stream. What products alone read is rounded by
-   what writes it; of anything else they read a copy, made before the first of them. */
+/* Rounds the f32 operand of a product whose other operand has 16 bits, as the gradient of logits or of an f32
+   residual stream. For devices whose products multiply operands of one dtype. A value that only products read
+   is written in 16 bits; of any other value the products read a copy, made before the first of them. */
 static tt_status tt__pass_alike_operands(tt_tape *t)
 {
     const int n = tt__index(t);

@@ -6,9 +6,9 @@
 
 /* -------------------------------------------------------------------------------------------------- prune */
 
-/* Removes what no result needs: instructions none of whose outputs is read, kept or persistent, and, once the
-   backward is there, outputs that would be saved for it in vain. Collectives stay: other ranks read from this
-   one. */
+/* Removes what no result needs: instructions whose outputs are neither read nor kept nor persistent, and, if
+   `drop_saved` (after differentiation), outputs saved for the backward that the backward does not read.
+   Collectives are never removed: other ranks read from this one. */
 static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 {
     bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
@@ -23,13 +23,14 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
         for (int j = 0; j < TT__MAX_OUT && of_ranks; j++) needed[t->values[i->out[j]].base] = true;
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
-        /* Sums are of what is there already, too. */
+        /* Column sums include what earlier instructions wrote to the summed output, so they are needed,
+           too. */
         for (int o = 0; o < tt__summed(i) && live; o++)
             if (tt__column_sums(i, o)) needed[t->values[i->out[o]].base] = true;
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__value *x = &t->values[i->out[1]];
-        /* another dtype: out[0] is rounded as it */
+        /* an output of another dtype stays: out[0] is computed from its rounded values */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }

@@ -10,20 +10,22 @@
 
 typedef enum tt__recompute {
     TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS,
-    TT__RECOMPUTE_BUDGET    /* of options, not of choices */
+    TT__RECOMPUTE_BUDGET    /* a value of the option only: tt_compile chooses another */
 } tt__recompute;
 
 typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute policy;
-    const bool *drop; int n_drop; /* of each value: computed again whatever the policy                      */
+    const bool *drop; int n_drop; /* of each value: recompute it whatever the policy */
     int forward;     /* the first instruction of the backward */
-    int whole;       /* "blocks": so many instructions, from the first on, are computed again whole */
-    int at;          /* before which instructions are put in: the one that needs them */
-    int32_t *again;  /* of each value, the same computed again; 0: it is not yet */
+    int whole;       /* policy "blocks": number of instructions, from the first on, that are recomputed
+                        whole */
+    int at;          /* the instruction that needs a recomputed value, and before which instructions are
+                        inserted */
+    int32_t *again;  /* of each value, its recomputed copy; 0: none yet */
 } tt__recomputer;
 
-/* The backward reads v anyway. */
+/* Returns whether the backward reads v, so that v is saved unless recomputed. */
 static bool tt__is_saved(const tt__recomputer *r, int32_t v)
 {
     return r->t->values[r->t->values[v].base].reader >= r->forward;
@@ -36,7 +38,7 @@ static bool tt__is_dropped(const tt__recomputer *r, int32_t v)
     return tt__producer(r->t, v) < r->whole || (v < r->n_drop && r->drop[v] && x->writes == 1);
 }
 
-/* Is v a value that no policy and no mark computes again? */
+/* Returns whether no policy and no mark recomputes v. */
 static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 {
     const tt__value *x = &r->t->values[v];
@@ -44,8 +46,9 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
     return at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end || x->offload;
 }
 
-/* What computes v again; op -1 where v is kept. *deep: what it reads is computed again too where the backward
-   does not read it anyway; else all of that is there. As an argument: v is read by something deep. */
+/* Returns the instruction that recomputes v; its op is -1 if v is kept. *deep before the call: v is an
+   operand of a deep recomputation. *deep after the call: the recomputation of v is deep, so that its operands
+   are recomputed unless the backward reads them anyway; if not deep, all its operands are in memory. */
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
     const tt__value *x = &r->t->values[v];
@@ -53,13 +56,14 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
     const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
-    const bool with_operand = activated && tt__is_dropped(r, f->out[1]); /* of the activation */
+    /* The activation's operand is recomputed. */
+    const bool with_operand = activated && tt__is_dropped(r, f->out[1]);
     const bool dropped = tt__is_dropped(r, v), saved = tt__is_saved(r, v);
     const bool of_operand = activated && !with_operand && tt__is_saved(r, f->out[1]);
     if (x->mark == TT__MARKED_KEEP && saved) return none;
     *deep = !of_operand && (dropped || with_operand || (*deep && !saved && x->writes == 1));
     if (*deep) return tt__is(f, TT__LOSS) ? none : *f;
-    if (f->out[0] != v) return none; /* statistics are small */
+    if (f->out[0] != v) return none; /* statistics are small, so they are saved */
     if (of_operand && (dropped || r->policy != TT__RECOMPUTE_NONE)) {
         tt__instr i = tt__instr_like(f, TT__OP_ACTIVATION, f->out[1], v);
         i.attr = f->attr;
@@ -73,7 +77,8 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     const unsigned cheap = r->policy == TT__RECOMPUTE_ATTENTION ? TT__AGAIN_KEPT : TT__AGAIN;
     const bool again = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
-    return again && (gathers || tt__is_saved(r, f->in[0])) ? *f : none; /* pieces are less than all of them */
+    /* Shards take less memory than the gathered tensor. */
+    return again && (gathers || tt__is_saved(r, f->in[0])) ? *f : none;
 }
 
 static int32_t tt__new_like(tt_tape *t, int32_t v)
@@ -82,7 +87,8 @@ static int32_t tt__new_like(tt_tape *t, int32_t v)
     return tt__value_like(t, v, tt__new_value(t, &x->shape, TT__TRANSIENT, "%s", x->name));
 }
 
-/* What the backward, or something deep, reads instead of operand v; 0 when out of memory. */
+/* Returns the value that the backward or a deep recomputation reads instead of operand v, and inserts the
+   instructions that recompute v. Returns 0 if out of memory. */
 static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
 {
     tt_tape *t = r->t;
@@ -107,7 +113,7 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
     return v == base ? r->again[base] : tt__view_like(t, v, r->again[base], t->values[v].offset);
 }
 
-/* The instructions of the forward. */
+/* Returns the number of instructions of the forward. */
 static int tt__forward_of(const tt_tape *t)
 {
     int forward = 0;
@@ -115,13 +121,14 @@ static int tt__forward_of(const tt_tape *t)
     return forward;
 }
 
-/* The instructions of the first `blocks` blocks, or of all but the last, if these are fewer. Without marks,
-   0. */
+/* Returns the number of instructions of the first `blocks` blocks, or of all blocks but the last if these are
+   fewer. Returns 0 without tt_block_end marks. */
 static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
-    int end[2] = {0, 0}; /* of the last two marks: where what they mark is computed, and one more */
-    int most = 0, marks = 0; /* the end of the last block wanted */
-    double bytes[2] = {0, 0}; /* of what is computed between them, and after the last */
+    /* Of the last two marks: one more than the instruction that computes the marked value. */
+    int end[2] = {0, 0};
+    int most = 0, marks = 0; /* `most`: the end of the last block wanted */
+    double bytes[2] = {0, 0}; /* bytes computed between the last two marks, and after the last */
     for (int k = 0; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o] && t->values[t->code[k].out[o]].block_end) {
@@ -133,14 +140,15 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    const int last = bytes[1] < bytes[0] / 2 ? 0 : 1; /* a head follows the last mark, or one more block */
+    /* 0: only a head follows the last mark; 1: one more block follows. */
+    const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
     return most < end[last] ? most : end[last];
 }
 
-/* The backward reads what copies of forward instructions compute again, so that the forward's results need
-   not be kept. A copy stands before the first instruction that reads it, and runs only what that needs.
-   blocks: of policy "blocks", how many of the first blocks. drop: of each of the tape's first n_drop values,
-   is it computed again whatever the policy? */
+/* Makes the backward read recomputed values, so that the forward's results need not be saved. A recomputing
+   instruction is inserted before the first instruction that reads its result. blocks: number of first blocks
+   to recompute with policy "blocks". drop: of each of the tape's first n_drop values, whether it is
+   recomputed whatever the policy. */
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks, const bool *drop,
                                     int n_drop)
 {

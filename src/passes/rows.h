@@ -8,12 +8,12 @@
 
 /* --------------------------------------------------------------------------------------------------- rows */
 
-/* Instructions that gather rows. */
+/* The instructions that gather rows. */
 typedef struct tt__gathers {
     tt_tape *t;
-    int n;                      /* instructions before the pass */
+    int n;                      /* number of instructions before the pass */
     int *all; int n_all, cap_all;
-    int *todo; int n_todo, cap_todo; /* the last is next */
+    int *todo; int n_todo, cap_todo; /* stack of those still to move up */
 } tt__gathers;
 
 static bool tt__gathers_add(tt__gathers *g, int k)
@@ -25,12 +25,13 @@ static bool tt__gathers_add(tt__gathers *g, int k)
     return true;
 }
 
-/* Rows `index` of v, for instruction `at`, gathered once before the first that wants them; 0: no memory. */
+/* Returns rows `index` of v for instruction `at`. The rows are gathered once, before the first instruction
+   that needs them. Returns 0 if out of memory. */
 static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
 {
     tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
-    int k = -1; /* the first that was found */
+    int k = -1; /* the gather of these rows that exists */
     for (int n = 0; n < g->n_all && k < 0; n++) {
         const tt__instr *i = &t->code[g->all[n]];
         if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n];
@@ -55,7 +56,8 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
     return tt__insert(t, at, &gather) && tt__gathers_add(g, t->n_code - 1) ? gather.out[0] : 0;
 }
 
-/* gather_rows(op(x)) becomes op(gather_rows(x)), where the op allows it and nothing else reads op(x). */
+/* Replaces gather_rows(op(x)) by op(gather_rows(x)), if the op allows it and no other instruction reads
+   op(x). */
 static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
 {
     tt_tape *t = g->t;
@@ -68,12 +70,12 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool most = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
-    /* Keys that no query sees are left out of whole rows only. */
+    /* Attention skips keys that no query sees only when all rows are queries. */
     if ((i.attr.causal || i.attr.window) && most) return TT_OK;
     i.out[0] = t->code[k].out[0];
     tt__value *y = &t->values[i.out[0]];
     if (!y->named) memcpy(y->name, t->values[v].name, sizeof y->name);
-    y->block_end = y->block_end || (t->stages > 1 && t->values[v].block_end); /* a place to cut */
+    y->block_end = y->block_end || (t->stages > 1 && t->values[v].block_end); /* stages may end here */
     tt__drop(t, k);
     for (int j = 0; j < TT__MAX_IN; j++)
         if (i.in[j] && by_row >> j & 1 && !(i.in[j] = tt__gathered(g, at, i.in[j], index)))
@@ -90,9 +92,9 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     return TT_OK;
 }
 
-/* Where only some rows of a result are read, only they are computed, from where all rows are needed on (see
-   ROWS in the manual). Dropout draws the masks that it would have drawn. The gathers stand where the op stood
-   (an index is an input), so that nothing lives longer. */
+/* Computes only the rows of a result that are read, back to the first instruction that needs all rows (see
+   ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. A gather replaces the op
+   at the op's place (an index is an input), so that no value lives longer. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;

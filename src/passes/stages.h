@@ -10,16 +10,18 @@
 #include "recompute.h"
 
 /* ------------------------------------------------------------------------------------------------- stages
-   A pipeline's stages: each runs a contiguous part of the forward and the backward of that, on ranks of its
-   own. Every stage has a program of its own, made of the same tape by the same passes up to this one, which
-   leaves a stage its instructions. So values have the same numbers in all of them, and instructions the same
-   random numbers. Forwards and backwards of micro-batches are two segments, which run by a schedule.
-   Between two stages one value goes on in the forward, and its gradient goes back: by a SEND on one stage and
-   a RECV on the other. What the backward of a micro-batch reads of its forward is there once for each micro-
-   batch that the stage holds (tt__value.copies). A stage has the parameters that it reads. */
+   The stages of a pipeline. Each stage runs a contiguous part of the forward, and the backward of that part,
+   on ranks of its own. Every stage has its own program, which the same passes make from the same tape; this
+   pass then leaves each stage only its instructions. So a value has the same number in all stages, and an
+   instruction the same random numbers. The forwards of micro-batches are one segment and the backwards
+   another, and a schedule orders them. One value passes from a stage to the next in the forward, and its
+   gradient passes back: by a SEND on one stage and a RECV on the other. A stage saves what the backward reads
+   of the forward once for each micro-batch in flight (tt__value.copies). A stage has the parameters that it
+   reads. */
 
-/* A place where the forward may be cut: after an instruction, whose result alone goes on. */
-typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* cost: FLOPs up to it */
+/* A place where the forward may be cut: after instruction `at`, whose result `value` is all that later
+   instructions read. */
+typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* cost: FLOPs up to the cut */
 
 static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
 {
@@ -28,7 +30,8 @@ static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* Of each storage, one more than the instruction that writes it first, or 0; to be freed. NULL: no memory. */
+/* Returns, for each storage, one more than the first instruction that writes the storage, or 0. The caller
+   frees the array. NULL: out of memory. */
 static int32_t *tt__first_writers(const tt_tape *t)
 {
     int32_t *first = tt__new_map(t);
@@ -38,8 +41,8 @@ static int32_t *tt__first_writers(const tt_tape *t)
     return first;
 }
 
-/* Finds the cuts that tt_block_end's marks allow. `cut` and `cross` have n + 1 entries, these are 0. Returns
-   how many there are. */
+/* Finds the cuts that tt_block_end marks allow, and returns their number. `cut` and `cross` have room for n +
+   1 entries; `cross` is all 0. *all: FLOPs of the whole forward. */
 static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
@@ -66,7 +69,7 @@ static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut 
     return cuts;
 }
 
-/* Does an instruction read a parameter that other stages hold, and stage s does not? */
+/* Returns whether an instruction reads a parameter that other stages hold and stage s does not. */
 static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
 {
     for (int j = 0; j < TT__MAX_IN; j++) {
@@ -78,10 +81,10 @@ static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
     return false;
 }
 
-/* Chooses stages - 1 of the cuts, so that each stage has the parameters that it holds already, and the stage
-   with most FLOPs has as few as can be: best[s][c] is the most of the first s + 1 stages if the last of them
-   ends at cut c, and from[s][c] the cut before that; refused[s][c] counts the instructions up to there that
-   stage s cannot have. Cut number `cuts` is the end of the tape. */
+/* Chooses stages - 1 of the cuts. Each stage gets the parameters that it holds already, and the largest
+   number of FLOPs of a stage is as small as possible. best[s][c]: the largest number of FLOPs of the first s
+   + 1 stages, if the last of them ends at cut c. from[s][c]: the cut before that. refused[s][c]: number of
+   instructions before cut c that stage s cannot run. Cut number `cuts` is the end of the tape. */
 static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, double all, int stages)
 {
     const int row = cuts + 1, n = t->n_code;
@@ -145,7 +148,8 @@ static tt_status tt__pass_ends(tt_tape *t)
                     names);
 }
 
-/* Tells the forward's instructions their stages; what autodiff emits for them has these too. */
+/* Sets the stage of each instruction of the forward; autodiff copies it to the instructions of the
+   backward. */
 static void tt__number_stages(tt_tape *t)
 {
     int stage = 1;
@@ -162,11 +166,11 @@ static void tt__number_stages(tt_tape *t)
 
 typedef struct tt__cutter {
     tt_tape *t;
-    int n, forward;     /* instructions; those of the forward */
-    int me;             /* one more than the stage */
-    bool *kept;         /* of each instruction */
-    bool *written;      /* of each storage, while one goes through the instructions */
-    uint64_t *reading;  /* of each storage, the stages that read it, a bit for each */
+    int n, forward;     /* numbers of instructions: of all, of the forward */
+    int me;             /* one more than the number of the stage */
+    bool *kept;         /* of each instruction: the stage runs it */
+    bool *written;      /* of each storage: written by an instruction visited so far */
+    uint64_t *reading;  /* of each storage: the stages that read it, one bit each */
 } tt__cutter;
 
 static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
@@ -174,8 +178,8 @@ static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
     return tt__is(i, TT__CASTS) && tt__is_weight(t, i->in[0]);
 }
 
-/* The transient that the backwards of stages up to number `stage` (from 1) need of those behind them: the
-   gradient of what these begin with. 0: none; *other: a second one, if there is. */
+/* Returns the transient storage that the backward of stages 1 to `stage` needs from later stages: the
+   gradient of the value that the next stage begins with. 0: none. *other: a second such storage; 0: none. */
 static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *other)
 {
     tt_tape *t = c->t;
@@ -198,7 +202,8 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
     return found;
 }
 
-/* Fails where the forward of the stage reads more of the stages before than what they end with. */
+/* Fails if the forward of the stage reads any other value of earlier stages than the one that the stage
+   before ends with. */
 static tt_status tt__check_forward(const tt__cutter *c)
 {
     const tt_tape *t = c->t;
@@ -216,11 +221,11 @@ static tt_status tt__check_forward(const tt__cutter *c)
     return TT_OK;
 }
 
-/* Notes which stages read each storage; those that read a copy of a weight read the weight. */
+/* Notes which stages read each storage. A stage that reads a copy of a weight reads the weight. */
 static void tt__note_reading(const tt__cutter *c)
 {
     const tt_tape *t = c->t;
-    for (int k = c->n - 1; k >= 0; k--) { /* a copy's readers are behind it */
+    for (int k = c->n - 1; k >= 0; k--) { /* the readers of a copy come after it */
         const tt__instr *i = &t->code[k];
         uint64_t stages = 1ull << (i->stage - 1);
         if (tt__casts_weight(t, i)) stages = c->reading[t->values[i->out[0]].base];
@@ -228,7 +233,8 @@ static void tt__note_reading(const tt__cutter *c)
     }
 }
 
-/* Parameters that the stage does not read are elsewhere; those that nothing reads are the first stage's. */
+/* Makes parameters that the stage does not read `elsewhere`, and notes which two stages share a parameter. A
+   parameter that no stage reads belongs to the first stage. */
 static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -253,8 +259,9 @@ static tt_status tt__share_parameters(const tt__cutter *c)
     return TT_OK;
 }
 
-/* The first contribution to a parameter's gradient on this stage writes, also where another stage has one
-   before it. Of a parameter that two stages read, each has a gradient. */
+/* Makes the first contribution of this stage to a parameter's gradient overwrite the gradient, even if an
+   earlier instruction of another stage contributes. Each of two stages that read a parameter has a gradient
+   of it. Gradients without a contribution are set to 0. Returns false if out of memory. */
 static bool tt__begin_gradients(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -273,7 +280,8 @@ static bool tt__begin_gradients(const tt__cutter *c)
                 if (g->persistent) i->add_later |= 1u << j;
                 continue;
             }
-            tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base); /* other parts of it may be added to */
+            /* The gradient's other elements may be added to. */
+            tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base);
             zeros.add_later = g->persistent;
             if (!tt__insert(t, k, &zeros)) return false;
         }
@@ -288,11 +296,13 @@ static bool tt__begin_gradients(const tt__cutter *c)
     return true;
 }
 
-/* Puts a SEND of v to another stage, or a RECV of it from there, before instruction `at`. */
+/* Inserts a SEND of v to another stage, or a RECV of v from there, before instruction `at`. Returns false if
+   out of memory. */
 static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
 {
     tt__instr i = tt__instr_of(sends ? TT__OP_SEND : TT__OP_RECV, sends ? v : 0, sends ? 0 : v);
-    const int last = t->stages - 1, me = last - t->stage, other = last - stage; /* numbers of members */
+    /* Members are numbered from the last stage on. */
+    const int last = t->stages - 1, me = last - t->stage, other = last - stage;
     i.segment = segment;
     i.backward = segment == TT__EACH_BACKWARD;
     i.move.over = TT__OVER_STAGES;
@@ -301,7 +311,8 @@ static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, t
     return tt__insert(t, at, &i) != 0;
 }
 
-/* Right behind the last kept instruction, from `first` on, that writes a storage. */
+/* Returns the place directly after the last kept instruction, from `first` on, that writes a storage; else
+   `first`. */
 static int tt__behind_writer(const tt__cutter *c, int32_t base, int first)
 {
     for (int k = c->n - 1; k >= first; k--)
@@ -309,7 +320,8 @@ static int tt__behind_writer(const tt__cutter *c, int32_t base, int first)
     return first;
 }
 
-/* What goes from stage to stage. */
+/* Inserts the SENDs and RECVs of the stage. from_next: the gradient from the next stage, to_before: the
+   gradient for the stage before; 0: none. */
 static bool tt__join_stages(const tt__cutter *c, int32_t from_next, int32_t to_before)
 {
     tt_tape *t = c->t;
@@ -334,7 +346,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     for (int k = 0; k < c->n; k++)
         if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
     tt__note_reading(c);
-    for (int k = c->n - 1; k >= 0; k--) { /* copies of weights are made on each stage that reads them */
+    for (int k = c->n - 1; k >= 0; k--) { /* each stage copies the weights that it reads */
         const tt__instr *i = &t->code[k];
         c->kept[k] = i->stage == c->me;
         if (tt__casts_weight(t, i))
@@ -365,7 +377,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     return tt__settle(t, c->n);
 }
 
-/* Leaves the tape what its stage runs. */
+/* Removes from the tape what its stage does not run. */
 static tt_status tt__pass_stages(tt_tape *t)
 {
     tt__cutter c = {t, tt__index(t), tt__forward_of(t), t->stage + 1, NULL, NULL, NULL};
@@ -379,8 +391,8 @@ static tt_status tt__pass_stages(tt_tape *t)
     return status;
 }
 
-/* Notes what a stage has of several micro-batches at once: `most` are between their forward and backward.
-   first: tt__first_writers. */
+/* Notes which storages of a stage hold several micro-batches at once. At most `most` micro-batches are
+   between their forward and backward. first: tt__first_writers. */
 static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
@@ -391,7 +403,7 @@ static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
             const bool micro = x->storage == TT__TRANSIENT || x->storage == TT__INPUT;
             const int made = first[base] - 1;
             if (!base || x->persistent || !micro || (x->storage != TT__INPUT && made >= backward)) continue;
-            x->stays = true; /* copies of weights are alike in all micro-batches */
+            x->stays = true; /* all micro-batches share a weight's copy */
             x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : most;
         }
     for (int k = 0; k < end; k++) {

@@ -8,7 +8,8 @@
 
 /* --------------------------------------------------------------------------------------------------- step */
 
-/* Numbers that instructions and the host share: a storage of its own, or a part of `of` from `offset` on. */
+/* Makes a value (1, cols) of numbers that instructions and the host share: a storage, or a view of `of` from
+   element `offset` on. Returns 0 after tt__tape_fail. */
 static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int32_t of, size_t offset,
                                   const char *name)
 {
@@ -16,11 +17,13 @@ static int32_t tt__new_step_value(tt_tape *t, tt_dtype dtype, int64_t cols, int3
     tt__set_fixed(&shape, dtype, 1, cols);
     if (of) return tt__new_view(t, of, &shape, (int64_t)offset, cols, name);
     int32_t id = tt__new_value(t, &shape, TT__STEP, "%s", name);
-    if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE; /* the host reads and writes it faster */
+    /* The host accesses its own memory faster. */
+    if (id) t->values[id].space = t->host ? TT__HOST : TT__DEVICE;
     return id;
 }
 
-/* Where a step's losses are summed up and, if it trains, its norm and loss scale. */
+/* Makes the values of a step's results: totals of losses and, in training, the gradient's norm and the loss
+   scale. */
 static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
 {
     t->results = tt__new_step_value(t, TT__F64, (int64_t)(sizeof(tt__results) / 8), 0, 0, "step results");
@@ -40,7 +43,7 @@ static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
     return t->totals && (t->scale || !scales) && (t->clipped || !train) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Adds up what each loss counts. */
+/* Adds up the counts of all losses. */
 static tt_status tt__pass_counts(tt_tape *t)
 {
     bool first = true;
@@ -52,7 +55,7 @@ static tt_status tt__pass_counts(tt_tape *t)
         add.add = !first;
         add.add_later = first && t->accumulate;
         first = false;
-        const int at = t->values[counts].writer + 1; /* when ranks have summed them */
+        const int at = t->values[counts].writer + 1; /* after ranks have summed them */
         if (!tt__insert(t, at, &add)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);
@@ -70,7 +73,7 @@ static tt_status tt__pass_settings(tt_tape *t)
     return TT_OK;
 }
 
-/* v is a parameter that has a gradient. */
+/* Returns whether v is a parameter that has a gradient. */
 static bool tt__is_trained(const tt_tape *t, int32_t v)
 {
     return t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;

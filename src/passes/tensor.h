@@ -10,40 +10,43 @@
 #include "verify.h"
 
 /* ------------------------------------------------------------------------------------------------- tensor
-   Layers split over the tensor ranks, all of which run the same instructions, each on its part (Shoeybi et
-   al., "Megatron-LM", 2019). What is split is found, not asked for: a region begins at linear layers that
-   read whole values, which have the rows of their weights split and so the columns of what they compute; goes
-   through ops that compute columns of the same columns (of attention, heads); and ends at linear layers
-   that have the columns of their weights split, and whose results the ranks sum. `sequence`: what lies
-   between regions has its rows split instead of being the same on all ranks. */
+   Splits layers over the tensor ranks. All ranks run the same instructions, each on its shard (Shoeybi et
+   al., "Megatron-LM", 2019). The pass finds regions to split; nothing marks them. A region begins at linear
+   layers that read replicated values; their weights are sharded by rows, and so their results by columns. The
+   region continues through ops that compute columns from the same columns (in attention, heads). It ends at
+   linear layers whose weights are sharded by columns; the ranks sum their results. `sequence`: between
+   regions, values are sharded by rows instead of replicated. */
 
-/* Regions of fewer weights stay whole: there the ranks would wait longer for each other than they compute. */
+/* Regions with fewer weights are not split: the ranks would wait for one another longer than they compute. */
 #ifndef TT__TENSOR_LEAST /* tests make it smaller */
 #define TT__TENSOR_LEAST 1000000
 #endif
-#define TT__RANDOM_UNIT 8 /* columns whose random numbers are drawn at once                                 */
+#define TT__RANDOM_UNIT 8 /* columns whose random numbers are drawn at once */
 
-/* What an instruction is: of no region, or of one. OWN: of none, and it computes a rank's own rows. LOOKUP:
-   in a table of which each rank has rows. HEAD, HEAD_LOSS: a linear layer and the loss of what it computes,
-   of a rank's own rows. */
+/* The role of an instruction. APART: in no region, and computed on all ranks. BEGIN, INNER, END: in a region.
+   OWN: in no region, and each rank computes its shard of the rows. LOOKUP: looks up rows of a table that is
+   sharded by rows. HEAD, HEAD_LOSS: a linear layer and the loss of its results; each rank computes its shard
+   of the rows. */
 typedef enum tt__role {
     TT__APART, TT__BEGIN, TT__INNER, TT__END, TT__OWN, TT__LOOKUP, TT__HEAD, TT__HEAD_LOSS
 } tt__role;
 
 typedef struct tt__tensor {
     tt_tape *t;
-    int ranks, n;           /* n: instructions before the pass */
+    int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
     tt__role *role;         /* of each instruction */
-    int *code; int n_code;  /* the instructions of the region that is looked at */
-    bool *inside;           /* of each value: split by columns */
-    bool *by_rows;          /* of each value: the ranks have their own rows */
-    int32_t *own_uses;      /* of each storage: operands that instructions that are OWN read whole */
-    int32_t *values; int n_values;  /* those of that region */
-    int32_t unsplit;        /* the value that has kept the last one from being a region; 0: none has */
-    /* Of each value, 0 or what was made of it: all rows of split ones; what ranks read that leave parts of
-       its gradient; a rank's own rows of whole ones. */
+    int *code; int n_code;  /* the instructions of the region that is being searched */
+    bool *inside;           /* of each activation: sharded by columns; of each parameter outside of regions:
+                               sharded by rows */
+    bool *by_rows;          /* of each value: sharded by rows */
+    int32_t *own_uses;      /* of each storage: number of operands that OWN instructions read whole */
+    int32_t *values; int n_values;  /* the values of the region that is being searched */
+    int32_t unsplit;        /* the value that kept the last candidate from being a region; 0: none */
+    /* Of each value, a value made from it or 0. gathered: all rows of a sharded value; entered: the value
+       that ranks read when their gradients of it are partial; own: a rank's shard of the rows of a replicated
+       value. */
     int32_t *gathered, *entered, *own;
 } tt__tensor;
 
@@ -52,7 +55,8 @@ static bool tt__is_activation(const tt_tape *t, int32_t v)
     return t->values[v].storage == TT__TRANSIENT && tt__is_float(t->values[v].shape.dtype);
 }
 
-/* May a value be split, being only what the instructions that read it need it for? */
+/* Returns whether value v may be sharded: an activation that a single instruction writes, and that is neither
+   an output nor the root and has no views. */
 static bool tt__may_split(const tt__tensor *s, int32_t v)
 {
     const tt__value *x = &s->t->values[v];
@@ -60,7 +64,8 @@ static bool tt__may_split(const tt__tensor *s, int32_t v)
     return alone && tt__is_activation(s->t, v) && x->writes == 1;
 }
 
-/* Can parameter v have this layout? To be split, it must have equal parts and one reader. */
+/* Returns whether parameter v can have this layout. A sharded parameter needs shards of equal size and a
+   single reader. */
 static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
 {
     const tt__value *p = &s->t->values[v];
@@ -70,15 +75,17 @@ static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
     return alone && (split == TT__ROWS ? p->shape.rows : p->shape.cols) % s->ranks == 0;
 }
 
-/* May ranks that read v leave parts of its gradient, which are summed (tt__entered)? That is done for whole
-   storages that instructions compute, no views and no parameters. All may read what has no gradient. */
+/* Returns whether the ranks that read v may compute partial gradients of v, which tt__entered has summed.
+   Only whole storages that instructions compute may, not views or parameters. A value without a gradient
+   always may. */
 static bool tt__may_enter(const tt__tensor *s, int32_t v)
 {
     const tt__value *x = &s->t->values[v];
     return (x->storage == TT__TRANSIENT && x->base == v) || !x->needs_grad;
 }
 
-/* How operand j of a linear layer with weight w is split where a region begins, or ends. */
+/* Returns the layout of operand j of a linear layer with weight operand w, where a region begins or where it
+   ends. */
 static tt__split tt__split_in(bool begin, int w, int j)
 {
     if (j == 0) return begin ? TT__WHOLE : TT__COLS;
@@ -86,7 +93,8 @@ static tt__split tt__split_in(bool begin, int w, int j)
     return begin ? TT__COLS : TT__WHOLE;
 }
 
-/* What instruction k, which reads or writes a value of the region, may be in it. */
+/* Returns the role that instruction k could have in the region, of which the instruction reads or writes a
+   value; else APART. */
 static tt__role tt__role_in(const tt__tensor *s, int k, bool reads)
 {
     const tt_tape *t = s->t;
@@ -123,7 +131,8 @@ static bool tt__take_value(tt__tensor *s, int32_t v)
     return true;
 }
 
-/* Takes instruction k into the region, and what it has to have split. False: it cannot be in there. */
+/* Adds instruction k, and the values that must be sharded with it, to the region. Returns false if that is
+   impossible. */
 static bool tt__take_instr(tt__tensor *s, int k, bool reads)
 {
     const tt__instr *i = &s->t->code[k];
@@ -134,12 +143,13 @@ static bool tt__take_instr(tt__tensor *s, int k, bool reads)
             if (i->in[j] && tt__is_activation(s->t, i->in[j]) && !tt__take_value(s, i->in[j])) return false;
         return s->role[k] == TT__END || tt__take_value(s, i->out[0]);
     }
-    for (int c = 0; c < s->n_code; c++) /* it may be of an earlier region */
+    for (int c = 0; c < s->n_code; c++) /* it may be in an earlier region */
         if (s->code[c] == k) return s->role[k] != (reads ? TT__BEGIN : TT__END);
     return false;
 }
 
-/* Finds the region that begins at instruction k, and may begin at others, too. */
+/* Finds the region that begins at instruction k, and possibly at other instructions, too. Returns false if
+   there is none. */
 static bool tt__find_region(tt__tensor *s, int k)
 {
     const tt_tape *t = s->t;
@@ -172,11 +182,11 @@ static bool tt__find_region(tt__tensor *s, int k)
     return false;
 }
 
-/* Has a value rows that can be split? */
+/* Returns whether a value has rows that can be sharded. */
 static bool tt__has_rows(const tt__value *x) { return x->shape.axis && !x->shape.extra; }
 
-/* Finds the linear layer whose results nothing but the loss reads, where these are many: ranks compute both
-   of their rows. The loss must be the root, because no rank has it before all have counted. */
+/* Finds the head: a linear layer with many results that only the loss reads. Each rank computes its shard of
+   the rows of both. The loss must be the root, because no rank knows the loss before all have counted. */
 static void tt__find_head(tt__tensor *s)
 {
     const tt_tape *t = s->t;
@@ -205,7 +215,8 @@ static void tt__find_head(tt__tensor *s)
     s->role[loss] = TT__HEAD_LOSS;
 }
 
-/* Does instruction k look up rows of operand j, so that parts of its rows give parts of a sum? */
+/* Returns whether instruction k looks up rows of operand j, so that row shards of the operand give partial
+   sums. */
 static bool tt__looks_up(const tt__tensor *s, int k, int j)
 {
     const tt_tape *t = s->t;
@@ -217,8 +228,9 @@ static bool tt__looks_up(const tt__tensor *s, int k, int j)
     return s->role[k] == TT__APART && rules->layout && rules->layout(t, i, in, out) && out[0] == TT__PARTIAL;
 }
 
-/* Is parameter v, of many weights, read by look-ups and the head alone, and of a number of rows that can be
-   split? Then ranks keep parts of it, as of what an arena has parts of already. */
+/* Returns whether the ranks keep row shards of parameter v. An arena may hold such shards already. Otherwise
+   v must have many weights, a number of rows that the ranks divide, and no readers but look-ups and the
+   head. */
 static bool tt__may_split_table(const tt__tensor *s, int32_t v)
 {
     const tt_tape *t = s->t;
@@ -234,14 +246,14 @@ static bool tt__may_split_table(const tt__tensor *s, int32_t v)
     return fits;
 }
 
-/* The axis of the rows of an axis that a rank has; 0: no memory. */
+/* Returns the axis of a rank's shard of the rows of axis `of`, and makes it if needed; 0: out of memory. */
 static int32_t tt__own_axis(tt_tape *t, int32_t of, int parts)
 {
     for (int32_t a = 1; a < t->n_axes; a++) if (t->axes[a].of == of && t->axes[a].parts == parts) return a;
     if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
     tt__axis a = t->axes[of];
     const int64_t named = tt__min((int64_t)strlen(a.name), (int64_t)sizeof a.name - 2);
-    memcpy(a.name + named, "/", 2); /* "tokens/" of "tokens" */
+    memcpy(a.name + named, "/", 2); /* the axis "tokens" becomes "tokens/" */
     a.capacity = tt__ceil_div(a.capacity, parts);
     a.of = of;
     a.parts = parts;
@@ -249,7 +261,7 @@ static int32_t tt__own_axis(tt_tape *t, int32_t of, int parts)
     return t->n_axes++;
 }
 
-/* Makes the shape that of a rank's own rows. */
+/* Changes the shape to that of a rank's shard of the rows. Returns false if out of memory. */
 static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
 {
     shape->axis = tt__own_axis(s->t, shape->axis, s->ranks);
@@ -257,8 +269,8 @@ static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
     return shape->axis != 0;
 }
 
-/* Puts before instruction `at` one of `op` that makes a new value, like v but for its shape, of v. All ranks
-   have it whole. */
+/* Inserts before instruction `at` an instruction of `op` over the tensor ranks that reads v and writes a new
+   value of the given shape, replicated and otherwise like v. Returns the new value; 0: out of memory. */
 static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, const tt__shape *shape)
 {
     tt_tape *t = s->t;
@@ -273,7 +285,8 @@ static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, co
     return tt__insert(t, at, &i) ? y : 0;
 }
 
-/* What instruction `at` reads of v, a value or a table: all rows; 0: no memory. */
+/* Returns a value with all rows of v, a value or a table, for instruction `at`; gathers the rows if needed.
+   0: out of memory. */
 static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
 {
     const tt__value *x = &s->t->values[v];
@@ -284,8 +297,9 @@ static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
     return s->gathered[v] = tt__move_value(s, at, TT__OP_ALL_GATHER, v, &shape);
 }
 
-/* What instruction `at` reads of v where ranks leave parts of its gradient: all rows. In training, a SCALE by
-   1 stands in front of it, whose backward sums the parts; tt__pass_tensor_gradients takes the SCALE out. */
+/* Returns the value with all rows of v that instruction `at` reads if ranks compute partial gradients of v.
+   In training, a SCALE by 1 makes this value; its backward sums the partial gradients, and
+   tt__pass_tensor_gradients removes the SCALE. 0: out of memory. */
 static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
 {
     const int32_t whole = tt__gathered_rows(s, at, v);
@@ -295,7 +309,8 @@ static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
     return s->entered[v];
 }
 
-/* What instruction `at` reads of v if it computes a rank's own rows: these. */
+/* Returns the value that instruction `at` reads instead of v if a rank computes its shard of the rows: a
+   rank's shard of the rows of v. 0: out of memory. */
 static int32_t tt__own_rows(const tt__tensor *s, int at, int32_t v)
 {
     tt_tape *t = s->t;
@@ -308,7 +323,7 @@ static int32_t tt__own_rows(const tt__tensor *s, int at, int32_t v)
     return s->own[v];
 }
 
-/* A value or parameter gets the shape of the part that a rank has. */
+/* Gives a value or parameter the shape of a rank's shard. */
 static void tt__split_value(const tt__tensor *s, int32_t v, tt__split split)
 {
     tt__value *x = &s->t->values[v];
@@ -317,7 +332,7 @@ static void tt__split_value(const tt__tensor *s, int32_t v, tt__split split)
     x->part.split = split;
 }
 
-/* The results of i get the shapes that follow from its operands'. */
+/* Gives the results of i the shapes that follow from the shapes of its operands, and the layout `split`. */
 static tt_status tt__split_results(const tt__tensor *s, const tt__instr *i, tt__split split)
 {
     tt__shape shape[TT__MAX_OUT];
@@ -332,7 +347,7 @@ static tt_status tt__split_results(const tt__tensor *s, const tt__instr *i, tt__
     return TT_OK;
 }
 
-/* The results of instruction k are parts, which are summed. */
+/* Makes instruction k write a partial value, and inserts the sum of it over the ranks. */
 static tt_status tt__sum_results(const tt__tensor *s, int k)
 {
     tt_tape *t = s->t;
@@ -351,7 +366,7 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     return tt__insert(t, k + 1, &sum) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* The operands of which an instruction reads as many rows as it writes, as bits. */
+/* Returns the operands of which an instruction reads as many rows as it writes, as a bit set. */
 static unsigned tt__row_operands(const tt__instr *i)
 {
     const int numbers = tt__numbers(i);
@@ -360,13 +375,14 @@ static unsigned tt__row_operands(const tt__instr *i)
     return (tt__ops[i->op].flags / TT__BY_ROW(1) & 15) | (numbers ? 1u << numbers : 0);
 }
 
-/* Does the end of a region leave the ranks their own rows of the sum y? */
+/* Returns whether the sum y at the end of a region leaves each rank only its shard of the rows. */
 static bool tt__ends_by_rows(const tt__tensor *s, int32_t y)
 {
     return s->sequence && tt__may_split(s, y) && tt__has_rows(&s->t->values[y]);
 }
 
-/* May instruction k, of no region, compute a rank's own rows of its results from those of its operands? */
+/* Returns whether instruction k, of no region, can compute a rank's shard of the rows of its results from a
+   shard of the rows of its operands. */
 static bool tt__by_own_rows(const tt__tensor *s, int k)
 {
     const tt_tape *t = s->t;
@@ -391,7 +407,7 @@ static bool tt__by_own_rows(const tt__tensor *s, int k)
     return fits && out[0] == TT__ROWS;
 }
 
-/* Counts the operands that instructions that are OWN read whole. */
+/* Counts, for each storage, the operands that OWN instructions read whole. */
 static void tt__count_own_uses(tt__tensor *s)
 {
     memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
@@ -402,8 +418,9 @@ static void tt__count_own_uses(tt__tensor *s)
     }
 }
 
-/* What instruction k, which is OWN, reads whole gets a part of its gradient on each rank. Do all that read it
-   leave such parts, so that these can be summed? Only parameters have sums of their own. */
+/* Returns whether the gradients of the operands that the OWN instruction k reads whole can be summed over
+   ranks. Such a gradient is partial on each rank. It can be summed if the operand is a parameter and all its
+   readers leave partial gradients. */
 static bool tt__gives_parts(const tt__tensor *s, int k)
 {
     const tt__instr *i = &s->t->code[k];
@@ -422,8 +439,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the instructions that compute a rank's own rows: first all that may; then some are taken out, until
-   the rest fits. */
+/* Finds the instructions that compute a rank's shard of the rows: first takes all that can, then removes
+   instructions until the rest fits together. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;
@@ -445,7 +462,8 @@ static void tt__find_own_rows(tt__tensor *s)
     }
 }
 
-/* What instruction k reads instead of operand j. */
+/* Returns the value that instruction k reads instead of operand j, and shards parameters; 0: out of
+   memory. */
 static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
 {
     const tt__instr *i = &s->t->code[k];
@@ -460,7 +478,8 @@ static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
     return v;
 }
 
-/* Splits what instruction k reads and writes, or gathers what it needs whole. */
+/* Shards the operands and results of instruction k, or gathers the operands that the instruction needs
+   whole. */
 static tt_status tt__split_instr(tt__tensor *s, int k)
 {
     tt_tape *t = s->t;
@@ -469,7 +488,7 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
         if (!t->code[k].in[j]) continue;
         const int32_t v = tt__split_operand(s, k, j);
         if (!v) return TT_ERR_MEMORY;
-        t->code[k].in[j] = v; /* the code may have moved */
+        t->code[k].in[j] = v; /* insertions may move t->code */
         if (role == TT__END && j && j != tt__weight(&t->code[k])) t->code[k].once |= 1u << j;
     }
     tt__instr i = t->code[k];
@@ -479,12 +498,13 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
     }
     if (role == TT__APART) return TT_OK;
     if (role == TT__END || role == TT__LOOKUP) return tt__sum_results(s, k);
-    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* sums over rows */
+    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* sums over rows are not sharded */
     if (role == TT__INNER || role == TT__BEGIN) return tt__split_results(s, &t->code[k], TT__COLS);
     return tt__split_results(s, &i, TT__ROWS);
 }
 
-/* Fails, as parameter v, of which the ranks hold parts already, is needed whole. */
+/* Fails because parameter v is needed whole and the ranks hold shards of it already. The error says why it is
+   needed whole. */
 static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
 {
     const tt__value *p = &s->t->values[v];
@@ -500,7 +520,8 @@ static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
                     "so that both have it whole", p->name, why);
 }
 
-/* Is a parameter of which an arena holds parts whole here? Its tensor's rows can be gathered. */
+/* Returns whether an arena holds shards of parameter v, by layout `split`, and this program needs v whole.
+   Row shards can be gathered. */
 static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
 {
     const tt__value *p = &s->t->values[v];
@@ -508,9 +529,9 @@ static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
     return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
 }
 
-/* Parameters of which an arena holds parts must have these here, too. Weights with which regions begin are
-   looked at first: what is said of them names what keeps the region whole. Where nothing but rows is held of
-   what is needed whole, these are gathered. */
+/* Gives parameters of which an arena holds shards the same layout in this program. Parameters sharded by
+   rows, with which regions begin, come first, because their error names the value that keeps the region
+   whole. If the only unfit parameters are sharded by rows, they are gathered instead of an error. */
 static tt_status tt__check_held(tt__tensor *s)
 {
     bool gathers = true;
@@ -529,8 +550,8 @@ static tt_status tt__check_held(tt__tensor *s)
     return TT_OK;
 }
 
-/* Finds the head, and tables that are split. Where there is a head, a rank does not know how many targets all
-   ranks have, as where steps have several micro-batches. */
+/* Finds the head, and the tables to shard. With a head, a rank does not know the number of targets of all
+   ranks, as in programs that accumulate. */
 static void tt__find_tables(tt__tensor *s)
 {
     tt_tape *t = s->t;
@@ -586,8 +607,9 @@ static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool seque
     return status == TT_OK ? tt__settle(t, s.n) : status;
 }
 
-/* The ranks have parts of the gradient g of a parameter that they have whole: makes a value for these, and
-   appends the instruction that sums them. */
+/* Makes a value for the partial gradients of a replicated parameter, and appends the instruction that sums
+   them into its gradient g. with_previous: the sum runs together with the instruction before. Returns the
+   value; 0: out of memory. */
 static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 {
     const tt__value of = t->values[g];
@@ -604,7 +626,7 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
     return part;
 }
 
-/* Views of a storage for which a map has another become views of that. */
+/* Makes the views of a storage for which the map has another storage views of that storage. */
 static void tt__map_views(tt_tape *t, int values, const int32_t *map)
 {
     for (int32_t v = 1; v < values; v++) {
@@ -613,7 +635,8 @@ static void tt__map_views(tt_tape *t, int values, const int32_t *map)
     }
 }
 
-/* The stage of what last writes the operand of instruction k before it; 0: there is one stage. */
+/* Returns the stage of the last instruction before k that writes the operand of instruction k; 0: no
+   pipeline. */
 static int tt__operand_stage(const tt_tape *t, int k)
 {
     const int32_t base = t->values[t->code[k].in[0]].base;
@@ -621,11 +644,11 @@ static int tt__operand_stage(const tt_tape *t, int k)
     return 0;
 }
 
-/* Has the ranks sum gradients of which they have parts: the instructions write these to other values. part:
-   zeros, of each value. */
+/* Makes instructions write partial gradients to new values, and appends their sums over the ranks. layout:
+   that of each storage. part: zeros, one for each value; the new value is written to it. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
-    const int values = t->n_values, n = t->n_code; /* what is new comes after these */
+    const int values = t->n_values, n = t->n_code; /* new values and instructions come after these */
     int sums = 0;
     for (int32_t v = 1; v < values; v++) {
         if (t->values[v].storage != TT__GRADIENT || layout[v] != TT__PARTIAL) continue;
@@ -642,8 +665,8 @@ static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t 
     return TT_OK;
 }
 
-/* After differentiation: takes out what was only there for the backward, and has the ranks sum what they
-   have parts of. */
+/* Removes, after differentiation, the instructions that exist only for their backward, and inserts the sums
+   of partial gradients over the ranks. */
 static tt_status tt__pass_tensor_gradients(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -654,7 +677,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
         tt__instr *i = &t->code[k];
         tt__map_operands(i, instead);
         if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
-        instead[i->out[0]] = i->in[0]; /* a storage, as tt__may_enter says: rows of it are views */
+        instead[i->out[0]] = i->in[0]; /* a storage, not a view, by tt__may_enter; its row shards are views */
         tt__drop(t, k);
     }
     if (status == TT_OK) tt__map_views(t, t->n_values, instead);
@@ -671,7 +694,7 @@ static tt_status tt__pass_tensor_gradients(tt_tape *t)
     return status;
 }
 
-/* A loss of ranks' rows is the mean of what all have counted. */
+/* Computes a loss of sharded rows as the mean over the counts of all ranks. */
 static tt_status tt__pass_tensor_losses(tt_tape *t)
 {
     const int n = tt__index(t);

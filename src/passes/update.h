@@ -16,7 +16,7 @@ static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
 {
     tt_tape *t = b->t;
     tt__shape shape = t->values[param].shape;
-    if (shape.dtype == TT_F16) shape.dtype = TT_BF16; /* squares of small gradients would be 0 */
+    if (shape.dtype == TT_F16) shape.dtype = TT_BF16; /* in f16 the squares of small gradients would be 0 */
     int32_t id = tt__new_value(t, &shape, TT__STATE, "%s(%.60s)", what, t->values[param].name);
     if (!tt__value_like(t, param, id)) { b->ok = false; return 0; }
     t->values[id].persistent = true;
@@ -32,14 +32,14 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* A parameter that is trained here or on another stage. */
+/* Returns whether v is a parameter that is trained by this stage or another. */
 static bool tt__is_listed(const tt_tape *t, int32_t v)
 {
     return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
 }
 
-/* Trained parameters, in the order of the rows of `squares`: (n) values, to be freed, of which tensor ranks
-   have parts of the first `parted`. NULL: no memory. */
+/* Returns the (n) trained parameters in the order of the rows of `squares`: first the `parted` ones that
+   tensor ranks shard. The caller frees the array. NULL: out of memory. */
 static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
 {
     int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * (size_t)t->n_values);
@@ -53,47 +53,51 @@ static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
     return list;
 }
 
-/* A trained parameter whose squares the first of the two stages sums that have it, and this is the other. */
+/* Returns whether v is a trained parameter of two stages and this is the second; the first sums its
+   squares. */
 static bool tt__is_tied_again(const tt_tape *t, int32_t v)
 {
     return t->values[v].tied[1] && t->values[v].tied[1] == t->stage;
 }
 
-/* An instruction at the end of the step, which runs together with the one before if that is of its op. */
+/* Appends an instruction to the end of the step. It runs together with the instruction before if both have
+   the same op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
     const tt__instr i = tt__instr_of(op, in, out);
     return in && out && tt__append_step(t, &i, true);
 }
 
-/* What pass "update" knows of a parameter value that is trained. */
+/* Notes of pass "update" on a trained parameter. */
 typedef struct tt__due {
-    int32_t clipped;        /* the norm and the factor that its update reads */
-    int32_t target, state[2]; /* what a rank updates of it, with the optimizer's state */
+    int32_t clipped;        /* the norm and the factor that the update reads */
+    int32_t target, state[2]; /* what a rank updates: the parameter or its shard, and the optimizer's
+                                 states */
     uint32_t random;
-    int32_t chunks;         /* squares of chunks of its gradient; 0: none yet */
-    int next;               /* in the backward: one more than the row of another that is due there too */
+    int32_t chunks;         /* squares of each chunk of the gradient; 0: none yet */
+    int next;               /* in the backward: one more than the row of the next parameter due at the same
+                               instruction; 0: none */
 } tt__due;
 
 typedef struct tt__updater {
     tt_tape *t;
     const tt_optimizer_options *o;
-    int32_t *list;          /* (n) trained parameters, by row; tensor ranks split the first `parted` */
+    int32_t *list;          /* (n) trained parameters, by row; tensor ranks shard the first `parted` */
     int n, parted;
-    int32_t parts;          /* squared norms of these */
-    int *row, rows;         /* those that are updated together now */
-    tt__due *due;           /* of each value */
+    int32_t parts;          /* squared norms of the first `parted` gradients */
+    int *row, rows;         /* rows of the parameters that are updated together now */
+    tt__due *due;           /* of each value; used for trained parameters */
 } tt__updater;
 
-/* A view of the number in row `row` of x. */
+/* Returns a view of the number in row `row` of x; 0 after tt__tape_fail. */
 static int32_t tt__number_view(tt_tape *t, int32_t x, int row)
 {
     const tt__shape number = {TT_F32, 1, 1, 0, 0};
     return tt__new_view(t, x, &number, row, 1, t->values[x].name);
 }
 
-/* Sums of squares of gradients into `squares`: of whole ones at once; of pieces by chunks, in a table of all
-   ranks' chunks. */
+/* Sums the squares of gradients into `squares`: of a whole gradient at once, of a sharded gradient by chunks,
+   which a table of all ranks' chunks collects. */
 static bool tt__square_gradients(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -105,7 +109,8 @@ static bool tt__square_gradients(tt__updater *u)
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
-    for (int stage = 0; stage < 3; stage++) /* chunks of pieces, then of all, then their sums */
+    /* stage 0: squares of the shard's chunks; 1: gathers the chunks; 2: sums them. */
+    for (int stage = 0; stage < 3; stage++)
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
             const tt__value *x = &t->values[u->list[k]];
@@ -131,7 +136,8 @@ static bool tt__square_gradients(tt__updater *u)
     return ok;
 }
 
-/* Sums the squares of what tensor ranks have parts of: at the step's end all at once. */
+/* Sums over the tensor ranks the squares of the gradients that they shard: all in one instruction, or, if the
+   backward updates parameters, one instruction for each gradient. */
 static bool tt__sum_parts(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -151,7 +157,8 @@ static bool tt__sum_parts(tt__updater *u)
     return ok;
 }
 
-/* The norm of the gradients whose squares are x, and the factor on them, into y. */
+/* Appends the instruction that computes the gradients' norm from squares x, and the factor on the gradients,
+   into y. */
 static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
 {
     tt__instr i = tt__instr_of(TT__OP_CLIP, x, y);
@@ -161,7 +168,7 @@ static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
     return x && y && tt__append_step(u->t, &i, true);
 }
 
-/* Over all ranks of a pipeline at the same place of their stages, in place. */
+/* Appends a collective on x, in place, over the ranks at the same place of all stages of a pipeline. */
 static bool tt__over_stages(tt_tape *t, int op, int32_t x)
 {
     tt__instr i = tt__data_move(op, x, x, NULL);
@@ -175,8 +182,9 @@ static bool tt__append_zeros(tt_tape *t, int32_t v)
     return tt__append_step(t, &i, false);
 }
 
-/* Of a pipeline's stage: what losses counted, which the last stage knows; what two stages have of the
-   gradient of a parameter; and 0 for the squares of what other stages have. */
+/* Appends the exchange between stages before squares are summed. The last stage sends the others what losses
+   counted; two stages that share a parameter sum their gradients of it; squares are set to 0, as a stage does
+   not write those of other stages. */
 static bool tt__before_squares(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -195,13 +203,15 @@ static bool tt__before_squares(tt__updater *u)
     return ok;
 }
 
-/* The squares of all stages' gradients: of each, all others have 0. */
+/* Appends the sum of the squares over stages. Only one stage has the square of a gradient, the others have
+   0. */
 static bool tt__after_squares(tt__updater *u)
 {
     return u->t->stages <= 1 || tt__over_stages(u->t, TT__OP_ALL_REDUCE, u->t->squares);
 }
 
-/* A norm and a factor for each parameter, so that one whose gradient is not finite is left as it is. */
+/* Appends a norm and a factor for each parameter, so that a parameter whose gradient is not finite is not
+   updated. */
 static bool tt__clip_alone(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -218,7 +228,8 @@ static bool tt__clip_alone(tt__updater *u)
     return ok;
 }
 
-/* After updates of pieces of parameters that all data ranks have whole, these get the others' pieces. */
+/* Appends the collectives after updates of shards of parameters that are replicated on the data ranks: each
+   rank gets the shards of the others. */
 static bool tt__spread_parameters(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -234,8 +245,8 @@ static bool tt__spread_parameters(tt__updater *u)
     return true;
 }
 
-/* What each update works on. The order of the random numbers that these draw is the tape's, whatever tensor
-   ranks have parts of, and wherever the updates stand. */
+/* Prepares what each update works on. The random numbers of updates are in the order of the tape, whatever
+   tensor ranks shard and wherever the updates are inserted. */
 static bool tt__prepare_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -259,14 +270,14 @@ static bool tt__prepare_updates(tt__updater *u)
     return b.ok;
 }
 
-/* Is parameter value v updated in the host's memory? */
+/* Returns whether parameter v is updated in the host's memory. */
 static bool tt__updates_on_host(const tt_tape *t, int32_t v)
 {
     const int32_t param = t->values[v].param;
     return t->on_host && param >= 0 && t->ctx->params[param]->size >= TT__PIECES_FROM;
 }
 
-/* Updates parameters, each by one instruction: those last that are updated in the host's memory. */
+/* Appends an update for each parameter; updates in the host's memory come last. */
 static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -292,11 +303,11 @@ static bool tt__emit_updates(tt__updater *u)
 /* ---- in the backward */
 
 #ifndef TT__UPDATE_FROM /* tests make it smaller */
-#define TT__UPDATE_FROM 65536 /* elements of gradients: fewer wait for more, to be updated in one launch */
+#define TT__UPDATE_FROM 65536 /* elements of due gradients; with fewer, updates wait to share a launch */
 #endif
 
-/* Puts what was appended from number `from` on before instruction `at`, in the micro-batch's segment. Ranks
-   without a micro-batch run it too. */
+/* Moves the instructions appended from number `from` on to before instruction `at`, in the segment of
+   micro-batches. Ranks without a micro-batch run them, too. */
 static void tt__move_into_micro(tt_tape *t, int from, int at)
 {
     for (int k = from; k < t->n_code; k++) {
@@ -306,9 +317,9 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
     }
 }
 
-/* Emits the updates of the n instructions' trained parameters. Each is due behind the last instruction that
-   writes its gradient, reads the parameter, or adds to what losses count; it waits until enough are due.
-   head: (n) zeros. */
+/* Inserts the updates of trained parameters into the backward. n: number of instructions. An update is due
+   after the last instruction that writes the gradient, reads the parameter, or adds to the counts of losses.
+   Due updates wait until they have enough elements together. head: (n) zeros. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
@@ -317,7 +328,7 @@ static bool tt__update_early(tt__updater *u, int n, int *head)
         const int32_t v = u->list[k], g = t->values[t->values[v].grad].base;
         int at = (int)tt__max(t->values[g].writer, t->values[v].reader);
         at = (int)tt__max(at, t->values[t->results].writer);
-        while (t->code[at].with_next) at++; /* not amid what runs together */
+        while (t->code[at].with_next) at++; /* not between instructions that run together */
         u->due[v].next = head[at];
         head[at] = k + 1;
     }
@@ -338,8 +349,8 @@ static bool tt__update_early(tt__updater *u, int n, int *head)
     return ok;
 }
 
-/* Updates every trained parameter as soon as that may be, so that its gradient's memory is free for others,
-   and emits at the step's end the norm of all. */
+/* Updates each trained parameter as early as possible, so that the memory of its gradient can be reused, and
+   appends the norm of all gradients to the end of the step. */
 static tt_status tt__pass_update_early(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -352,7 +363,7 @@ static tt_status tt__pass_update_early(tt__updater *u)
     return tt__settle(t, n);
 }
 
-/* ---- all of it */
+/* ---- the whole pass */
 
 static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
 {
@@ -364,7 +375,8 @@ static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
     return tt__append_step(t, &i, false) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Global norm, clipping, an optimizer's instruction for each parameter with a gradient, next loss scale. */
+/* Appends the update of a step: global norm and clipping, an optimizer's instruction for each parameter with
+   a gradient, and the next loss scale. */
 static tt_status tt__update_at_end(tt__updater *u, const tt_loss_scale *scale)
 {
     tt_tape *t = u->t;

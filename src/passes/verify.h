@@ -7,8 +7,8 @@
 
 /* ===========================================================================================================
    PASSES                                                                                          src/passes/
-   Functions that rewrite a tape, and the verifier that runs after each. tt__first_passes and tt__last_passes
-   (src/compile/) have their order. Uses tape and ops.
+   Passes, which are functions that rewrite a tape, and the verifier, which runs after each pass.
+   tt__first_passes and tt__last_passes (src/compile/) call the passes in order. Uses tape and ops.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------------------- verifier */
@@ -21,30 +21,34 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
                     tt__instr_name(&t->code[at]), what, tt__describe(t, value, text, sizeof text));
 }
 
-/* What the verifier knows of a storage in front of an instruction. */
+/* State of a storage before the instruction that is being verified. */
 typedef struct tt__known {
     bool defined;
-    int group;      /* the last group of instructions that run together that writes it; 0: none */
-    int writer;     /* one more than the instruction of another stream that writes it, before its WAIT */
-    int readers;    /* how many of these read it */
+    int group;      /* last group of instructions that run together and of which one writes the storage;
+                       0: none */
+    int writer;     /* one more than the instruction of another stream that writes the storage and has had no
+                       WAIT; 0: none */
+    int readers;    /* number of operands with which instructions of other streams that have had no WAIT read
+                       the storage */
 } tt__known;
 
-/* Does i have the step's settings as an operand? */
+/* Returns whether i needs the step's settings as an operand. */
 static bool tt__needs_run(const tt__instr *i, bool accumulate)
 {
     if (tt__is(i, TT__MEAN)) return accumulate;
     return tt__is(i, TT__WITH_RUN) && (tt__is(i, TT__RMW) || i->attr.dropout > 0);
 }
 
-/* What runs in the host's memory has its operands there, but for the step's settings, of which the host has
-   its own. */
+/* Returns whether instruction i can access the memory of v. An instruction that runs in the host's memory has
+   its operands there, except for the step's settings, of which the host has a copy. */
 static bool tt__reaches(const tt_tape *t, const tt__instr *i, int32_t v)
 {
     if (i->on_host) return v == t->run || t->values[v].space == TT__HOST;
     return t->values[v].space != TT__HOST || t->host || tt__is(i, TT__ANY_SPACE);
 }
 
-/* What is wrong with an operand: not there, out of the op's reach, or being written. NULL: nothing. */
+/* Returns the fault of an operand: not a value, not written yet, out of the op's reach, or still being
+   written. NULL: none. */
 static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int j, const tt__known *known,
                                       int group)
 {
@@ -52,7 +56,8 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
-    const bool left = i->later && t->values[t->values[id].base].persistent; /* by an earlier micro-batch */
+    /* An earlier micro-batch has left it. */
+    const bool left = i->later && t->values[t->values[id].base].persistent;
     if (!k->defined && !left) return "reads a value that nothing has written";
     if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"
                                                   : "cannot read the host's memory";
@@ -61,13 +66,14 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
 }
 
-/* What is wrong with a result, to which the op's rule gives a shape. */
+/* Returns the fault of a result, to which the op's rule gives a shape; NULL: none. */
 static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
                                      const tt__known *known)
 {
     const tt__value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
-    bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].visits; /* where it was before */
+    /* A copy may go back to the storage that it was made from. */
+    bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].visits;
     bool returns = tt__is(i, TT__ANY_SPACE) && kept;
     bool updates = tt__is(i, TT__RMW) || (returns && v->storage != TT__INPUT && i->out[j] != t->run);
     bool adds = i->add >> j & 1;
@@ -87,7 +93,8 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     return NULL;
 }
 
-/* Ends the work whose first output is in[0]; every operand of that must be one of the WAIT's, to keep it. */
+/* Notes the end of the work whose first output is in[0]. Every operand of the work must be an operand of the
+   WAIT, which keeps it in memory. Returns the fault; NULL: none. */
 static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__known *known)
 {
     int at = known[t->values[i->in[0]].base].writer - 1;
@@ -108,20 +115,22 @@ static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__kno
 
 /* ---- layouts */
 
-/* The layout that the contents of value v have, when those of storages are `layout`. */
+/* Returns the layout of the contents of value v; `layout` has those of storages. */
 static tt__split tt__contents(const tt_tape *t, const tt__split *layout, int32_t v)
 {
     const tt__split declared = t->values[v].part.split, base = layout[t->values[v].base];
     return base == TT__ZEROS || (tt__is_own_rows(t, v) && base == TT__WHOLE) ? declared : base;
 }
 
-/* A result of layout `now` is left in its storage. Returns what is wrong with it; NULL: nothing. */
+/* Notes that result j of i, of layout `now`, is left in its storage. Returns the fault; NULL: none. */
 static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__split now, tt__split *layout)
 {
     const tt__value *y = &t->values[i->out[j]];
     tt__split *to = &layout[y->base], before = *to;
-    const bool adds = i->add >> j & 1, joins = adds || y->base != i->out[j]; /* what is there already */
-    if (tt__is_own_rows(t, i->out[j])) { /* they are added to a partial sum, in which other rows stay 0 */
+    /* joins: the storage keeps other contents, too. */
+    const bool adds = i->add >> j & 1, joins = adds || y->base != i->out[j];
+    if (tt__is_own_rows(t, i->out[j])) { /* a shard of the rows is added to a partial sum, whose other rows
+                                            stay 0 */
         const bool sums = adds && now == y->part.split && (before == TT__ZEROS || before == TT__PARTIAL);
         if (!sums) return "writes a rank's own rows of what is no sum over ranks";
         now = TT__PARTIAL;
@@ -134,7 +143,8 @@ static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__
     return NULL;
 }
 
-/* Notes the layouts that i's results leave behind. Returns what is wrong, of *value; NULL: nothing. */
+/* Notes the layouts that i's results leave in their storages. Returns the fault, of value *value;
+   NULL: none. */
 static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *layout, int32_t *value)
 {
     tt__split in[TT__MAX_IN], out[TT__MAX_OUT] = {TT__WHOLE};
@@ -159,7 +169,8 @@ static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *l
     return wrong;
 }
 
-/* The layouts of storages before the first instruction; to be freed. */
+/* Returns the layouts of storages before the first instruction. The caller frees the array. NULL: out of
+   memory. */
 static tt__split *tt__first_layouts(const tt_tape *t)
 {
     tt__split *layout = (tt__split *)tt__calloc(t->ctx, sizeof *layout * (size_t)t->n_values);
@@ -170,8 +181,9 @@ static tt__split *tt__first_layouts(const tt_tape *t)
     return layout;
 }
 
-/* Every use after its definition, one definition, shapes as the rules say, dtypes of the right kind; work of
-   other streams has one WAIT, before which nothing uses what it writes or changes what it reads. */
+/* Verifies a tape: each value is written once and before it is read, shapes are those of the rules, dtypes
+   are of the right kind. Work of other streams has one WAIT, before which no instruction uses its results or
+   changes its operands. */
 static tt_status tt__verify(tt_tape *t, const char *pass)
 {
     tt_status status = TT_OK;
@@ -207,7 +219,8 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
         }
         for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
             if ((which = i->out[j]) != 0 && !(wrong = tt__verify_result(t, i, j, &shape[j], known)))
-                known[t->values[which].base].defined = true; /* a later result of it may add to this one */
+                /* A later result of the instruction may add to this result. */
+                known[t->values[which].base].defined = true;
         if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(i, t->accumulate)) {
             wrong = "lacks the step's settings";
             which = t->run;
@@ -237,13 +250,13 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     tt__free(t->ctx, layout);
     return status;
 }
-/* A number for each value, 0 at first, to be freed; NULL: no memory. */
+/* Returns an array with a number for each value, 0 at first. The caller frees it. NULL: out of memory. */
 static int32_t *tt__new_map(const tt_tape *t)
 {
     return (int32_t *)tt__calloc(t->ctx, sizeof(int32_t) * (size_t)t->n_values);
 }
 
-/* The instruction reads the values that a map has for its operands. */
+/* Replaces the operands of an instruction for which the map has another value. */
 static void tt__map_operands(tt__instr *i, const int32_t *map)
 {
     for (int j = 0; j < TT__MAX_IN; j++) if (map[i->in[j]]) i->in[j] = map[i->in[j]];

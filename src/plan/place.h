@@ -5,24 +5,26 @@
 
 /* ===========================================================================================================
    PLAN                                                                                              src/plan/
-   Gives every value a place. Lifetimes are exact: from the instruction that first writes a storage to the
-   last that reads it. Persistent values lie one after another; the rest is placed by greedy first and best
-   fit over several orders (Pisarchyk, Lee: "Efficient memory management for deep neural net inference",
-   2020), keeping the best. Each space has its own places. Uses tape.
+   Gives every value a place in memory. Lifetimes are exact: from the instruction that first writes a storage
+   to the last instruction that reads it. Persistent values are stored one after another. The others are
+   placed by greedy first fit and best fit in several orders (Pisarchyk, Lee: "Efficient memory management for
+   deep neural net inference", 2020), and the lowest placement is kept. Each space has its own places. Uses
+   tape.
    ======================================================================================================== */
 
-#define TT__NO_PLACE SIZE_MAX /* of a storage that nothing uses */
+#define TT__NO_PLACE SIZE_MAX /* the place of a storage that nothing uses */
 
-/* A storage that must be placed: alive at instructions first..last, both included. */
+/* A storage to be placed, alive from instruction `first` to instruction `last`, both included. */
 typedef struct tt__box {
     int first, last;
     size_t bytes, place;
-    int32_t value;  /* base value, or 0: the workspace of instruction `first` */
-    int merged;     /* index of the box whose place it takes over; itself if none */
+    int32_t value;  /* base value; 0: the workspace of instruction `first` */
+    int merged;     /* index of the box whose place this box takes over; else its own index */
     tt__space space;
 } tt__box;
 
-/* The largest sum of bytes alive at once in a space, of boxes of at least `least` bytes, and where it is. */
+/* Returns the largest sum of bytes alive at once in a space, of boxes of at least `least` bytes. *at: the
+   instruction of that peak. SIZE_MAX: out of memory. */
 static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t least,
                            tt_context *ctx, int *at)
 {
@@ -43,23 +45,23 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
     return most;
 }
 
-/* Which bytes are taken when: a binary tree over the instructions (a segment tree: Bentley, "Solutions to
-   Klee's rectangle problems", 1977). A node has two lists of spans of bytes: those taken during all of the
-   node's instructions, and those taken during some of them. */
+/* The bytes in use at each time: a binary tree over the instructions (a segment tree: Bentley, "Solutions to
+   Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in use during all of the
+   node's instructions, and spans in use during some of them. */
 typedef struct tt__span {
     size_t from, to;
-    int next;       /* the following span in order of bytes; 0: none */
-    int far;        /* one that a search has met behind it, if it is still in the list */
-    int list;       /* that it is in; 0: none */
+    int next;       /* the next span in the order of bytes; 0: none */
+    int far;        /* shortcut that a search has left: a span further on, valid if still in the same list */
+    int list;       /* number of the span's list; 0: none */
 } tt__span;
 typedef struct tt__taken {
     tt_context *ctx;
-    tt__span *span; int n_span, cap_span;   /* span[0] is "none" */
-    int unused;     /* the first of the spans that are in no list */
-    int *list;      /* of node k, list[2 k]: taken all the time; list[2 k + 1]: at times */
-    int *hint;      /* of each list, the span that it got last */
-    int leaves;     /* instructions rounded up to a power of two; node 1 is the root */
-    int highest;    /* the last placed of the boxes that reach the height */
+    tt__span *span; int n_span, cap_span;   /* span[0] means "none" */
+    int unused;     /* first of the spans that are in no list; 0: none */
+    int *list;      /* of node k, list[2 k]: in use all the time; list[2 k + 1]: in use at times */
+    int *hint;      /* of each list, the span that was changed last */
+    int leaves;     /* number of instructions, rounded up to a power of two; node 1 is the root */
+    int highest;    /* the last box placed that ends at the height */
 } tt__taken;
 
 static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
@@ -88,7 +90,8 @@ static bool tt__taken_clear(tt__taken *t)
     return true;
 }
 
-/* The last span, from `at` on, that ends at or below `limit`, as `at` does. Leaves shorter ways behind. */
+/* Returns the last span, from `at` on, that ends at or below `limit`; `at` must do so. Leaves shortcuts for
+   later searches. */
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
@@ -102,16 +105,18 @@ static int tt__span_before(tt__taken *t, int at, size_t limit)
     }
 }
 
-/* Adds bytes [from, to) to a list, where they are joined with the spans that they overlap or touch. */
+/* Adds bytes [from, to) to a list and joins them with the spans that they overlap or touch. Returns false if
+   out of memory. */
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
     int before = 0, at = t->list[list], hint = t->hint[list];
-    if (t->span[hint].list == list && t->span[hint].from <= from) at = hint; /* most are near the last */
+    /* Most additions are near the last one. */
+    if (t->span[hint].list == list && t->span[hint].from <= from) at = hint;
     if (at && t->span[at].to < from) {
         before = tt__span_before(t, at, from - 1);
         at = t->span[before].next;
     }
-    if (at && t->span[at].from <= to) { /* the first one grows, and those that it reaches then go */
+    if (at && t->span[at].from <= to) { /* the first such span grows and takes in those that it reaches */
         tt__span *s = &t->span[at];
         t->hint[list] = at;
         if (from < s->from) s->from = from;
@@ -139,7 +144,8 @@ static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
     return true;
 }
 
-/* Takes the place of b. `node` stands for instructions [lo, lo + width). */
+/* Marks the place of b as in use. `node` covers instructions [lo, lo + width). Returns false if out of
+   memory. */
 static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width)
 {
     if (b->first >= lo + width || b->last < lo) return true;
@@ -149,8 +155,9 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
                       tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
 }
 
-/* Appends to `heads` the lists of what is taken at some time in b's life; returns how many there are then: on
-   each level one of at most two nodes that b's life is a part of, and two of at most two that are in it. */
+/* Appends to `heads` the lists of spans in use at some time in b's life; returns the number of lists in
+   `heads`. A level of the tree adds at most 6: one list for each of at most two nodes that b's life covers in
+   part, two for each of at most two nodes that it covers whole. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
                            int n)
@@ -165,13 +172,14 @@ static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int l
     return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
 }
 
-/* The lowest (or the tightest) gap of b's size among what is taken during its life. */
+/* Returns the lowest gap (or the tightest one) of at least b's size between the spans in use during b's
+   life. */
 static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
     size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
     for (;;) {
-        size_t next = SIZE_MAX; /* what is taken first behind the cursor */
+        size_t next = SIZE_MAX; /* the lowest span after the cursor */
         bool moved = false;
         for (int k = 0; k < n;) {
             if (t->span[head[k]].to <= cursor) head[k] = t->span[tt__span_before(t, head[k], cursor)].next;
@@ -192,8 +200,8 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes in the given order, each into the lowest (or the tightest) gap among those alive with it.
-   Returns the height; gives up above `limit`; SIZE_MAX: out of memory. */
+/* Places boxes in the given order, each into the lowest gap (or the tightest one) between the boxes alive
+   with it. Returns the height; stops at the first height above `limit`. SIZE_MAX: out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -212,8 +220,8 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Sort keys: 0 size, 1 size x duration, 2 duration, 3 time, 4 what lives at the peak by duration and then the
-   rest by size; larger first, ties by size, then index. */
+/* Number of sort keys: 0: size; 1: size x duration; 2: duration; 3: begin; 4: boxes alive at the peak by
+   duration, then the others by size. Larger keys come first (begin: earlier), ties by size, then by index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -230,7 +238,7 @@ static bool tt__box_before(const tt__box *box, int a, int b, int kind, int peak)
     return a < b;
 }
 
-/* Merge sort. */
+/* Sorts `order` by merge sort. */
 static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, int kind, int peak)
 {
     for (int width = 1; width < n; width *= 2) {
@@ -247,9 +255,10 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
 
 enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000, TT__IMPROVE_HOST = 20000, TT__IMPROVE_MANY = 8 };
 
-/* Tries to get below the height of an order: the box that reaches it is placed first instead, again and
-   again; in the host's memory, which is less scarce, less often, and of many boxes a few times, if they are
-   more than 1/64 above the bound. Leaves the lowest placement found, and returns its height. */
+/* Searches for a placement below the height of an order: places the box that reaches the height first
+   instead, and repeats. The number of attempts falls with the number of boxes, and is smaller for the host's
+   memory, which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY attempts, if the
+   height is more than 1/64 above the bound. Leaves the lowest placement found, and returns its height. */
 static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound,
                           tt__taken *taken)
 {
@@ -274,9 +283,10 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
     return rounds ? tt__place_in_order(box, best_order, n, best_tightest, SIZE_MAX, taken) : best;
 }
 
-/* Places those of the n boxes that lie in a space (those merged into another take its place). *height: bytes
-   needed; *bound: the largest sum of live bytes. Orders of the boxes that matter are tried until one reaches
-   it (of many boxes, is within 1/256 of it); boxes below 1/1024 of it then find room between these. */
+/* Places those of the n boxes that are in a space; a box merged into another takes the place of that box.
+   *height: bytes needed. *bound: largest sum of bytes alive at once; *peak_at: its instruction. Tries several
+   orders of the large boxes until the height is the bound, or, for many boxes, within 1/256 of it. If there
+   are many boxes, those below 1/1024 of the bound are small and placed into the gaps afterwards. */
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space,
                            size_t *height, size_t *bound, int *peak_at)
 {
@@ -287,7 +297,7 @@ static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instruction
     size_t least = n < TT__FEW_BOXES ? 0 : *bound / 1024, best = SIZE_MAX;
     size_t goal = tt__max_live(box, n, instructions, space, least, ctx, &at);
     room = room && *bound != SIZE_MAX && goal != SIZE_MAX;
-    for (int k = 0; k < 2 * n && room; k++) { /* the large ones, then the others */
+    for (int k = 0; k < 2 * n && room; k++) { /* large boxes, then small ones */
         const tt__box *b = &box[k % n];
         if (b->merged != k % n || b->space != space || !b->bytes || (b->bytes < least) != (k >= n)) continue;
         order[all++] = k % n;
@@ -323,7 +333,8 @@ static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v)
     return tt__align_to(tt__storage_bytes(v), t->alignment);
 }
 
-/* Refuses a tape whose storages, workspaces and `more` are 2^62 bytes or more, so that no sum overflows. */
+/* Fails if storages, workspaces and `more` are 2^62 bytes or more together, so that no sum of them
+   overflows. */
 static tt_status tt__check_total(const tt_tape *t, size_t more)
 {
     const size_t most = SIZE_MAX / 4;
@@ -345,7 +356,7 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
                     tt__describe(t, largest, what, sizeof what));
 }
 
-/* value 0: a workspace. */
+/* Sets box `at`. value 0: a workspace. */
 static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, size_t bytes, int first,
                         int last)
 {
@@ -353,15 +364,16 @@ static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, s
     box[at] = b;
 }
 
-/* Lifetimes of a tape's transient storages and workspaces. The caller releases *out. Instructions that run
-   together need operands from the first to the last; work of other streams until its WAIT reads them. */
+/* Finds the lifetimes of a tape's transient storages and workspaces. The caller frees *out. Instructions that
+   run together need their operands from the first to the last; work of other streams needs its operands until
+   its WAIT. */
 static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
 {
     tt_context *ctx = t->ctx;
     const int end = t->n_code > 0 ? t->n_code - 1 : 0;
     tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
-    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* box of each base value */
-    int n = 0, group = 0, group_end = 0; /* of the instructions that run together */
+    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* box of each base value; -1: none */
+    int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
     const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
     if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
@@ -387,13 +399,14 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         tt__new_box(t, box, n++, 0, i->workspace, k, k);
         box[n - 1].space = i->on_host ? TT__HOST : TT__DEVICE;
     }
-    for (int32_t v = 1; v < t->n_values; v++) { /* inputs that no instruction reads, but tt_get may */
+    for (int32_t v = 1; v < t->n_values; v++) { /* inputs that only tt_get may read */
         const tt__value *x = &t->values[v];
         bool kept = x->keep || v == t->values[root].base;
         if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !kept) continue;
         tt__new_box(t, box, of[v] = n++, v, tt__storage_bytes(x), 0, end);
     }
-    /* In place: out[0] begins where in[j] ends. Chains of several links merge into the first. */
+    /* In place: out[0] takes over the place of in[j], which ends here. A chain of such values merges into the
+       first. */
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         int32_t y = i->out[0];
@@ -413,7 +426,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* later links see the joined lifetime */
+            of[y] = start; /* later links see the merged lifetime */
             break;
         }
     }
@@ -422,7 +435,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     return TT_OK;
 }
 
-/* Bytes of b's place are taken during its life. */
+/* Returns whether bytes of b's place are in use during b's life. */
 static bool tt__overlaps(tt__taken *t, const tt__box *b)
 {
     int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
@@ -433,7 +446,7 @@ static bool tt__overlaps(tt__taken *t, const tt__box *b)
     return false;
 }
 
-/* Storages k and j are alive together and overlap. */
+/* Returns whether boxes k and j are alive together and overlap in memory. */
 static bool tt__collide(const tt__box *box, int k, int j)
 {
     const tt__box *a = &box[k], *b = &box[j];
@@ -441,7 +454,8 @@ static bool tt__collide(const tt__box *box, int k, int j)
     return !apart && a->place < b->place + b->bytes && b->place < a->place + a->bytes;
 }
 
-/* No two storages of a space that are alive together overlap, and all lie inside. */
+/* Verifies that no two storages of a space that are alive together overlap, and that all are within the
+   height. */
 static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__space space, size_t height)
 {
     tt_status status = TT_OK;

@@ -4,11 +4,11 @@
 #include "record.h"
 
 /* --------------------------------------------------------------------------------------------------- editing
-   How passes rewrite code in one sweep: instructions keep their numbers until tt__settle. tt__index counts
-   who writes and reads what; drop, put and insert keep the counts. A dropped instruction has op -1 and no
-   operands. */
+   Functions with which a pass rewrites instructions in one sweep. Instructions keep their numbers until
+   tt__settle. tt__index counts which instructions write and read each value; tt__drop, tt__put and tt__insert
+   update the counts. A dropped instruction has op -1 and no operands. */
 
-/* Adds what instruction k reads and writes to the counts, or (by: -1) takes it away. */
+/* Adds the reads and writes of instruction k to the counts of values, or subtracts them (by: -1). */
 static void tt__count(tt_tape *t, int k, int by)
 {
     const tt__instr *i = &t->code[k];
@@ -23,7 +23,7 @@ static void tt__count(tt_tape *t, int k, int by)
     }
 }
 
-/* Counts anew; returns the number of instructions. */
+/* Counts the reads, writes and views of every value; returns the number of instructions. */
 static int tt__index(tt_tape *t)
 {
     for (int32_t v = 0; v < t->n_values; v++) {
@@ -44,7 +44,8 @@ static bool tt__is_of(const tt_tape *t, const int32_t *ids, int n, int32_t base)
     return false;
 }
 
-/* Does an instruction read, or write, a storage or a view of it? */
+/* tt__reads and tt__writes return whether an instruction reads or writes storage `base` or a view of the
+   storage. */
 static bool tt__reads(const tt_tape *t, const tt__instr *i, int32_t base)
 {
     return tt__is_of(t, i->in, TT__MAX_IN, base);
@@ -58,7 +59,8 @@ static bool tt__writes(const tt_tape *t, const tt__instr *i, int32_t base)
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
 static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; } /* -1: none */
 
-/* v is read once, and nothing else needs its contents afterwards. */
+/* Returns whether v is read exactly once and its contents are not needed afterwards. v is then a transient
+   storage, not a view, and neither `root`, an output nor the end of a stage. */
 static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
 {
     const tt__value *x = &t->values[v];
@@ -66,10 +68,11 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
     return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
 
-/* Instruction `at`, alone in writing its out[0], may run at `later`: until then none writes what it reads. */
+/* Returns whether instruction `at` may run at place `later` instead: the instruction alone writes its out[0],
+   and no instruction in between writes an operand. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
-    bool written = false; /* after `at`: only then is there something to search */
+    bool written = false; /* an operand is written after `at`, so a search is needed */
     if (t->values[t->code[at].out[0]].writes != 1) return false;
     for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
     for (int k = at + 1; k <= later && written; k++)
@@ -80,7 +83,7 @@ static bool tt__may_wait(const tt_tape *t, int at, int later)
     return true;
 }
 
-/* An instruction of `op`, x -> y. */
+/* Returns an instruction of `op` that reads x and writes y. */
 static tt__instr tt__instr_of(int op, int32_t x, int32_t y)
 {
     tt__instr i = tt__new_instr(op);
@@ -89,7 +92,8 @@ static tt__instr tt__instr_of(int op, int32_t x, int32_t y)
     return i;
 }
 
-/* The same, of the segment and stage of `like`, and run by the same ranks. */
+/* Returns an instruction of `op` that reads x and writes y, with the segment and stage of `like`, and run by
+   the ranks that run `like`. */
 static tt__instr tt__instr_like(const tt__instr *like, int op, int32_t x, int32_t y)
 {
     tt__instr i = tt__instr_of(op, x, y);
@@ -107,7 +111,7 @@ static void tt__drop(tt_tape *t, int k)
     t->code[k] = tt__new_instr(-1);
 }
 
-/* `i` in the place of instruction k. */
+/* Replaces instruction k by `i`. */
 static void tt__put(tt_tape *t, int k, const tt__instr *i)
 {
     tt__drop(t, k);
@@ -115,7 +119,8 @@ static void tt__put(tt_tape *t, int k, const tt__instr *i)
     tt__count(t, k, 1);
 }
 
-/* Drops instruction `at`; `merged`, which does its work and k's, stands at k and writes what k wrote. */
+/* Drops instruction `at` and replaces instruction k by `merged`, which does the work of both and writes what
+   instruction k wrote. */
 static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
 {
     merged.out[0] = t->code[k].out[0];
@@ -125,8 +130,8 @@ static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
     tt__put(t, k, &merged);
 }
 
-/* `i` right before instruction `before`, after what was inserted there already. Returns the number behind all
-   others that it has until tt__settle; 0: out of memory. */
+/* Inserts `i` directly before instruction `before` and after earlier insertions there. Returns the number,
+   above all others, that `i` has until tt__settle; 0: out of memory. */
 static int tt__insert(tt_tape *t, int before, const tt__instr *i)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
@@ -136,18 +141,19 @@ static int tt__insert(tt_tape *t, int before, const tt__instr *i)
     return t->n_code++;
 }
 
-/* Takes out what was dropped, and puts what was inserted behind the first n instructions in its place. */
+/* Removes dropped instructions, and moves the instructions inserted after the first n to their places. */
 static tt_status tt__settle(tt_tape *t, int n)
 {
     int kept = 0;
     if (t->n_code == n) {
-        while (kept < n && t->code[kept].op >= 0) kept++; /* these stay where they are */
+        while (kept < n && t->code[kept].op >= 0) kept++; /* places do not change here */
         for (int k = kept; k < n; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
         t->n_code = kept;
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1)); /* how many; then where */
+    /* Of each place: the number of instructions inserted there; later the new number of the next of them. */
+    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
         for (int k = 0; k <= n; k++) {

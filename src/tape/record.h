@@ -4,7 +4,7 @@
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Marks the tape with its first error. Returns false, which as the number of a value is none. */
+/* Stores the tape's first error. Returns false, which as a value's number means "none". */
 TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
 {
@@ -36,7 +36,8 @@ static bool tt__out_of_memory(tt_tape *t)
     return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape");
 }
 
-/* A new value with storage of its own; 0 after tt__tape_fail. The arguments may point into the tape. */
+/* Makes a value with storage of its own; returns 0 after tt__tape_fail. The arguments may point into the
+   tape. */
 TT_PRINTF(4, 5)
 static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage storage, const char *format, ...)
 {
@@ -49,7 +50,9 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     v.base = t->n_values;
     v.param = -1;
     va_start(args, format);
-    if (strcmp(format, "%s") == 0) { /* most are; a plan tries thousands of programs */
+    /* Most names come with the format "%s". Copying them saves time: a plan compiles thousands of
+       programs. */
+    if (strcmp(format, "%s") == 0) {
         const char *name = va_arg(args, const char *);
         const size_t length = strlen(name);
         memcpy(v.name, name, length < sizeof v.name ? length : sizeof v.name - 1);
@@ -65,7 +68,8 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     return t->n_values++;
 }
 
-/* A view of rows [0, rows) and columns [from, from + cols) of v, or (whole, contiguous) another shape. */
+/* Makes a view of rows [0, rows) and columns [from, from + cols) of value `of`, or, of all of a contiguous
+   value, a view of another shape. `offset` counts elements. Returns 0 after tt__tape_fail. */
 static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
                             const char *name)
 {
@@ -75,7 +79,7 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     v->base = b->base;
     v->offset = b->offset + offset;
     v->ld = ld;
-    v->needs_grad = b->needs_grad; /* views made by autodiff */
+    v->needs_grad = b->needs_grad; /* for views that autodiff makes */
     v->persistent = b->persistent;
     v->space = b->space;
     v->part = b->part;
@@ -83,7 +87,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
-/* Makes value id (0: none) like v in what passes know of both. Returns id. */
+/* Copies to value id (0: none) what passes know of value v: the shard, needs_grad, and pinned_f32 if value id
+   is f32. Returns id. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
     const tt__value *like = &t->values[v];
@@ -95,7 +100,8 @@ static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
     return id;
 }
 
-/* A view of `of`, from element `offset` on, that is as view v is of another storage. */
+/* Makes a view of `of` that starts at element `offset` and has the shape, row distance, name and shard of
+   view v. */
 static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
 {
     const tt__value like = t->values[v];
@@ -126,7 +132,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     tt_tape *t = (tt_tape *)tt__calloc(ctx, sizeof *t);
     if (!t) return NULL;
     t->ctx = ctx;
-    /* The address tells tapes of other contexts. Axes have but 30 bits of the number, which are not 0. */
+    /* The context's address keeps the numbers of two contexts' tapes apart. tt__axis_code stores only the
+       upper 30 bits of the number, so these must not be 0. */
     t->number = ((uint32_t)((uintptr_t)ctx >> 6) * 2654435761u + ++ctx->n_tapes * 8) | 4;
     t->alignment = TT__ALIGN;
     t->data = t->slots = 1;
@@ -140,8 +147,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     return t;
 }
 
-/* An axis as a number of rows: negative, so that it cannot be taken for a fixed number, and with the number
-   of its tape. */
+/* Encodes an axis as a number of rows. The code is negative, so that it is never taken for a fixed number,
+   and contains the number of the tape. */
 static int64_t tt__axis_code(const tt_tape *t, int32_t axis, int32_t extra)
 {
     return -((int64_t)(t->number >> 2) << 32 | ((int64_t)axis * 4 + extra)) - 1;
@@ -184,7 +191,7 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
     return tt__axis_code(t, t->n_axes++, 0);
 }
 
-/* The first instruction of a segment; for TT__SEGMENTS, their number. */
+/* Returns the first instruction of a segment; for TT__SEGMENTS, the number of instructions. */
 static int tt__segment_first(const tt_tape *t, unsigned segment)
 {
     int from = 0, to = t->n_code;
@@ -196,13 +203,14 @@ static int tt__segment_first(const tt_tape *t, unsigned segment)
     return from;
 }
 
-/* Is v a view that has a rank's own rows of a storage that is whole? */
+/* Returns whether v is a view of a rank's shard of the rows of a replicated storage. */
 static bool tt__is_own_rows(const tt_tape *t, int32_t v)
 {
     return t->values[v].part.split != t->values[t->values[v].base].part.split;
 }
 
-/* Bytes from one slot of a storage to the next, and of all together. */
+/* Returns the bytes from one slot of a storage to the next. tt__storage_bytes returns the bytes of all slots
+   and copies. */
 static size_t tt__slot_bytes(const tt__value *v)
 {
     return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
@@ -227,20 +235,20 @@ static bool tt__has_value(const tt_tape *t, tt_value v)
     return v.id > 0 && v.id < t->n_values && v.tape == t->number;
 }
 
-/* Tells why a value cannot be what an error calls `what`. */
+/* Returns the reason why v is no value of the tape, to follow a noun in an error message. */
 static const char *tt__why_no_value(const tt_tape *t, tt_value v)
 {
     return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
            : v.id ? "is not a value of this tape" : "is no value (id 0)";
 }
 
-/* Of a function that takes one value. */
+/* Stores the error of a function that takes one value, for the value v that is not on the tape. */
 static bool tt__refuse_value(tt_tape *t, const char *function, tt_value v)
 {
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: the value %s", function, tt__why_no_value(t, v));
 }
 
-/* "'h' f32 (tokens<=8192, 768)" */
+/* Writes a value's name, dtype and shape to `to`, as "'h' f32 (tokens<=8192, 768)". */
 static const char *tt__describe(const tt_tape *t, int32_t id, char *to, size_t capacity)
 {
     const tt__shape *x = &t->values[id].shape;
@@ -330,14 +338,15 @@ static void tt__mark_value(tt_tape *t, const char *what, tt_value v, tt__mark ma
 void tt_keep(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_keep", v, TT__MARKED_KEEP); }
 void tt_recompute(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_recompute", v, TT__MARKED_AGAIN); }
 
-/* v is on the tape, as operand `number` of what an error calls `what`. */
+/* Returns whether v is on the tape. If not, stores an error that calls v operand `number` of `what`. */
 static bool tt__on_tape(tt_tape *t, const char *what, int number, tt_value v)
 {
     if (t->status != TT_OK || tt__has_value(t, v)) return t->status == TT_OK;
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d %s", what, number, tt__why_no_value(t, v));
 }
 
-/* The value of parameter p on this tape, as operand `number` of `what`; 0 after tt__tape_fail. */
+/* Returns the value of parameter p on this tape, and makes it if needed. An error calls p operand `number` of
+   `what`; the result is 0 after tt__tape_fail. */
 static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_param *p)
 {
     if (t->status != TT_OK) return 0;

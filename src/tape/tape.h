@@ -3,23 +3,25 @@
 
 /* ===========================================================================================================
    TAPE                                                                                              src/tape/
-   Values, instructions, and how instructions are recorded. Uses base.
+   Values and instructions, and how a model records its instructions. Uses base.
 
-   A value is a matrix (rows, cols). rows is fixed, or an axis: a capacity now, a number at run time. A view
-   shares the storage of its base. An instruction reads `in`, writes `out`; bit o of `add` says out[o] +=
-   instead of =.
+   A value is a matrix (rows, cols). Its number of rows is fixed, or is an axis: a capacity while recording, a
+   number at run time. A view shares the storage of its base. An instruction reads the values `in` and writes
+   the values `out`; if bit o of `add` is set, the instruction adds to out[o] (+=) instead of overwriting it
+   (=).
 
-   The gradient rule: the first contribution to a gradient writes (=), later ones add (+=). In programs that
-   accumulate over micro-batches, the first contribution to a parameter's gradient also adds in all
-   micro-batches but the first (`add_later`). So do the totals of losses.
+   The gradient rule: the first contribution to a gradient writes (=), later contributions add (+=). In
+   programs that accumulate over micro-batches, the first contribution to a parameter's gradient also adds in
+   all micro-batches but the first (`add_later`). The totals of losses follow the same rule.
 
-   A step's state is on the tape too. Its settings (tt__run) are a value that the host writes before it runs a
-   segment; its results (tt__results) are one that instructions write: ADD_COUNTS what losses counted, CLIP
-   the norm and the factor, LOSS_SCALE the next loss scale.
+   The state of a step is on the tape, too. The host writes the step's settings (tt__run) into one value
+   before it runs a segment. Instructions write the step's results (tt__results) into another value:
+   ADD_COUNTS writes what losses counted, CLIP the norm and the factor, LOSS_SCALE the next loss scale.
    ======================================================================================================== */
 
-/* A tensor has no more elements, so that their bytes and an op's scratch for them fit a size_t. What the
-   tensors of a program sum up to is checked when it is planned, by tt__check_total. */
+/* Largest number of elements of a tensor. Below this limit the tensor's bytes and an op's scratch for the
+   tensor fit a size_t. tt__check_total checks the sum over all tensors of a program when the program is
+   planned. */
 #define TT__MOST_ELEMENTS (((int64_t)1 << 47) - 1)
 
 struct tt_param {
@@ -29,130 +31,154 @@ struct tt_param {
     int64_t dims[4], size;
     tt_init init;
     bool frozen;
-    /* where its values come from until `holder` has memory: `read` if not NULL, else init */
+    /* Source of the parameter's values until the arena `holder` has memory: `read` if not NULL, else
+       `init`. */
     tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
     void (*release)(tt_context *ctx, void *source);
     void *source;
-    /* The arena that holds its values, from the compilation of the first program with it; NULL: none. Where
-       two stages of a pipeline have it, `again` is the other's. */
+    /* Arena that holds the parameter's values, from the compilation of the first program that uses the
+       parameter; NULL: none. If two stages of a pipeline use the parameter, `again` is the arena of the other
+       stage. */
     struct tt__arena *holder, *again;
-    uint64_t stages;        /* which of a pipeline held it when tt_compile began, a bit for each; 0: none */
-    bool source_stays;      /* one of the two has memory, and the other is still to be filled */
+    uint64_t stages;        /* pipeline stages that held the parameter when tt_compile began, a bit each;
+                               0: none */
+    bool source_stays;      /* `source` is kept: only one of `holder` and `again` has memory yet */
 };
 
-/* STEP: the step's settings and results. CACHE: tt_cache's. */
+/* Kind of a storage. STEP: settings and results of the step. CACHE: a tt_cache. */
 typedef enum tt__storage {
     TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP, TT__CACHE
 } tt__storage;
-/* What tt_keep and tt_recompute have asked for. */
+/* User's mark on a value, from tt_keep or tt_recompute. */
 typedef enum tt__mark { TT__UNMARKED, TT__MARKED_KEEP, TT__MARKED_AGAIN } tt__mark;
-/* In whose memory a value lies. Where the device's is the host's, instructions may use both. */
+/* Memory that stores a value: the device's or the host's. If the device uses the host's memory, instructions
+   may use both spaces. */
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
-/* The layout of a tensor over the tensor ranks. WHOLE: the same on each. ROWS, COLS: each has its own rows or
-   columns, all equally many; but of the rows of an axis a rank's own are its piece (tt__axis.parts).
-   Instructions leave two more in a storage. PARTIAL: the whole is the sum of what the ranks have, which is of
-   its shape. ZEROS: 0 everywhere, as which each of the other layouts may begin. */
+/* The layout of a tensor over the tensor ranks. WHOLE: replicated, the whole tensor on each rank. ROWS, COLS:
+   sharded, each rank has its own rows or columns. The shards are equally large, unless the rows are an axis:
+   then tt__piece gives a rank's rows (tt__axis.parts). Instructions leave two more layouts in a storage.
+   PARTIAL: each rank has a summand of the whole tensor's shape, and the sum over the ranks is the tensor.
+   ZEROS: 0 everywhere; each of the other layouts may start as ZEROS. */
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
-/* Which part of a tensor a value or a home has. Over the tensor ranks: one of the first three layouts; its
-   shape counts what a rank has. A view may have a rank's own rows of a storage that is whole. Over the data
-   ranks: where `unit` is not 0, the piece (tt__piece) of `of` elements, and its shape is (1, the most that a
-   piece has). */
+/* The shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or
+   COLS, and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a
+   replicated storage. Over the data ranks: if `unit` is not 0, the shard is one that tt__piece computes, out
+   of `of` elements, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
-    bool root;          /* tt__piece's */
+    bool root;          /* the argument `root` of tt__piece */
     int64_t unit, of;
 } tt__part;
 
 typedef struct tt__shape {
     tt_dtype dtype;
-    int64_t rows, cols; /* rows: the capacity when there is an axis */
-    int32_t axis;       /* 0: none */
-    int32_t extra;      /* actual rows = rows of the axis + extra (seq_start has one more) */
+    int64_t rows, cols; /* rows: of an axis, its capacity */
+    int32_t axis;       /* number of the axis; 0: none */
+    int32_t extra;      /* actual rows = rows of the axis + extra (1 for sequence starts) */
 } tt__shape;
 
 typedef struct tt__value {
     tt__shape shape;
-    int64_t ld;         /* elements from one row of its storage to the next */
+    int64_t ld;         /* elements from the start of one row in the storage to the start of the next */
     tt__storage storage;
     tt__space space;
     tt__part part;
-    /* Of a storage, how many times it is there, one behind the other (0: once): gradients of several leaves.
-       Of a view, one more than the slot that it is of; 0: that of the micro-batch that is run. */
+    /* slots, of a storage: number of slots, stored one after another, for the gradients of several leaves;
+       0: one. slot, of a view: one more than the number of its slot; 0: the slot of the micro-batch that
+       runs. */
     int32_t slots, slot;
-    bool visits;        /* of a storage: what an update in the host's memory works on of one on the device */
-    /* Of a storage of a pipeline's stage. stays: from a micro-batch's forward to its backward, or until
-       another stage has taken it; `copies` (0: 1) micro-batches have it at once. */
+    bool visits;        /* storage of an update that runs in the host's memory: a temporary host copy of a
+                           device storage */
+    /* Of a storage of a pipeline stage. stays: the contents are saved from a micro-batch's forward to its
+       backward, or until another stage has received them. copies: number of micro-batches whose contents are
+       saved at once; 0: 1. */
     bool stays;
     int32_t copies;
-    int32_t ends;       /* one more than the stage that ends with it, of a pipeline; 0: none does */
-    bool elsewhere;     /* a parameter that other stages have */
-    int tied[2];        /* the two stages that have it, the lower first; [1] 0: one has it */
-    bool parted;        /* of a program: it, or its storage, is more than a place: see tt__resolve_part */
-    int32_t base;       /* the value whose storage it shares: itself unless it is a view */
-    int64_t offset;     /* elements from the start of base */
-    int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; -1 */
-    int held;           /* of a parameter that an arena holds already, one more than its layout there; or 0 */
-    bool keep;          /* readable after the run */
-    bool block_end;     /* recompute: the backward finds it rather than computes it again */
-    bool offload;       /* tt_offload's mark, of a storage */
-    tt__mark mark;      /* recompute: what the user has asked for */
-    bool persistent;    /* lives from run to run */
-    bool pinned_f32;    /* statistics and losses: no precision pass changes it */
-    bool residual;      /* precision: of the residual stream */
-    bool needs_grad;    /* autodiff: a trainable parameter lies behind it */
-    int32_t grad;       /* autodiff: the value that holds its gradient; 0: none yet */
-    /* As tt__index counts them: one more than the instruction that first writes it (0: none does); of a base,
-       with its views: operands that read it, results that write it, its views, its last reader
-       and writer. */
+    int32_t ends;       /* one more than the pipeline stage that ends with this value; 0: none */
+    bool elsewhere;     /* a parameter that only other stages read */
+    int tied[2];        /* the two stages that read the parameter, the lower first; [1] 0: only one reads
+                           it */
+    bool parted;        /* in a program: the value's address or its storage's depends on the run, see
+                           tt__resolve_part */
+    int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
+    int64_t offset;     /* elements from the start of `base` */
+    int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
+    int held;           /* one more than the layout of a parameter that an arena holds already; else 0 */
+    bool keep;          /* the value can be read after the run */
+    bool block_end;     /* recompute: the value is saved for the backward, not recomputed */
+    bool offload;       /* marked by tt_offload; set on storages */
+    tt__mark mark;      /* recompute: the user's mark */
+    bool persistent;    /* keeps its contents from run to run */
+    bool pinned_f32;    /* statistics and losses: precision passes keep the value f32 */
+    bool residual;      /* precision: part of the residual stream */
+    bool needs_grad;    /* autodiff: the value depends on a trainable parameter */
+    int32_t grad;       /* autodiff: the value that holds the gradient; 0: none yet */
+    /* Counts that tt__index makes. producer: one more than the first instruction that writes the value;
+       0: none. The others are of a base together with its views: number of operands that read it, number of
+       results that write it, number of views, last reader and last writer. */
     int32_t producer, uses, writes, views, reader, writer;
-    int32_t behind;     /* of a persistent storage, a later one that is to lie right behind it; 0: none */
-    int32_t arrival;    /* of an input, where the host writes that of the next run (src/passes/); 0: itself */
-    bool named;         /* by tt_name, or by a pass */
-    size_t place;       /* planner: byte offset in its region of the arena */
+    int32_t behind;     /* of a persistent storage: the storage, of a higher number, to be placed directly
+                           after this one; 0: none */
+    int32_t arrival;    /* of an input: the value into which the host writes the next run's data
+                           (src/passes/overlap.h); 0: the input itself */
+    bool named;         /* the name was set by tt_name or by a pass */
+    size_t place;       /* planner: byte offset in the value's region of the arena */
     char name[72];
 } tt__value;
 
-/* `parts` is not 0 where it numbers the rows that a tensor rank has of those of another axis, `of`: the
-   rank's piece (tt__piece), which may have none. */
+/* A number of rows that may differ in each run. If `parts` is not 0, the rows are one of the shards of the
+   axis `of` over that many tensor ranks (tt__piece), and a rank may have 0 rows. */
 typedef struct tt__axis { char name[72]; int64_t capacity; int32_t of; int parts; } tt__axis;
 
 struct tt_tape {
     tt_context *ctx;
-    uint32_t number;                                /* of tt_value.tape; copies have the same */
-    tt__value *values; int n_values, cap_values;    /* values[0] is "none" */
+    uint32_t number;                                /* tt_value.tape of the tape's values; copies of the tape
+                                                       have the same number */
+    tt__value *values; int n_values, cap_values;    /* values[0] means "none" */
     tt__instr *code; int n_code, cap_code;
-    tt__axis *axes; int n_axes, cap_axes;           /* axes[0] is "none" */
-    int32_t *params; int n_params, cap_params;      /* of ctx->params: the value for each; 0: none        */
+    tt__axis *axes; int n_axes, cap_axes;           /* axes[0] means "none" */
+    int32_t *params; int n_params, cap_params;      /* of each of ctx->params, its value; 0: none */
     uint32_t n_random;
-    size_t alignment;                               /* of storages, as the kind of device wants it */
-    bool host;                                      /* the memory of that kind is the host's */
-    bool accumulate;                                /* a step has several micro-batches */
-    int data, slots;                                /* data ranks, and leaves of sums on each (src/ranks/) */
-    int zero;                                       /* tt_parallel's */
-    bool early;                                     /* parameters are updated in the backward */
-    bool on_host;                                   /* ... if they are large, in the host's memory */
-    bool server, sums_micros;                       /* sums are of micro-batches (see src/ranks/threads.h) */
-    int stages, stage;                              /* of the pipeline, and which of them it is (0, 0: one) */
-    int tensor;                                     /* ranks over which it is split; 0, 1: one */
-    /* the step's settings and results, and views of these: tt__totals, tt__scale, tt__clipped; 0: none */
+    size_t alignment;                               /* bytes of alignment of storages, which the kind of
+                                                       device requires */
+    bool host;                                      /* the memory of that kind of device is the host's */
+    bool accumulate;                                /* a step may have several micro-batches, on one rank or
+                                                       on several */
+    int data, slots;                                /* number of data ranks; leaves of sums on each of them
+                                                       (src/ranks/) */
+    int zero;                                       /* tt_parallel.zero */
+    bool early;                                     /* the backward updates parameters */
+    bool on_host;                                   /* large parameters are updated in the host's memory */
+    bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
+                                                       summed over ranks after each micro-batch, see
+                                                       src/ranks/threads.h */
+    int stages, stage;                              /* stages of the pipeline, and the number of this tape's
+                                                       stage; 0, 0: no pipeline */
+    int tensor;                                     /* ranks over which tensors are split; 0, 1: one */
+    /* Values of the step's settings and results, and views of the results: tt__totals, tt__scale,
+       tt__clipped; 0: none. */
     int32_t run, results, totals, scale, clipped;
-    int32_t counted;    /* what losses counted on a rank, in each slot, to be summed into totals; 0: totals */
-    /* f32 (trained parameters, 1): squared norms of their gradients, first of those that tensor ranks have
-       parts of; 0: none */
+    int32_t counted;    /* value of what losses counted on a rank, in each slot, to be summed into totals;
+                           0: totals itself */
+    /* f32 (trained parameters, 1): squared norms of their gradients. Parameters that the tensor ranks shard
+       come first. 0: none. */
     int32_t squares;
-    /* f32 (tensors, 1 + TT__FP8_STEPS) and (1, tensors): see QUANTIZE; 0: none */
+    /* f32 (tensors, 1 + TT__FP8_STEPS) and (1, tensors), the operands of QUANTIZE and FP8_HISTORY;
+       0: none. */
     int32_t fp8_history, fp8_largest;
-    /* Of the groups that pass offload makes of instructions whose operands are copied from the host's memory
-       and back: the most bytes that the operands of one group take on the device, if it has several; and how
-       many groups more there are than with groups of TT__OFFLOAD_TOGETHER bytes. */
+    /* Pass offload makes groups of instructions whose operands are copied from the host's memory and back.
+       grouped: largest number of bytes that the operands of a group of several instructions take on the
+       device. cuts: number of groups beyond those that groups of TT__OFFLOAD_TOGETHER bytes would give. */
     size_t grouped;
     int cuts;
-    uint16_t *lists; int n_lists, cap_lists;        /* of all block-sparse attention, see attr.lists */
-    tt_status status;                               /* of the first op that failed, with its sentence */
+    uint16_t *lists; int n_lists, cap_lists;        /* block lists of all block-sparse attention, see
+                                                       attr.lists */
+    tt_status status;                               /* status of the first op that failed; `error` is its
+                                                       message */
     char error[512];
 };
 
-/* The rows of TT__OPS (src/backend/). An op's rules are in src/ops/. */
+/* A row of TT__OPS (src/backend/). The rules of an op are in src/ops/. */
 typedef struct tt__op {
     const char *name;
     int inputs, outputs;
