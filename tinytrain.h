@@ -22326,7 +22326,7 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
    above.
    ======================================================================================================== */
 
-/* The first rank of a data rank, of the program's stage. */
+/* Returns the first rank of a data rank, in the program's stage. */
 static int tt__first_of(const tt_program *p, int data_rank)
 {
     return tt__first_rank(p->arena) + data_rank * p->arena->tensor;
@@ -22337,7 +22337,7 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* The stage of a rank, and the last, which has the loss. */
+/* Return the stage of a rank, and the last stage, which has the loss. */
 static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
     return p->head->stage[rank / tt__stage_ranks(p->arena)];
@@ -22345,7 +22345,7 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* Has this process such a rank, and a rank of such a data rank? */
+/* Return whether this process has a rank, and whether it has any rank of a data rank. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -22359,7 +22359,8 @@ static bool tt__has_data_rank(const tt_program *p, int data_rank)
     return has;
 }
 
-/* The ranks that take part in a collective of this rank, and which of them it is. */
+/* Returns the ranks that take part in a collective of this rank, and sets *me to the member that this rank
+   is. */
 static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
 {
     const int tensor = p->arena->tensor, each = tt__stage_ranks(p->arena), place = rank % each;
@@ -22373,8 +22374,8 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* The rank of a neighbouring stage at the same place, and which way instruction i moves something: to the
-   next stage (0) or to the one before (1). */
+/* Returns the rank at the same place of the neighbouring stage with which instruction i exchanges a value.
+   Sets *way: 0 if the value moves to the next stage, 1 to the one before. */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
 {
     int me;
@@ -22383,7 +22384,8 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* Leaves of the tree of sums that a data rank has (ranks/threads.h), and in which the round at hand is. */
+/* Return how many leaves of the tree of sums a data rank has (see ranks/threads.h), and the leaf of a
+   round. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
@@ -22391,14 +22393,14 @@ static int tt__slots(const tt_program *p)
 
 static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
-/* How many slots, from the first on, have contents when a segment sums them. */
+/* Returns how many slots, counted from the first, have contents when a segment sums them. */
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
     return (int)(segment == TT__EACH_LAP ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
 }
 
-/* What a pipeline was fed for a rank. */
+/* Returns the inputs that a pipeline keeps for a rank in a round. */
 static const tt__fed *tt__fed_at(const tt_program *p, int64_t round, int rank)
 {
     return &p->head->fed[round * p->arena->data + tt__data_rank(p, rank)];
@@ -22410,7 +22412,7 @@ static tt__now tt__now_of(const tt_program *head)
     return now;
 }
 
-/* The rows of each axis in a run on a rank; of a pipeline, in the micro-batch at hand. */
+/* Returns the rows of each axis in a run on a rank; in a pipeline, the rows of micro-batch now->round. */
 static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int rank)
 {
     if (now->rows) return now->rows;
@@ -22418,7 +22420,7 @@ static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int 
     return tt__fed_at(p, now->round, rank)->rows;
 }
 
-/* The rows that a rank has of an axis then; *first: the number of the first. */
+/* Returns how many rows of an axis a rank has in a run, and sets *first to the number of the first. */
 static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__axis *a = &p->built.t->axes[axis];
@@ -22435,7 +22437,8 @@ static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank
     return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
-/* Parameters of another program must have memory there, and be what this one takes them for. */
+/* Fails unless the parameters that other programs hold have memory there, with the device, layout and dtype
+   that this program was compiled for. */
 static tt_status tt__params_ready(const tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -22456,14 +22459,15 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Where in a rank's memory on the device the places of storages such as x begin. */
+/* Returns the byte of a rank's device memory where the region of storages like x begins. */
 static size_t tt__region(const tt_program *p, const tt__value *x)
 {
     if (!x->persistent) return p->arena->persistent;
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
-/* Bytes of a rank's values in the host's memory, and where those of storages such as x begin. */
+/* Return the bytes of a rank's values in host memory, and the byte where the region of storages like x
+   begins. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -22477,7 +22481,7 @@ static size_t tt__host_region(const tt_program *p, const tt__value *x)
     return x->part.root ? p->built.host_persistent + p->built.host_transient : 0;
 }
 
-/* Where a storage is on a rank; NULL: in another process. */
+/* Returns the address of a storage on a rank. NULL: the rank is in another process. */
 static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *x)
 {
     if (!tt__is_here(p, rank)) return NULL;
@@ -22486,8 +22490,8 @@ static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *
     return p->arena->memory[rank] + tt__region(p, x) + x->place;
 }
 
-/* Optimizer state and accumulated gradients begin at 0: once, right before they are first used, so that until
-   then nothing but parameters takes memory where pages that nobody has touched take none. */
+/* Fills optimizer states and accumulated gradients with 0, once, right before their first use. Until then
+   only parameters take physical memory, where untouched pages take none. */
 static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
@@ -22511,12 +22515,14 @@ static tt_status tt__zero_states(tt_program *p)
 
 /* ==== src/run/memory.h */
 /* ------------------------------------------------------------------------------------------ managed memory
-   An arena that is larger than what its device has free comes and goes in blocks. As a step uses most of it
-   in turn, blocks that are used least recently are the next that it uses, so some are kept, and the rest
-   takes turns in the `room` left. Instructions are cut into windows that need a quarter of that, so that the
-   window that runs and the two that are brought ahead of it fit. */
+   An arena that is larger than its device's free memory moves in and out in blocks. A step uses most of the
+   arena in turn, so the blocks that were used least recently are the next to be used. Therefore some blocks
+   are kept on the device, and the others take turns in the `room` that is left. Instructions are cut into
+   windows that need at most a quarter of `room`, so that the window that runs and the two that are fetched
+   ahead of it fit. */
 
-/* The number of bytes that a storage has in its program's arena, from byte *first on; 0: it is elsewhere. */
+/* Returns how many bytes a storage takes in its program's arena, and sets *first to the first of them.
+   Returns 0 if the storage is elsewhere. */
 static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *first)
 {
     if (x->space != TT__DEVICE) return 0;
@@ -22526,14 +22532,14 @@ static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *
     return tt__storage_bytes(x);
 }
 
-/* Operand j of an instruction, inputs first; 0: it has none. */
+/* Returns operand j of an instruction, inputs first. 0: the operand is absent. */
 static int32_t tt__operand(const tt__instr *i, int j)
 {
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Brings the bytes of an arena to the window that began after instruction `before`. Returns the bytes of the
-   blocks that are new there and that are not kept on the device. */
+/* Adds the blocks of an arena's bytes to the window that began after stamp `before`. Returns the bytes of the
+   blocks that are new to the window and not kept on the device. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -22545,7 +22551,8 @@ static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_
     return added;
 }
 
-/* The same for all that the next instruction works on. */
+/* Adds the blocks that the next instruction uses to the window that began after stamp `before`. Returns the
+   bytes of the blocks that are new to the window and not kept on the device. */
 static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t before)
 {
     tt__paging *g = p->arena->paging;
@@ -22563,19 +22570,19 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
 
 /* The windows of a segment. */
 typedef struct tt__windows {
-    int next, end;      /* instructions that are in no window yet */
-    int until[TT__WINDOWS]; /* where the last windows end */
-    int made, entered;  /* windows so far */
+    int next, end;      /* instructions in no window yet */
+    int until[TT__WINDOWS]; /* ends of the last windows */
+    int made, entered;  /* numbers of windows so far */
 } tt__windows;
 
-/* Brings blocks with stamps in (before, last] to the device, unless they are there: all that windows
-   have used since they were used last fits. */
+/* Prefetches the blocks with stamps in (before, last], unless they are still on the device: a block is if the
+   windows since its last use have used at most `room` bytes. Sets *any if it prefetches. */
 static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
 {
     tt__arena *a = p->arena;
     tt__paging *g = a->paging;
     tt_status status = TT_OK;
-    size_t run = 0; /* blocks right before b that are to be brought */
+    size_t run = 0; /* blocks right before b to prefetch */
     for (size_t b = 0; b <= g->blocks && status == TT_OK; b++) {
         const bool needed = b < g->blocks && g->stamp[b] > before && g->stamp[b] <= last;
         const bool absent = needed && (!g->used[b] || g->clock - g->used[b] > g->room);
@@ -22592,8 +22599,9 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     return status;
 }
 
-/* Ends the next window of a segment where it would need too much; instructions that run together are in one,
-   or, where they need too much for that, no longer run together. Returns the last stamp of the window. */
+/* Ends the next window of a segment before the window needs more than its share of the room. Instructions
+   that run together stay in one window; a group that needs too much for one window is divided. Returns the
+   last stamp of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -22601,15 +22609,15 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const uint64_t before = g->stamps;
     const size_t most = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
-    int group = first; /* the first of those that run together with the one at hand ... */
-    size_t bytes = 0, of_group = 0; /* ... and what they need more than the window before them */
+    int group = first; /* first instruction of the group that runs together with k */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes that the group adds */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
             of_group = 0;
         }
         const size_t added = tt__stamp_instr(p, &code[k], before);
-        const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM; /* a start stays whole */
+        const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM; /* a start is not split */
         if (bytes && bytes + added > most && may_end) {
             w->next = group > first ? group : k;
             if (group == first && k > first) code[k - 1].with_next = false;
@@ -22624,7 +22632,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     return g->stamps;
 }
 
-/* Makes the next window of a segment, if there is one, and brings its blocks. */
+/* Makes the next window of a segment, if one is left, and prefetches its blocks. */
 static tt_status tt__bring_window(tt_program *p, tt__windows *w)
 {
     tt__arena *a = p->arena;
@@ -22642,8 +22650,8 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     return status;
 }
 
-/* Before instruction k of a segment is launched: if it is the first of a window, brings the window two ahead,
-   once all before this one is done, and waits for this one's blocks. */
+/* Runs before the launch of instruction k of a segment. If k is the first of a window, starts the prefetch of
+   the window two ahead, after all work before k, and makes k wait for the blocks of its own window. */
 static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
 {
     tt__arena *a = p->arena;
@@ -22653,7 +22661,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     tt_status status = TT_OK;
     if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
     while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
-        status = tt__bring_window(p, w); /* the segment before this one is in its last window */
+        status = tt__bring_window(p, w); /* the last segment is in its last window */
     if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
     if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
     if (status == TT_OK) status = tt__bring_window(p, w);
@@ -22662,7 +22670,8 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     return tt__device_status(p->ctx, a->crew, 0, status);
 }
 
-/* Keeps the bytes from `first` on where at most `most` bytes of blocks are then kept. */
+/* Marks the blocks of the bytes from `first` on as kept, unless more than `most` bytes of blocks would be
+   kept. */
 static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t most, size_t *kept)
 {
     const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
@@ -22673,8 +22682,8 @@ static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t mos
     *kept += added;
 }
 
-/* Chooses what is kept: the resident workspace, and persistent storages in the order of their use by the
-   programs of the arena, the oldest first. Returns the bytes of their blocks. */
+/* Chooses what stays on the device: the resident workspace, then persistent storages in the order in which
+   the programs of the arena use them, the oldest program first. Returns the bytes of these blocks. */
 static size_t tt__choose_kept(const tt__arena *a, size_t available)
 {
     int programs = 0;
@@ -22697,7 +22706,8 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
     return kept;
 }
 
-/* Advises the device of what to keep of an arena in managed memory, of which it had so many bytes free. */
+/* Tells the device which blocks of an arena in managed memory to keep. `available`: bytes that the device had
+   free. */
 static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
 {
     const tt__backend *b = a->kind->backend;
@@ -22741,7 +22751,7 @@ static tt_status tt__allocate_device(tt_context *ctx, tt__arena *a, int rank)
     return tt__plan_paging(ctx, a, available);
 }
 
-/* Allocates a rank's memory, and fills its parts of parameters. `piece`: TT__BOUNCE bytes. */
+/* Allocates a rank's memory and fills its shards of parameters. `piece`: a buffer of TT__BOUNCE bytes. */
 static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, float *piece)
 {
     const tt__backend *b = a->kind->backend;
@@ -22760,7 +22770,7 @@ static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, fl
     return status;
 }
 
-/* The arena's memory on all ranks, with parameters filled. */
+/* Allocates the arena's memory on all ranks and fills the parameters. */
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
     tt_status status = tt__crew_open(ctx, a->crew);
@@ -22775,31 +22785,32 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
         tt_param *p = ctx->params[k];
         const tt__arena *other = p->holder == a ? p->again : p->again == a ? p->holder : NULL;
         if (p->holder != a && p->again != a) continue;
-        p->source_stays = other && !other->allocated; /* which may be in a process that cannot see this one */
+        p->source_stays = other && !other->allocated; /* `other` may be in a process that cannot read this
+                                                         one */
         if (!p->source_stays) tt__param_drop_source(p);
     }
     if (status != TT_OK) tt__arena_empty(ctx, a);
     return status;
 }
 
-/* The host writes value v into memory that is the device's. */
+/* Returns whether the host writes value v to a device through a staging buffer. */
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* and no arrival */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent: an arrival */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
-/* Bytes of what one micro-batch has of a storage. */
+/* Returns the bytes that one micro-batch has of a storage. */
 static size_t tt__micro_bytes(const tt__value *x)
 {
     return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
 }
 
-/* Bytes of the messages by which a stage passes a value on to one in another process, or gets it: they go
-   through the host's memory where the value lies in a device's. Sent are those of all micro-batches on their
-   way. 0: instruction i does nothing of that kind. */
+/* Returns the bytes of host memory for the messages by which instruction i passes a value to or from a stage
+   in another process. A value in a device's memory goes through the host's. A sender needs room for all
+   micro-batches in flight. 0: i passes no such value. */
 static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 {
     const tt__crew *c = p->settings.crew;
@@ -22812,7 +22823,8 @@ static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
     return i->out[0] ? bytes : bytes * (size_t)p->settings.in_flight;
 }
 
-/* May the results of a step be read when the next begins? The loss scale must be known before. */
+/* Returns whether the results of a step may be read as late as in the next step. With loss scaling they may
+   not: the next step needs the new scale. */
 static bool tt__reads_later(const tt_program *p)
 {
     const tt__settings *s = &p->settings;
@@ -22820,8 +22832,8 @@ static bool tt__reads_later(const tt_program *p)
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
-/* Bytes of a rank's buffers: those that the host writes such values from, of which one is filled while
-   another is copied, and those of a stage's messages. */
+/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, of which one is
+   filled while the other is copied; one for results that are read later; and those of a stage's messages. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;
@@ -22832,7 +22844,7 @@ static size_t tt__staging_bytes(const tt_program *p)
     return bytes;
 }
 
-/* The host's memory of a rank: values there, and the buffers of what is written to the device. */
+/* Allocates a rank's memory on the host (values, staging buffers) and the events of a pipeline's stage. */
 static tt_status tt__allocate_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
@@ -22866,7 +22878,7 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     return TT_OK;
 }
 
-/* Fails where a rank of a pipeline cannot load from the memory of one of the stages beside it. */
+/* Fails if a rank of a pipeline cannot load from the memory of a neighbouring stage. */
 static tt_status tt__check_neighbours(const tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
@@ -22881,8 +22893,9 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
-/* Fails if a program, with those of the other processes of this machine, wants more of its memory than can be
-   had: it would be killed, or others, when it uses that. Memory of a caller's allocator is the caller's. */
+/* Fails if a program, together with the other processes on this machine, needs more memory than the machine
+   can give. Otherwise the system would kill this process, or others, once the memory is used. Does not check
+   memory of a caller's allocator. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -22923,7 +22936,7 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
-    if (!p->arena->allocated && p->head == p) { /* all look before one takes its memory */
+    if (!p->arena->allocated && p->head == p) { /* all check before one allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }
@@ -22940,9 +22953,10 @@ tt_status tt_allocate(tt_program *p)
 
 /* ==== src/run/inputs.h */
 /* ---------------------------------------------------------------------------------------------------- inputs
-   What tt_set copies to a program and tt_get from it, and where a rank has the operands of an instruction. */
+   Copies of inputs to a program (tt_set) and of values from a program (tt_get); the place of an instruction's
+   operands on a rank. */
 
-/* Of a view that has a rank's own rows: elements in front of them in the storage. */
+/* Returns how many elements of the storage precede the rows that a view has as a rank's own. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__value *v = &p->built.t->values[id];
@@ -22951,7 +22965,7 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Moves m from where a storage begins to the slot, piece or rank's own rows of it that the value is. */
+/* Moves m, which points to the start of a storage, to the slot, shard or own rows that the value is. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
@@ -22965,12 +22979,13 @@ static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, 
     if (v->part.unit) {
         m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
-        if (!base->part.unit) data += (size_t)first * item; /* else the storage has the piece alone */
+        if (!base->part.unit) data += (size_t)first * item; /* else the storage holds only the shard */
     }
     m->data = data;
 }
 
-/* The matrix that instruction operand `id` is on a rank in a run; data NULL: in another process. */
+/* Returns the matrix that operand `id` of an instruction is on a rank in a run. Its data is NULL if the rank
+   is in another process. */
 static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
@@ -22989,7 +23004,7 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     return tt__resolve_in(p, &p->rank[rank].now, rank, id);
 }
 
-/* Writes a value on a rank before what is run from now on. The data may change once this returns. */
+/* Writes a value to a rank before anything that runs from now on. The caller may change `data` afterwards. */
 static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void *data, size_t bytes)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -23011,7 +23026,7 @@ static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Copies inputs that have arrived on a rank to where its run finds them. */
+/* Copies inputs that have arrived on a rank to the place where its run reads them. */
 static tt_status tt__take_arrivals(tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -23040,8 +23055,8 @@ static void tt__mark_input(tt__rank *r, int32_t v, tt__input_state state)
     r->input[v] = (unsigned char)state;
 }
 
-/* Notes that these transient bytes of a rank are written: inputs of the arena's programs are lost there, but
-   for those of `reader` (NULL: of none). */
+/* Notes that bytes [from, from + bytes) of a rank's transient memory are written: marks the inputs stored
+   there as overwritten, in all programs of the arena but `reader` (NULL: in all). */
 static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank, size_t from, size_t bytes)
 {
     for (tt_program *q = a->programs; q; q = q->next) {
@@ -23055,7 +23070,8 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
     }
 }
 
-/* Sets the rows of an input's axis. Others of the axis must agree or, if it is set anew, follow. */
+/* Sets the number of rows of an input's axis. Other inputs that are set on the axis must agree; if v itself
+   was set before, the other inputs become unset instead. */
 static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__value *values = p->built.t->values, *x = &values[v];
@@ -23073,7 +23089,7 @@ static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t row
     return TT_OK;
 }
 
-/* Sets an input, which was checked, on one rank. */
+/* Sets a checked input on one rank. */
 static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -23081,15 +23097,16 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
     tt_status status = x->shape.axis ? tt__set_rows(p, r, v, rows) : TT_OK;
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
-    if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
-    p->arena->results_of = NULL; /* an output may have had this place */
+    if (x->place == TT__NO_PLACE) return TT_OK; /* no instruction reads it */
+    p->arena->results_of = NULL; /* an output may have been stored here */
     tt__overwrite(p->arena, p, rank, x->place, tt__storage_bytes(x));
     if (!tt__is_here(p, rank)) return TT_OK;
     const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
     return tt__write_value(p, rank, v, data, (size_t)rows * row);
 }
 
-/* What a pipeline keeps of the inputs of its next micro-batch on a data rank. NULL: no memory. */
+/* Returns the place where a pipeline keeps the inputs of its next micro-batch on a data rank. NULL: out of
+   memory. */
 static tt__fed *tt__fed_of(tt_program *p, int data_rank)
 {
     const int at = (int)p->round * p->arena->data + data_rank;
@@ -23104,8 +23121,9 @@ static tt__fed *tt__fed_of(tt_program *p, int data_rank)
     return f->inputs && f->rows ? f : NULL;
 }
 
-/* The same for a pipeline, which runs the micro-batches of a step at its end, or when there is one only. The
-   ranks of the first stage know what is set. */
+/* Sets a checked input of a pipeline's next micro-batch. Copies the data, as a pipeline runs micro-batches
+   later: at the end of the step or of tt_run. The states of inputs are kept on the ranks of the first
+   stage. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -23150,7 +23168,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
     return status;
 }
 
-/* Fails where a function that is for one data rank is used with several. */
+/* Fails if a function for programs with one data rank is called with several. */
 static tt_status tt__one_data_rank(const tt_program *p, const char *function)
 {
     if (p->arena->data == 1) return TT_OK;
@@ -23158,7 +23176,7 @@ static tt_status tt__one_data_rank(const tt_program *p, const char *function)
                     "use %s_rank", function, p->arena->data, function);
 }
 
-/* The next run tells why, in case nobody reads the status. */
+/* Keeps the error of a refused tt_set. The next run reports that error, in case nobody reads the status. */
 static tt_status tt__note_refused(tt_program *p, tt_status status)
 {
     if (status != TT_OK && !p->refused[0]) memcpy(p->refused, p->ctx->error, sizeof p->refused);
@@ -23178,7 +23196,7 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 
 static bool tt__is_in_parts(const tt__value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
 
-/* As tt_get, of a parameter, or a view of one, that ranks have in parts. */
+/* Copies a parameter, or a view of a parameter, from the shards on all ranks to `to`, as tt_get does. */
 static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, size_t capacity)
 {
     const tt__value *x = &p->built.t->values[id];
@@ -23194,7 +23212,7 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     return status;
 }
 
-/* The last stage that has a value. */
+/* Returns the last stage that has value v. */
 static tt_program *tt__stage_with(tt_program *p, int32_t v)
 {
     for (int s = p->stages - 1; s > 0 && v > 0 && v < p->n_recorded; s--) {
@@ -23260,7 +23278,8 @@ static void tt__forget_inputs(tt_program *p)
     }
 }
 
-/* Does an input of a rank that instructions read have data, or has it had some? */
+/* Returns whether an input that instructions read has been set on a rank since the last run; its data may
+   have been overwritten. */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
     for (int32_t v = 1; v < p->n_recorded; v++)
@@ -23292,7 +23311,8 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
     return TT_OK;
 }
 
-/* Counts the data ranks that have a micro-batch, which are the first. */
+/* Counts the data ranks that have a micro-batch, always the first ones, and checks that their inputs are
+   set. */
 static tt_status tt__inputs_ready(tt_program *p)
 {
     const int data = p->arena->data, before = p->present;
@@ -23307,34 +23327,35 @@ static tt_status tt__inputs_ready(tt_program *p)
                           "earlier round of this step: only the last round may leave data ranks out", before);
     p->refused[0] = 0;
     if (status != TT_OK) p->present = before;
-    if (status != TT_OK) tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
     return status;
 }
 
-/* Fills what an instruction is the last to use on a rank with NaN. */
+/* Fills with NaN the storages that an instruction is the last to use on a rank. */
 static void tt__poison(tt_program *p, int rank, int instruction)
 {
     const tt__arena *a = p->arena;
     for (int k = 0; k < p->built.n_boxes && instruction < p->built.t->n_code - 1; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->merged != k || box->last != instruction) continue;
-        if (p->built.t->values[box->value].stays) continue; /* other micro-batches need it */
+        if (p->built.t->values[box->value].stays) continue; /* other micro-batches need the value */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
-        if (box->space == TT__HOST) continue; /* of another kind, where a wait would order streams */
+        if (box->space == TT__HOST) continue; /* beside a device: to wait for it would order streams */
         char *memory = a->memory[rank] + a->persistent + box->place;
         a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
     }
 }
 
-/* Operand `id` as the host has it where it is an input or a view of one; else, on a host's device, itself. */
+/* Returns operand `id` with data that the host can read, if the operand is an input or a view of one. Returns
+   any other operand as the rank has it, which the host can read only if the device's memory is the host's. */
 static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
 {
     const tt__value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
     const tt__now *now = &p->rank[rank].now;
-    const bool waits = tt__stages(p) > 1; /* in what a pipeline was fed */
+    const bool waits = tt__stages(p) > 1; /* the data waits in tt__fed */
     if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
     const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
     const char *from = waits ? tt__fed_at(p, now->round, rank)->inputs + p->head->fed_at[x->base]
@@ -23343,7 +23364,8 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     return m;
 }
 
-/* What a tensor rank has of the operands and results of an instruction that are split. */
+/* Fills in which rows and columns a tensor rank has of the split operands and results of an instruction.
+   Removes the operands that tensor rank 0 alone adds. */
 static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
     const tt__instr *i = l->instr;
@@ -23356,7 +23378,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
         if (p->built.t->values[id].part.split != TT__WHOLE) split = id;
     }
     const tt__value *v = &p->built.t->values[split];
-    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* of an axis */
+    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* rows of an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
     if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
@@ -23365,8 +23387,8 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
 }
 
-/* Before anything runs, indices and starts of sequences of a rank are as the ops that read them need them.
-   arg: the program. */
+/* Checks, before anything runs, that the indices and starts of sequences on a rank are valid for the ops that
+   read them. Counts the FLOPs of the micro-batch. arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
     tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
@@ -23390,15 +23412,17 @@ static tt_status tt__check_inputs(void *arg, int rank)
     return status;
 }
 
-/* Gradients have contributions of earlier micro-batches of the step, to which those of this run add. */
+/* Returns whether gradients hold contributions of earlier micro-batches of the step, to which this run
+   adds. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
     const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* The entry of such a run if it was met before. Else NULL, and the entry whose turn it is gives way if it has
-   no credit left: runs that come back keep their recordings however many others there are. */
+/* Returns the recording of runs like this one, if such a run has occurred before. Otherwise returns NULL and,
+   if the entry whose turn it is has no credit left, gives that entry to this run. Credit keeps the recordings
+   of runs that recur, however many other runs occur. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];
@@ -23432,7 +23456,7 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 /* ==== src/run/collectives.h */
 /* ---- collectives ---- */
 
-/* How many members, from the first on, have something to add. */
+/* Returns how many members, counted from the first, have a contribution to a collective. */
 static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -23441,8 +23465,8 @@ static int tt__present(const tt_program *p, int rank, const tt__instr *i, int me
     return i->segment == TT__EACH_MICRO ? now->present : i->slot ? p->head->in_slot[i->slot - 1] : members;
 }
 
-/* Where a rank of another stage has what is `own` here and value v there: of its size, as ranks at the same
-   place of their stages have the same rows. */
+/* Returns the matrix of value v, of program q, on rank `other` of another stage. The matrix has the size of
+   `own`, this rank's: ranks at the same place of their stages have the same rows. v 0: returns `own`. */
 static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
     const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
@@ -23453,8 +23477,9 @@ static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, 
     return own;
 }
 
-/* The operand and the result of instruction i's counterpart on a rank of another stage. What goes from one to
-   the other has the same number there; what is summed at the step's end is found by its parameter. */
+/* Finds the operand and the result of instruction i's counterpart on a rank of another stage. A value that
+   passes between stages has the same number in both tapes; a sum at the step's end is found by its
+   parameter. */
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
@@ -23474,7 +23499,7 @@ static void tt__set_stage_member(const tt_program *p, int rank, int other, const
     *out = tt__on_stage(q, now, other, to, x);
 }
 
-/* Fills in what a launch says of members: other ranks, or the slots of the operand. */
+/* Fills in the launch fields that describe members: other ranks, or the slots of the operand. */
 static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *peers)
 {
     const tt__instr *i = l->instr;
@@ -23500,7 +23525,8 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     }
 }
 
-/* A collective of computation uses the same memory of the host as those of the other stream. */
+/* Makes a collective on the computation stream wait for collectives in flight on other streams, which use the
+   same staging memory of the host. */
 static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
 {
     const tt__rank *r = &p->rank[rank];
@@ -23520,13 +23546,12 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
     return tt__collective_of(p->settings.crew, rank, all, me, move->over);
 }
 
-/* What the ranks of this process will send in a step of one full micro-batch on each data rank, and *least:
-   the least that they could. */
-
 /* ==== src/run/processes.h */
 /* ------------------------------------------------------------------------------------------------- processes
-   Collectives of several processes: the bytes that they send by the plan, and the launch of one. */
+   Collectives over several processes: how many bytes a plan sends, and the launch of a collective. */
 
+/* Returns the bytes that the ranks of this process send in a step with one full micro-batch on each data
+   rank. Sets *least to the minimum that any method must send. */
 static double tt__net_plan(const tt_program *head, double *least)
 {
     const tt__crew *crew = head->settings.crew;
@@ -23544,7 +23569,7 @@ static double tt__net_plan(const tt_program *head, double *least)
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
-            if (i->in[0]) l.in[0].data = &l; /* it is there */
+            if (i->in[0]) l.in[0].data = &l; /* marks the operand as present */
             l.members = l.present = c.all.count;
             l.me = c.me;
             c.l = &l;
@@ -23561,7 +23586,7 @@ static double tt__net_plan(const tt_program *head, double *least)
     return bytes;
 }
 
-/* Runs n collectives of one op. met: their members have waited for each other right before. */
+/* Launches n collectives of one op. met: their members have passed a barrier right before. */
 static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, int n, bool met)
 {
     const tt__instr *i = l->instr;
@@ -23586,8 +23611,8 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
     return pair && net ? tt__net_pair(&c) : tt__run_collective(&c, met);
 }
 
-/* Fills in the launch, all 0 so far, of an instruction on a rank; `peers`: room for what it says of other
-   ranks. */
+/* Fills in the launch of an instruction on a rank. The launch is all 0 on entry. `peers` has room for the
+   operands and results of other ranks. */
 static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__launch *l, tt__mat *peers)
 {
     const tt__value *y = &p->built.t->values[i->out[0]];
@@ -23602,7 +23627,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->head->run; /* but for its `micro`, which no update reads */
+        l->in[TT__RUN_IN].data = &p->head->run; /* all but `micro`, which no update reads */
         if (!p->settings.kind->host) l->device = p->settings.crew->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
@@ -23616,10 +23641,10 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
 }
 
 /* ==== src/run/stages.h */
-/* ---- from stage to stage */
+/* ---- values that pass from stage to stage */
 
-/* The same to and from a stage in another process: a SEND does not wait for its messages, a RECV does. Those
-   of a device are in the host's memory. */
+/* Sends a value to, or receives one from, a stage in another process. A SEND does not wait for its messages;
+   a RECV does. Messages of a device go through the host's memory. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -23652,7 +23677,7 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     return status;
 }
 
-/* Messages of a rank that are on their way go on: with some MPI libraries only while it is called. */
+/* Advances a rank's messages in flight: some MPI libraries transfer data only while they are called. */
 static void tt__go_on_passing(const tt_program *p, int rank)
 {
     tt__net *n = p->ctx->net;
@@ -23665,7 +23690,7 @@ static void tt__go_on_passing(const tt_program *p, int rank)
     }
 }
 
-/* Waits until the messages of micro-batch number `round` have gone this way. */
+/* Waits until the messages of micro-batch number `round` have been sent this way. */
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
@@ -23675,8 +23700,8 @@ static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t roun
     return tt__net_all_there(&mail);
 }
 
-/* A SEND tells the other stage that its operand is there; nobody waits for its end. A RECV waits for that,
-   and copies. */
+/* Runs a SEND or RECV between stages. A SEND tells the other stage that its operand is ready; nobody waits
+   for its end. A RECV waits for the SEND, and copies the operand. */
 static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
 {
     const tt__crew *c = p->settings.crew;
@@ -23704,7 +23729,7 @@ static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Before a segment writes what goes to another stage: the other has taken what was there. */
+/* Waits, before a segment overwrites a value that another stage receives, until that stage has copied it. */
 static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
 {
     const tt__crew *c = p->settings.crew;
@@ -23731,10 +23756,11 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Is m a piece, or a rank's own rows, without elements? */
+/* Returns whether m is a shard, or a rank's own rows, without elements. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
-/* An instruction that has nothing to read leaves 0 where a result is a sum over rows, or what was there. */
+/* Runs an instruction whose operands are empty: fills results, which are sums over rows, with 0, unless the
+   instruction adds to them. */
 static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 {
     tt_status status = TT_OK;
@@ -23747,8 +23773,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Runs n instructions that run together on the device or, when that has left what they need there, in the
-   host's memory. */
+/* Runs n instructions that run together: on the device or, if they are on_host, on the CPU in the host's
+   memory, once the device has computed what they read there. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
@@ -23760,15 +23786,15 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
 
 /* ==== src/run/launch.h */
 /* -------------------------------------------------------------------------------------------------- launches
-   A segment of a program on one rank: launches in their order, streams, events, graphs that are replayed. */
+   One segment of a program on one rank: launches in order, streams, events, recorded graphs. */
 
-/* How far a rank has come in a segment. */
+/* Progress of a rank in a segment. */
 typedef struct tt__progress {
-    tt__launch like;        /* what all launches have in common */
-    bool absent;            /* the rank has no micro-batch, and runs only what all ranks do together */
-    bool later;             /* as tt__now has it */
-    /* Ranks along this axis have waited for each other on this stream, and done nothing since: known alike on
-       all of them, also on those without a micro-batch. */
+    tt__launch like;        /* fields that all launches have in common */
+    bool absent;            /* the rank has no micro-batch and runs only what all ranks run together */
+    bool later;             /* tt__now.later */
+    /* The ranks along axis `met` have passed a barrier on stream `met_stream` and launched nothing since. All
+       these ranks, also those without a micro-batch, have equal values here. */
     tt__over met;
     int met_stream;
 } tt__progress;
@@ -23778,7 +23804,8 @@ static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Notes what the launch of instruction k on rank 0 has taken, when it is done. */
+/* Notes the time of the launch of instruction k on rank 0, once the device is done, if it is the minimum so
+   far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__crew *c = p->settings.crew;
@@ -23788,8 +23815,9 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
     return status;
 }
 
-/* Is instruction k launched in one call with the next, which is of another op and reads its result? A kernel
-   of the device does both at once where it can. Not where something is done in between. */
+/* Returns whether instruction k and the next, which is of another op and reads k's result, are launched in
+   one call. The device runs both in one kernel where it can. False if something is to be done between the
+   two. */
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
@@ -23800,7 +23828,7 @@ static bool tt__leads_to_next(const tt_program *p, int k)
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
 }
 
-/* Launches the instructions from number k on that run together, in one call. */
+/* Launches in one call the instructions that run together, from number k on. */
 static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, int k)
 {
     tt_status status = TT_OK;
@@ -23812,7 +23840,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
-    int some = 0; /* that have something to do */
+    int some = 0; /* launches that have something to do */
     if (p->settings.crew->world)
         tt__world_note(p->settings.crew->world, rank, tt__instr_name(i),
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
@@ -23838,10 +23866,10 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     return timed && status == TT_OK ? tt__note_time(p, k, begin) : status;
 }
 
-/* Work of other streams is done at its WAIT, as late as it may be. */
+/* Returns whether work on other streams runs only at its WAIT, as late as possible. */
 static bool tt__runs_late(const tt_program *p) { return p->ctx->late && p->settings.kind->host; }
 
-/* Starts instruction k, of another stream, behind all that computation was given so far. */
+/* Starts instruction k on its own stream, after all work issued on the computation stream so far. */
 static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
 {
     const tt__crew *c = p->settings.crew;
@@ -23850,7 +23878,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* keeps `met` as on ranks that start k */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -23864,7 +23892,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     return tt__device_status(p->ctx, c, rank, b->mark(d, stream, &x->done));
 }
 
-/* Computation goes on when what WAIT number k waits for is done. */
+/* Makes the computation stream wait for the work that WAIT number k waits for. */
 static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
 {
     const tt__crew *c = p->settings.crew;
@@ -23873,7 +23901,7 @@ static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
     tt__started *x = r->started, *const end = x + p->built.under_way;
     while (x < end && !(x->at && code[x->at - 1].out[0] == code[k].in[0])) x++;
     at->met = TT__ALONE;
-    if (x == end) return TT_OK; /* this rank has not started it */
+    if (x == end) return TT_OK; /* this rank has not started the work */
     const int started = x->at - 1;
     x->at = 0;
     if (tt__runs_late(p)) return tt__launch_together(p, rank, at, started);
@@ -23881,7 +23909,7 @@ static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
                              c->kind->backend->after(c->device[rank], TT__COMPUTE_STREAM, x->done));
 }
 
-/* Instructions of a segment that are launched, or recorded, as one. */
+/* Consecutive instructions [first, end) of a segment that are launched, or recorded, as one. */
 typedef struct tt__stretch { tt__segment segment; int first, end; } tt__stretch;
 
 static tt__stretch tt__whole_segment(const tt_program *p, tt__segment segment)
@@ -23891,8 +23919,8 @@ static tt__stretch tt__whole_segment(const tt_program *p, tt__segment segment)
     return s;
 }
 
-/* Launches instructions of a segment on a rank. A rank without a micro-batch runs what all ranks do
-   together. */
+/* Launches the instructions of a stretch on a rank. A rank without a micro-batch launches only what all ranks
+   run together. */
 static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *like, const tt__stretch *s)
 {
     tt_status status = TT_OK;
@@ -23900,7 +23928,7 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {s->first, s->end, {0}, 0, 0};
-    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure has left it */
+    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* left by a failure */
     for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
@@ -23914,7 +23942,7 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     return status;
 }
 
-/* Records launches. After an error x is without a recording, and `why` is the first. */
+/* Records the launches of a stretch. After an error x has no recording, and `why` is the first error. */
 static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s, tt__recording *x,
                                char why[512])
 {
@@ -23923,20 +23951,20 @@ static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt_
     tt_status status = b->capture(d);
     const bool began = status == TT_OK;
     if (began) status = tt__launch_stretch(p, rank, l, s);
-    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* which captured may replace */
-    if (began) x->made = b->captured(d);                        /* in any case, to end it */
+    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* captured() may replace it */
+    if (began) x->made = b->captured(d);                        /* also after an error: it ends the capture */
     if (status == TT_OK && !x->made) snprintf(why, 512, "%s", b->error(d));
     if (status == TT_OK || !x->made) return;
     b->forget(d, x->made);
     x->made = NULL;
 }
 
-/* Notes what a segment is about to write on all ranks. */
+/* Notes on all ranks which bytes a segment is about to write. */
 static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
     const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
-    if (p->stages > 1) return; /* a pipeline's wait on the host */
+    if (p->stages > 1) return; /* a pipeline's inputs wait on the host */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
@@ -23946,8 +23974,8 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     }
 }
 
-/* Must the launches of a segment be made one by one? In between, ranks wait for each other in a collective,
-   and the host runs its own. */
+/* Returns whether the launches of a segment must be made one by one, because ranks wait for each other in a
+   collective, or the host runs an instruction, in between. */
 static bool tt__needs_host(const tt_program *p, tt__segment segment)
 {
     const int end = tt__segment_first(p->built.t, segment + 1u);
@@ -23958,7 +23986,7 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
     return false;
 }
 
-/* Writes the step's settings and, where it is new, the loss scale to a rank. */
+/* Writes the step's settings and, if `scale`, the loss scale to a rank. */
 static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
@@ -23972,7 +24000,7 @@ static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
     return status;
 }
 
-/* What all launches of a rank have in common. */
+/* Returns a launch with the fields that all launches of a rank have in common. */
 static tt__launch tt__launch_on(const tt_program *p, int rank)
 {
     tt__launch l;
@@ -23985,8 +24013,9 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
     return l;
 }
 
-/* Runs a stretch on a rank. A device that can records it at the second such run, and replays that from then
-   on. One that cannot, but can run the instructions one by one, is never asked to record again. */
+/* Runs a stretch on a rank. A device that can record launches does so at the second such run and replays the
+   recording from then on. A device that fails to record what it can launch one by one is not asked to record
+   again. */
 static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s)
 {
     const tt__crew *c = p->settings.crew;
@@ -23995,7 +24024,7 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     char why[512] = "";
     tt_status status = TT_OK;
     const bool absent = s->segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= r->now.present;
-    /* No graph prefetches managed memory. */
+    /* A graph cannot prefetch managed memory. */
     const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
     const bool records = can_record && !absent && !tt__needs_host(p, s->segment);
     tt__recording *x = records ? tt__recording_of(p, rank, s->segment, s->first) : NULL;
@@ -24009,10 +24038,11 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     return status;
 }
 
-/* Where the results of a step whose update comes behind them are there, in front of that, one more than the
-   number of the instruction that writes them last: the host learns them while parameters are updated, and the
-   next step is launched before these are done. Else, as where something is under way on another stream, where
-   the segment ends. */
+/* Returns where the first part of stretch s ends: one more than the number of the last instruction that
+   writes the step's results, if updates follow that instruction. The host then reads the results while
+   parameters are updated, and launches the next step before the updates are done. Returns the end of s if
+   results are not read later, if work is in flight on another stream there, or if the instruction is launched
+   together with the next. */
 static int tt__results_end(const tt_program *p, const tt__stretch *s)
 {
     const tt_tape *t = p->built.t;
@@ -24029,7 +24059,7 @@ static int tt__results_end(const tt_program *p, const tt__stretch *s)
     return started || together || end == s->first ? s->end : end;
 }
 
-/* Has what a step has found copied to the host, beside what computation does next. */
+/* Starts the copy of a step's results to the host, beside what is computed next. */
 static tt_status tt__send_results(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
@@ -24044,10 +24074,9 @@ static tt_status tt__send_results(tt_program *p, int rank)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* A segment that all ranks run. sends: the first of them, its results. */
+/* A segment that all ranks run. sends: the first rank copies its results to the host. */
 typedef struct tt__segment_job { tt_program *p; tt__segment segment; bool sends; } tt__segment_job;
 
-/* Runs a segment on a rank. */
 static tt_status tt__run_rank(void *arg, int rank)
 {
     const tt__segment_job *job = (const tt__segment_job *)arg;
@@ -24069,14 +24098,14 @@ static tt_status tt__run_rank(void *arg, int rank)
     s.first = s.end;
     s.end = all.end;
     if (status == TT_OK && s.first < s.end) status = tt__run_stretch(p, rank, &l, &s);
-    if (status == TT_OK && sends) /* what is written next may be written where they are */
+    if (status == TT_OK && sends) /* the next work may overwrite the results */
         status = tt__device_status(p->ctx, c, rank,
                                    c->kind->backend->after(l.device, TT__COMPUTE_STREAM, r->has_found));
     tt__float_restore(mode);
     return status;
 }
 
-/* Tells the logger which devices cannot record. */
+/* Logs which devices cannot record launches. */
 static void tt__tell_graphs(tt_program *p)
 {
     char device[32];
@@ -24090,7 +24119,7 @@ static void tt__tell_graphs(tt_program *p)
     }
 }
 
-/* All processes agree that the inputs of a micro-batch are right, and count its operations. */
+/* Makes all processes agree that the inputs of a micro-batch are valid, and adds up its FLOPs. */
 static tt_status tt__agree_flops(tt_program *p, tt_status status)
 {
     const tt__crew *c = p->settings.crew;
@@ -24103,9 +24132,9 @@ static tt_status tt__agree_flops(tt_program *p, tt_status status)
 }
 
 /* ==== src/run/tune.h */
-/* ---- products that are made in the fastest way (tt_compile_options.tune) */
+/* ---- timing of matrix products (tt_compile_options.tune) */
 
-/* The choices of products of a rank's device, as text that the caller frees. NULL: out of memory. */
+/* Returns the choices of products of a rank's device as text, which the caller frees. NULL: out of memory. */
 static char *tt__tuned_text(const tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -24116,7 +24145,7 @@ static char *tt__tuned_text(const tt_program *p, int rank)
     return text;
 }
 
-/* A rank's device takes over what a text says of products; `from`: where the text is from. */
+/* Makes a rank's device take the choices of products from a text. `from` names the text in errors. */
 static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -24127,7 +24156,8 @@ static tt_status tt__learn(const tt_program *p, int rank, const char *text, cons
     return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
 }
 
-/* All ranks' devices take over the text, but those of another kind, which know nothing then. */
+/* Makes all ranks' devices take the choices from a text. Devices of another kind than the text's keep
+   none. */
 static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
 {
     const tt__crew *c = p->settings.crew;
@@ -24139,8 +24169,8 @@ static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const
     return status;
 }
 
-/* Has a rank's device meet the products of the program, at full capacity, and time those of which it knows
-   nothing (`times`). *untimed grows by those that there was no memory for. */
+/* Tells a rank's device which products the program makes at full capacity and, if `times`, times those that
+   the device does not know. Adds to *untimed the number of products for which memory was lacking. */
 static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
 {
     tt_program *p = tt__stage_of(of, rank);
@@ -24149,8 +24179,8 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const tt__backend *b = p->settings.kind->backend;
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
     const tt__now before = r->now;
-    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
-    int64_t *round = &r->now.round; /* gradients of each slot, which then are added to */
+    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* rounds before add_later adds */
+    int64_t *round = &r->now.round; /* each slot's gradients, then their sums */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
@@ -24182,7 +24212,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     return status;
 }
 
-/* tt__tune_rank of all programs of the arena that are to be tuned. */
+/* Calls tt__tune_rank for all programs of the arena that are to be tuned. */
 static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untimed)
 {
     tt_status status = TT_OK;
@@ -24191,8 +24221,8 @@ static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untime
     return status;
 }
 
-/* The ranks of this process time one after another, each what those before it have not, and all processes do
-   so one after another. *text, which is replaced, is what is known before, and at the end. */
+/* Times products on one process after another, in each on one rank after another; each rank times what no
+   rank before has timed. *text: the known choices before, replaced by those known at the end. */
 static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
 {
     tt_context *ctx = p->ctx;
@@ -24223,7 +24253,7 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
     return status;
 }
 
-/* Reads a file of products, if it is there, as text to be freed. */
+/* Reads a file of choices, if it exists. *text: its contents, which the caller frees. */
 static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
 {
     char folder[1024];
@@ -24251,8 +24281,8 @@ static tt_status tt__write_tuned(tt_context *ctx, const char *path, const char *
     return status;
 }
 
-/* Before the first run of an arena: finds the fastest ways to make the products of its programs. Nothing that
-   a program sees is written. */
+/* Finds, before the first run of an arena, the fastest way to make each product of its programs. Writes
+   nothing that a program reads. */
 static tt_status tt__tune_products(tt_program *p)
 {
     tt_context *ctx = p->ctx;
@@ -24291,7 +24321,7 @@ static tt_status tt__tune_products(tt_program *p)
     return status;
 }
 
-/* The recordings of the programs of an arena are made anew. */
+/* Discards the recordings of all programs of an arena; later runs record anew. */
 static void tt__forget_recordings(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
@@ -24305,8 +24335,8 @@ static void tt__forget_recordings(tt_program *p)
 }
 
 static tt_status tt__read_unread(tt_program *p);
-/* Has all ranks run. After an error no device goes on to read another's memory, and no stream to use what
-   nobody waits for. */
+/* Runs a function on all ranks. After an error waits for all devices, so that none still reads another's
+   memory or has unfinished work that nobody waits for. */
 static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
 {
     tt__crew *c = p->settings.crew;
@@ -24319,9 +24349,9 @@ static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int
 
 /* ==== src/run/results.h */
 /* --------------------------------------------------------------------------------------------------- results
-   A segment on all ranks, what they have found together, and the errors of numbers that are not finite. */
+   Runs a segment on all ranks; collects results; reports numbers that are not finite. */
 
-/* Runs a segment on all ranks. sends: what it finds is copied to the host, to be read later. */
+/* Runs a segment on all ranks. sends: its results are copied to the host and read later. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
 {
     tt__segment_job job = {p, segment, sends};
@@ -24333,7 +24363,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (status == TT_OK) status = tt__zero_states(p);
     if (micro) status = tt__agree_flops(p, status);
     for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
-        if (q != p || micro) status = tt__read_unread(q); /* while its memory is as it left it */
+        if (q != p || micro) status = tt__read_unread(q); /* before its memory changes */
     if (status == TT_OK) status = tt__tune_products(p);
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
@@ -24348,7 +24378,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     return TT_OK;
 }
 
-/* Reads what a step has found on a rank, for which it waits. */
+/* Reads the results of a step on a rank, after waiting for that rank. */
 static tt_status tt__read_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
@@ -24359,7 +24389,7 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
     const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
                               tt__resolve(p, rank, t->results).data};
-    /* By memory that the device can copy to while others work. */
+    /* The device can copy to `bounce` while other devices work. */
     void *to = from.space == TT__DEVICE && !a->kind->host ? (void *)a->bounce[rank] : &r->results;
     status = tt__read_memory(&from, to, TT_U8, sizeof r->results);
     if (status == TT_OK && to != &r->results) memcpy(&r->results, to, sizeof r->results);
@@ -24367,17 +24397,17 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     return status;
 }
 
-/* What data ranks of a process have found, for the others. */
+/* Results of a data rank that its process tells the others. */
 typedef struct tt__found { tt__totals totals; double flops; } tt__found;
 typedef char tt__found_fits_a_note[sizeof(tt__found) * TT__RANKS <= TT__NOTE ? 1 : -1];
 
-/* What the runs of other processes have found, on the first ranks of their data ranks. */
+/* Exchanges the results of a run between processes: sets them on the first rank of each data rank. */
 static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data;
     tt_program *last = tt__last_stage(p);
-    tt__found found[TT__RANKS]; /* of data ranks, if they are of this process */
+    tt__found found[TT__RANKS]; /* by data rank; 0 for those of other processes */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
@@ -24400,13 +24430,13 @@ static tt_status tt__exchange_results(tt_program *p)
     return status;
 }
 
-/* What the update has found on a rank, which another process may have. */
+/* Reads what an update has found on a rank, which may be in another process. All processes call it. */
 static tt_status tt__read_first(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for it, too */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for this process's rank */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
@@ -24419,8 +24449,8 @@ static void tt__add_totals(tt__totals *to, const tt__totals *x)
     to->correct += x->correct;
 }
 
-/* The same, of all ranks together: after the update on any of them, else (train = false) on those that
-   ran. */
+/* Reads the results of all ranks together. After an update each rank has them; in a program with train =
+   false, adds up the results of the data ranks that ran. */
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
@@ -24441,8 +24471,9 @@ static tt_status tt__read_results(tt_program *p)
     return status;
 }
 
-/* Sums what losses have counted in the micro-batches of the step so far; of several ranks, where the tree of
-   sums has not been summed yet. Notes the first data rank whose loss is not finite (0: maybe none). */
+/* Reads what losses have counted in the micro-batches of the step so far. If the tree of sums is not summed
+   yet (tape->counted), adds up its leaves. Sets *bad to the first data rank whose loss is not finite (0:
+   maybe none). */
 static tt_status tt__read_counts(tt_program *head, int *bad)
 {
     tt_program *p = tt__last_stage(head);
@@ -24450,7 +24481,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     const tt__value *x = &t->values[t->counted];
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data, leaves = tt__slots(p) * data;
-    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* of all leaves, those of this process */
+    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* of all leaves; of the leaves of this process */
     tt_status status = t->counted ? TT_OK : tt__read_results(head);
     *bad = 0;
     if (!t->counted) return status;
@@ -24463,7 +24494,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
         status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
     status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
-    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order, whatever the ranks */
+    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order for any number of ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
@@ -24499,8 +24530,8 @@ static void tt__begin_step(tt_program *p)
     p->outcome = TT__UPDATED;
 }
 
-/* The largest magnitude of a value on a rank; infinite if one of its numbers is not finite. Returns 0 where
-   the device does not let itself be read: what it says of that matters more. */
+/* Returns the largest magnitude of a value on a rank; infinity if a number is not finite. Returns 0 if the
+   device cannot be read: the device's own error matters more then. */
 static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
     const tt__mat m = tt__resolve(p, rank, v);
@@ -24519,9 +24550,9 @@ static float tt__largest_of(tt_program *p, int rank, int32_t v)
     return largest;
 }
 
-/* Of a program whose results are not finite: writes which parameter of this process is at fault, and why:
-   the first that is not finite, or else the one with the largest numbers, if those are larger than any that
-   training gives. Returns false, and writes an empty text, where there is none. */
+/* Finds the parameter of this process that explains results that are not finite: the first that is not
+   finite, else the one with the largest numbers, if they are larger than training ever gives. Writes its name
+   and the reason to `to`. Returns false, with an empty text, if it finds none. */
 static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
 {
     const float huge = 1e10f;
@@ -24546,8 +24577,8 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     return name != NULL;
 }
 
-/* Fails if the loss is not finite, and says whether a parameter is the cause. micro: the number of the micro-
-   batch in the step; -1: any of them. */
+/* Fails if the loss is not finite, and names a parameter that is the cause. micro: the number of the
+   micro-batch in the step; -1: any of them. */
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
     char which[64] = "", cause[300];
@@ -24560,13 +24591,14 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
                     bad ? cause : "check the inputs, or lower the learning rate");
 }
 
-/* Notes what the step must know of a round, which is ready to run. */
+/* Notes what the step must know of a round that is ready to run. */
 static void tt__begin_micro(tt_program *p)
 {
     const tt_program *last = tt__last_stage(p);
     const tt_tape *t = last->built.t;
     const tt__now now = tt__now_of(p);
-    if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number: undoing it is exact */
+    /* loss_norm is a power of two near the number of targets: undoing the division is exact. */
+    if (t->accumulate && !p->norm_known) {
         int exponent = 0, first = tt__first_of(last, 0);
         for (int k = 0; k < t->n_code; k++)
             if (tt__is(&t->code[k], TT__LOSS))
@@ -24579,10 +24611,11 @@ static void tt__begin_micro(tt_program *p)
 }
 
 /* ==== src/run/pipeline.h */
-/* ---- a pipeline: micro-batches wait, and run together */
+/* ---- a pipeline: micro-batches wait, and run together at the step's end */
 
-/* Action k of a stage, of two for each of `micros` micro-batches: the number of the micro-batch, and whether
-   it is its backward. `ahead`: forwards before that with which forwards and backwards begin to alternate. */
+/* Returns the number of the micro-batch of action k of a stage, and sets *backward if the action is the
+   micro-batch's backward. A stage has two actions for each of `micros` micro-batches. `ahead`: forwards
+   before forwards and backwards begin to alternate. */
 static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, bool *backward)
 {
     const int64_t first = tt__min(ahead, micros), both = 2 * (micros - first);
@@ -24591,7 +24624,7 @@ static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, boo
     return k >= first + both ? k - micros : *backward ? (k - first) / 2 : first + (k - first) / 2;
 }
 
-/* The same as tt__micro for a pipeline, which only takes the micro-batches: checks them, and keeps them. */
+/* Takes a micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
 static tt_status tt__feed(tt_program *p)
 {
     const int most = p->settings.options.parallel.micros;
@@ -24603,7 +24636,7 @@ static tt_status tt__feed(tt_program *p)
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
-    for (int d = 0; d < p->present; d++) { /* axes that passes have made are parts of these */
+    for (int d = 0; d < p->present; d++) { /* passes divide these axes into others */
         const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
         memcpy(p->fed[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
     }
@@ -24632,7 +24665,7 @@ static tt_status tt__write_fed(tt_program *p, int rank)
     return status;
 }
 
-/* Runs all micro-batches on a rank of a pipeline's stage. arg: the program. */
+/* Runs all micro-batches of a step on a rank of a pipeline. arg: the program. */
 static tt_status tt__run_stage(void *arg, int rank)
 {
     const tt_program *head = (const tt_program *)arg;
@@ -24643,7 +24676,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    l.tuned = false; /* products are timed before the first segment that is no micro-batch */
+    l.tuned = false; /* products are timed only at the first segment after micro-batches */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
         now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
@@ -24662,7 +24695,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     return status;
 }
 
-/* Runs the micro-batches that a pipeline has been fed. */
+/* Runs the micro-batches that a pipeline has kept. */
 static tt_status tt__run_pipeline(tt_program *p)
 {
     tt_status status = tt__check_whole(p->ctx, p->arena);
@@ -24675,9 +24708,9 @@ static tt_status tt__run_pipeline(tt_program *p)
     return TT_OK;
 }
 
-/* Forward, and backward of a program that trains, of a micro-batch on each of the first data ranks. Results
-   that the device has yet to compute are read if the caller wants them, else not waited for: a loss that is
-   not finite shows when the step ends. */
+/* Runs the forward, and the backward of a program that trains, of a micro-batch on each of the first data
+   ranks. wanted: waits for results that the device has yet to compute. Otherwise a loss that is not finite
+   shows only when the step ends. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const bool train = p->settings.options.train;
@@ -24696,7 +24729,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     return status == TT_OK && train ? tt__check_loss(p, number) : status;
 }
 
-/* Sums the slots of a lap, in programs that do so after each. */
+/* Sums the slots of a lap, in programs that sum after each lap. */
 static tt_status tt__run_lap(tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -24704,7 +24737,7 @@ static tt_status tt__run_lap(tt_program *p)
     return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
 }
 
-/* Ends a round: sums the tree of a lap where that is over. */
+/* Ends a round. If the round ends a lap, sums the tree of the lap. */
 static tt_status tt__end_round(tt_program *p)
 {
     p->round++;
@@ -24730,9 +24763,9 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
 
 /* ==== src/run/step.h */
 /* ----------------------------------------------------------------------------------------------------- steps
-   tt_step and its parts, what a step has found and when that is read, gradients. */
+   tt_step and its parts; the results of a step and when they are read; gradients. */
 
-/* What the last run of a program that does not train has found on one data rank. */
+/* Gives the results of the last run on one data rank, in a program that does not train. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
     const tt_program *p = tt__last_stage(head);
@@ -24755,7 +24788,7 @@ static tt_status tt__check_lr(tt_program *p, float lr)
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
 
-/* Fails, and names the gradient that is the cause of a norm that is not finite. */
+/* Fails, and names the gradient that makes the norm not finite. */
 static tt_status tt__norm_failed(tt_program *head)
 {
     const int first = head->settings.crew->first;
@@ -24778,7 +24811,7 @@ static tt_status tt__norm_failed(tt_program *head)
     tt__free(p->ctx, list);
     if (status != TT_OK) return status;
     head->outcome = t->early && bad ? TT__HALF_UPDATED : TT__NOT_FINITE;
-    if (t->early && bad) /* the gradient's memory has other contents now */
+    if (t->early && bad) /* the gradient's memory is reused by now */
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
@@ -24798,8 +24831,8 @@ static tt_status tt__norm_failed(tt_program *head)
                     "updated%s%s", step, lowest, because, cause);
 }
 
-/* Fails unless the results of a step that were read are finite; else the step counts. one: it had one micro-
-   batch. skipped: tt__scale's before it. */
+/* Judges the results of a step: fails unless they are finite, else counts the step. one: the step had one
+   micro-batch. skipped: tt__scale.skipped before the step. */
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
@@ -24810,15 +24843,15 @@ static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
     tt_status status = tt__check_loss(p, one ? 0 : -1);
     if (status != TT_OK) return status;
     const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
-    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale has fallen */
+    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale was lowered */
     if (finite) p->run.step++;
     tt__give_stats(p, &p->done, finite ? p->results.clipped.norm : 0);
     p->reads++;
     return TT_OK;
 }
 
-/* Reads what the last step has found, if nobody has. The step at hand, which has launched nothing yet, stays
-   as it is. */
+/* Reads the results of the last step, if they are unread. Keeps the results of the current step, which has
+   launched nothing yet. */
 static tt_status tt__read_unread(tt_program *p)
 {
     const int rank = tt__first_of(p, 0);
@@ -24828,7 +24861,7 @@ static tt_status tt__read_unread(tt_program *p)
     const double flops = p->flops;
     if (!p->unread.any) return TT_OK;
     p->unread.any = false;
-    p->run.step--; /* until it is known to be done */
+    p->run.step--; /* until its results are good */
     tt_status status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, r->has_found);
     status = tt__device_status(p->ctx, c, rank, status);
     if (status != TT_OK) return status;
@@ -24851,7 +24884,7 @@ static void tt__leave_unread(tt_program *p, bool one)
     p->run.step++;
 }
 
-/* Counts a step that failed and updated nothing as one that is skipped. */
+/* Counts a step that failed, and updated nothing, as skipped. */
 static void tt__skip_step(tt_program *p)
 {
     p->results.scale.skipped++;
@@ -24865,13 +24898,14 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     const tt__crew *c = p->settings.crew;
     const int rank = tt__first_of(p, 0);
     tt_status status = tt__read_unread(p);
-    if (any && status == TT_OK) /* what it found was there before its parameters were updated */
+    if (any && status == TT_OK) /* its results come before its parameters are updated */
         status = tt__device_status(p->ctx, c, rank, c->kind->backend->wait(c->device[rank]));
     if (stats) *stats = p->done;
     return status;
 }
 
-/* The update, which leaves all as it is where a loss or gradient is not finite. */
+/* Ends a step: runs a pipeline's micro-batches or sums an unfinished lap, then updates. The update changes
+   nothing if a loss or gradient is not finite. Without `stats`, results may be read later. */
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
@@ -24914,7 +24948,7 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
                         "the step without updating");
     tt_status status = tt__micro(p, stats != NULL);
     if (status == TT_OK) status = tt__end_round(p);
-    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may hold half of it */
+    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may hold a part of it */
     if (status != TT_OK) return status;
     tt__give_stats(p, stats, 0);
     return TT_OK;
@@ -24938,7 +24972,7 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 
 enum { TT__LEAF_PIECE = 256 };
 
-/* a += b, rounded to a dtype. */
+/* Adds b to a, n numbers, each sum rounded to `dtype`. */
 static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 {
     uint16_t half[TT__LEAF_PIECE];
@@ -24948,7 +24982,7 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
     tt__convert(a, TT_F32, half, dtype, (size_t)n);
 }
 
-/* Reads elements [at, at + n) of a slot of gradient v as floats. */
+/* Reads elements [at, at + n) of a slot of gradient v and converts them to float. */
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -24958,16 +24992,16 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
     return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
-/* The gradient of a parameter as it is so far, in what may be several storages, which are stored alike. Sums
-   of a step: the leaves of all data ranks in one. Sums of micro-batches, which ranks have summed: a total,
-   and where ranks have several slots, those that the lap at hand has filled. */
+/* The gradient of a parameter so far, in one or two storages of the same layout. Sums of a step: `leaves`
+   holds the slots of each data rank. Sums of micro-batches, which are summed over ranks already: `total` and,
+   where ranks have several slots, `leaves` with the slots that the current lap has filled. */
 typedef struct tt__so_far {
-    int32_t leaves, total; /* 0: no such storage */
+    int32_t leaves, total; /* values; 0: no such storage */
     int slots;
-    tt__part part;         /* what ranks have of them */
+    tt__part part;         /* the shard that a rank has of each */
 } tt__so_far;
 
-/* Adds them up as the tree of sums will. */
+/* Adds up the gradient so far, in the order of the tree of sums. */
 static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__stored *stored, float *to)
 {
     const int data = p->built.t->sums_micros ? 1 : p->arena->data;
@@ -24995,7 +25029,7 @@ static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__st
     return status;
 }
 
-/* Where a parameter's gradient is so far. False: it has none. */
+/* Finds the storages of a parameter's gradient so far. Returns false if the parameter has no gradient. */
 static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so_far *g)
 {
     const tt_tape *t = p->built.t;
@@ -25042,7 +25076,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
 }
 
 /* ==== src/run/state.h */
-/* ---- what those who train a program ask of it */
+/* ---- what trainers ask of a program */
 
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
 {
@@ -25057,7 +25091,8 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
     return n;
 }
 
-/* Which values of a recorded tape v depends on: a flag for each, to be freed; NULL without memory. */
+/* Returns a flag for each value of a recorded tape: whether v depends on the value. The caller frees the
+   flags. NULL: out of memory. */
 static bool *tt__needed_for(const tt_tape *t, tt_value v)
 {
     bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
@@ -25073,12 +25108,13 @@ static bool *tt__needed_for(const tt_tape *t, tt_value v)
     return needed;
 }
 
-/* Forgets the micro-batches of the step at hand: the next is the first of a step. */
+/* Forgets the micro-batches of the current step; the next micro-batch begins a new step. */
 static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
-/* Hashes on over the attributes of what updates parameter v, if the tape does. */
+/* Continues *hash with the attributes of the instruction that updates parameter v. Returns false if the tape
+   does not update v. */
 static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
 {
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
@@ -25090,13 +25126,13 @@ static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
     return false;
 }
 
-/* Hashes on over the attributes of what updates: the global norm's instruction, those of parameters in the
-   tape's order, wherever they stand, and the loss scale's. */
+/* Continues a hash with the attributes of all instructions that update: that of the global norm, those of
+   parameters in the tape's order, wherever the instructions are, and that of the loss scale. */
 static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;
     const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
-    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* to search on: mostly its place */
+    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* next to search; mostly right */
     int at = t->early ? count - 1 : 0;
     for (int k = step; k < t->n_code; k++)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
@@ -25119,8 +25155,9 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
     return hash;
 }
 
-/* What decides a training's numbers: what was recorded, its precision and products, loss scaling, and how the
-   optimizer's instructions update. How the program is placed, recomputed or run does not, nor its device. */
+/* Returns a hash of all that decides the numbers of a training: the recorded tape, its precision and matrix
+   products, loss scaling, and the optimizer's attributes. Leaves out placement, recomputation, the device and
+   the way the program runs, which change no numbers. */
 static uint64_t tt__program_hash(const tt_program *p)
 {
     const tt_loss_scale *s = &p->settings.options.loss_scale;
@@ -25131,20 +25168,21 @@ static uint64_t tt__program_hash(const tt_program *p)
     uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
     hash = tt__hash_on(hash, scaling, sizeof scaling);
     const tt_parallel *ranks = &p->settings.options.parallel;
-    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* of one micro-batch the sums are alike */
+    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* with 1 micro-batch both sums are equal */
     const int leaves[] = {ranks->groups, micros};
     if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* of its sum of squares */
+        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* for its sum-of-squares op */
     return tt__updates_hash(p, hash);
 }
 
 enum { TT__STATE_VERSION = 5 };
-#define TT__MOST_STEPS ((int64_t)1 << 62) /* more were not done: counting on would overflow */
+#define TT__MOST_STEPS ((int64_t)1 << 62) /* max steps of a state, so that counting on cannot overflow */
 
-/* What a state has beside tensors, and what it must be of to go on in a program: "tinytrain.run", all of 8
-   bytes, as I64. Optimizer and precision: numbers of tt_optimizer_kind and tt__precision_kind. */
+/* The numbers of a state beside its tensors, some of which a program must match to continue from the state:
+   tensor "tinytrain.run", all of 8 bytes, as I64. optimizer and precision: a tt_optimizer_kind and a
+   tt__precision_kind. */
 typedef struct tt__state_header {
     int64_t version, seed, step, good_steps, skipped;
     double loss_scale;
