@@ -16252,23 +16252,23 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 /* ==== src/ranks/threads.h */
 /* ===========================================================================================================
    RANKS                                                                                            src/ranks/
-   The ranks of a process, a thread each, and how they wait for each other and fail together; processes and
-   their messages; groups of devices; collectives. Uses all above.
+   The ranks of a process, one thread each: barriers, and how they fail together. Processes and their
+   messages, device groups, collectives. Uses all above.
 
-   The tree of sums. What a step adds up over its micro-batches (gradients, and what losses count) has the
-   same bits for any number of data ranks: tt_parallel.groups says how many leaves a sum has, and micro-batch
-   m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so on, each sum
-   rounded to the dtype of what is summed, leaves without a micro-batch left out. Data rank r of n runs micro-
-   batches r, r + n, r + 2 n and so on, so that it has leaves r, r + n, ...: its slots. Slot k of all ranks
-   together is a part of the tree, which a collective sums; TT__OP_SUM_SLOTS then sums the slots.
+   The tree of sums. A step adds up gradients and the counts of losses over its micro-batches. These sums have
+   the same bits for any number of data ranks. tt_parallel.groups is the number of leaves of a sum;
+   micro-batch m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so
+   on, each sum rounded to the dtype of the summed values; leaves without a micro-batch are left out. Data
+   rank r of n runs micro-batches r, r + n, r + 2 n and so on, so it has leaves r, r + n, ...: its slots. Slot
+   k of all ranks together is a subtree, which a collective sums; TT__OP_SUM_SLOTS then sums the slots.
 
-   Sums of a step (zero 0 and 1): a leaf is added up in place, in the products that make it, and the tree is
-   summed once, at the end of the step. Sums of micro-batches (zero 2 and 3, and tt_parallel.reduce_micros):
-   a leaf is one micro-batch, the tree is summed after each lap of `groups` micro-batches, and laps are added
-   one after another.
+   Sums of a step (zero 0 and 1): the matrix products that compute a gradient add it to its leaf in place, and
+   the tree is summed once, at the end of the step. Sums of micro-batches (zero 2 and 3, and
+   tt_parallel.reduce_micros): a leaf is one micro-batch, the tree is summed after each lap of `groups`
+   micro-batches, and laps are added one after another.
    ======================================================================================================== */
 
-/* Ranks that run together: threads that wait for each other, and what ends them all. */
+/* The ranks of a process that run together, one thread each: their barriers, and their common failure. */
 typedef struct tt__world {
     tt_context *ctx;
     int ranks;
@@ -16276,14 +16276,14 @@ typedef struct tt__world {
     pthread_mutex_t mutex;
     pthread_cond_t wake;
     int sleepers;            /* threads that wait for `wake` */
-    int spins;               /* times that a rank looks for another before it sleeps */
-    int failed;              /* atomic: a rank has failed, and none waits any more */
-    int outside;             /* atomic: ranks that wait for messages of other processes, no longer than these
-                                may take. Who waits for such a rank has to wait as long */
-    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; what each rank does, and on which value, or NULL */
-    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to meet b */
-    /* Atomic; of the micro-batches that a pipeline runs: how many values a rank has sent to the next stage
-       (0) and gradients to the one before (1), and how many it has taken of each from the other side. */
+    int spins;               /* checks for another rank before a rank sleeps */
+    int failed;              /* atomic: a rank has failed; no rank waits any more */
+    int outside;             /* atomic: ranks that wait for messages of other processes, at most as long as
+                                these may take. A rank that waits for such a rank has to wait as long */
+    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic, by rank: its current op and value; or NULL */
+    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to a barrier with b */
+    /* Atomic, for a pipeline's micro-batches, by rank: how many values it has sent to the next stage (0) and
+       gradients to the one before (1); how many of each it has taken from the other side. */
     uint64_t sent[TT__RANKS][2], taken[TT__RANKS][2];
 } tt__world;
 
@@ -16297,7 +16297,7 @@ static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
     w->ctx = ctx;
     w->ranks = ranks;
     w->timeout = timeout;
-    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* the others need the processor to come */
+    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* the other ranks need the CPU */
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->wake, NULL);
     return w;
@@ -16325,7 +16325,7 @@ static void tt__world_fail(tt__world *w)
     tt__world_wake(w);
 }
 
-/* After a failure, with no rank running: all meet again from the start. */
+/* Resets all barriers and counts after a failure. No rank may be running. */
 static void tt__world_reset(tt__world *w)
 {
     memset(w->met, 0, sizeof w->met);
@@ -16336,7 +16336,7 @@ static void tt__world_reset(tt__world *w)
     w->failed = 0;
 }
 
-/* Notes what a rank does, for the sentence of one that waits for it in vain. */
+/* Notes what a rank does, for the error of a rank that waits for it too long. */
 static void tt__world_note(tt__world *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
@@ -16348,8 +16348,8 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
-/* Waits until somebody wakes this thread, and no longer than so many seconds. These are to be few, as the
-   clock that counts them may be set. */
+/* Waits until another thread signals `wake`, at most `seconds`. Callers pass few seconds: the clock that
+   counts them may be set meanwhile. */
 static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
 {
     struct timespec until;
@@ -16360,7 +16360,8 @@ static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double second
     pthread_cond_timedwait(wake, mutex, &until);
 }
 
-/* Sleeps until a rank's count is `times` or a rank has failed. False: neither within the timeout. */
+/* Sleeps until a rank's count is `times` or a rank has failed. Returns false after the timeout, which starts
+   again while a rank waits for other processes. */
 static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 {
     double begin = tt__seconds();
@@ -16378,12 +16379,12 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
     return done;
 }
 
-/* Waits until a count of `rank` is `times`. False: it is not in time, or a rank has failed. */
+/* Waits until a count of `rank` is `times`. Returns false after the timeout, or if a rank has failed. */
 static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, uint64_t times)
 {
     for (int i = 0; i < w->spins && !tt__has_come(count, times); i++) tt__pause();
     const bool late = !tt__has_come(count, times) && !tt__await(w, count, times);
-    if (late && !__atomic_exchange_n(&w->failed, 1, __ATOMIC_SEQ_CST)) { /* the first that fails */
+    if (late && !__atomic_exchange_n(&w->failed, 1, __ATOMIC_SEQ_CST)) { /* this rank is the first to fail */
         char where[2][128] = {"", ""};
         for (int k = 0; k < 2; k++) {
             const char *op = __atomic_load_n(&w->op[k ? rank : me], __ATOMIC_RELAXED);
@@ -16398,15 +16399,16 @@ static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, 
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
 }
 
-/* Adds one to a count of this rank's, for which another may wait. */
+/* Adds one to a count of this rank, for which another rank may wait. */
 static void tt__count_on(tt__world *w, uint64_t *count)
 {
     __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
 }
 
-/* Waits until all members have come here as often as rank `me`, one of them, has come to meet each. What any
-   of them wrote before, all see afterwards. False: a rank has failed, or one has not come in time. */
+/* Waits at a barrier until each member has come as often as rank `me`, a member too, has come to it.
+   Afterwards all members see what any of them wrote before. Returns false after the timeout, or if a rank has
+   failed. */
 static bool tt__meet(tt__world *w, int me, tt__members members)
 {
     bool come = true;
@@ -16422,87 +16424,89 @@ static bool tt__meet(tt__world *w, int me, tt__members members)
 
 /* ==== src/ranks/processes.h */
 /* ------------------------------------------------------------------------------------- several processes
-   Processes that a launcher started together, as `mpirun` does, run one program: each calls the same
-   functions with the same arguments, and has as many ranks as the others, numbered on over the processes.
+   Processes that a launcher such as `mpirun` started together run one program. Each calls the same functions
+   with the same arguments and has the same number of ranks. Ranks are numbered through all processes.
 
-   Messages go from one process to another (tt__wire), as MPI's own sums have an order of their own. What
-   ranks of one process have is summed there first, where that is a part of the tree (tt__collective);
-   then each process sends each other what that one sums, once, and sends on what it has summed, once: of n
-   bytes on P processes (P - 1) n / P each way, which is the least, and no message waits for another. Halving
-   and doubling would move as much, in log2(P) turns of messages that wait for each other instead of one.
+   Messages go from one process to another (tt__wire). MPI's own sums are not used, as their order is MPI's. A
+   process first sums what its own ranks have, as far as that is a subtree of the tree of sums
+   (tt__collective). Then it sends each other process the part that the other sums, once, and sends the part
+   that it has summed to all, once. For n bytes on P processes that is (P - 1) n / P bytes each way, which is
+   the minimum, and no message waits for another. Halving and doubling would move as many bytes, in log2(P)
+   turns in which messages wait for each other.
 
-   Where all must decide alike, processes agree: each sends each other a note with its status, and what the
-   others must know (tt__agree). An error of one is then an error of all, and they may go on from there. When
-   a rank fails between, its process tells the others, which wait for it somewhere; that ends all work
-   together for good. So does a process that has closed its context, or lets others wait longer than the
-   timeout. */
+   Processes agree (tt__agree) where all must make the same decision: each sends the others a note with its
+   status and what the others must know. An error of one process is then an error of all, and all may
+   continue. If a rank fails elsewhere, its process tells the others, which wait for it somewhere; that ends
+   the common work for good. So does a process that closes its context, or that lets others wait longer than
+   the timeout. */
 
-/* What messages are about; of a collective's group: TT__DATA_TAG and on. */
+/* Tags of messages. Groups of collectives have tags from TT__DATA_TAG on. */
 enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
 
-/* A message on its way. */
+/* A message in flight. */
 typedef struct tt__request {
     uint64_t handle;        /* the wire's */
     int process;            /* that it goes to, or comes from */
-    bool done, comes;       /* comes: it is of an instruction of the other process */
+    bool done, comes;       /* comes: received, from an instruction of the other process */
 } tt__request;
 
-/* What carries messages between processes. Those of one tag from one process to another come in the order in
-   which they were sent. Functions return NULL, or what has failed. One thread calls them at a time. */
+/* A transport: carries messages between processes. Messages of one tag from one process to another arrive in
+   the order in which they were sent. Functions return NULL, or an error message. Only one thread calls them
+   at a time. */
 typedef struct tt__wire {
     const char *(*send)(struct tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r);
     const char *(*receive)(struct tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r);
     const char *(*test)(struct tt__net *n, tt__request *r); /* sets r->done */
-    /* Receives a message of TT__END_TAG, if there is one; else *from is -1. */
+    /* Receives a message of TT__END_TAG, if one has arrived; else sets *from to -1. */
     const char *(*take_end)(struct tt__net *n, int *from, void *data, size_t bytes);
     void (*close)(struct tt__net *n);
 } tt__wire;
 
-/* What a process tells the others when it stops: because a rank has failed, or as its context is closed. */
+/* A process's message to the others when it stops: a rank has failed, or its context is closed. */
 typedef struct tt__end {
     int status, failed;
     char why[1000];
 } tt__end;
 
-enum { TT__NOTE = 2048 };   /* bytes that processes tell each other when they agree, at most */
+enum { TT__NOTE = 2048 };   /* max bytes that a process tells the others when all agree */
 typedef struct tt__note {
-    char where[40];         /* the process is at */
+    char where[40];         /* the point that the process is at */
     int status, bytes;
-    unsigned char data[TT__NOTE + 1000]; /* `bytes` of them; behind these, of an error, its sentence */
+    unsigned char data[TT__NOTE + 1000]; /* `bytes` of them, then the text of an error */
 } tt__note;
 
-/* The processes. */
+/* The processes that run together, as one of them sees them. */
 typedef struct tt__net {
     tt_context *ctx;
     const tt__wire *wire;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* of the wire, and of what is said to be of the mutex below */
-    int failed;             /* atomic: they no longer work together, because of ... */
+    pthread_mutex_t mutex;  /* guards the wire and the fields marked "guarded" */
+    int failed;             /* atomic: the processes no longer work together, ... */
     tt_status status;
-    char why[1100];         /* ... this */
-    tt__end end, ended[TT__RANKS]; /* own; of the mutex: those of processes that have closed their contexts */
-    bool has_ended[TT__RANKS];     /* of the mutex */
-    char heard[TT__RANKS][128];    /* of the mutex: the last instruction of each that sent a message */
+    char why[1100];         /* ... for this reason */
+    tt__end end, ended[TT__RANKS]; /* its own; guarded: those received, by process */
+    bool has_ended[TT__RANKS];     /* guarded */
+    char heard[TT__RANKS][128];    /* guarded; by process: the instruction of its last message */
     int ranks;              /* of each process, in the program that ran last; 0: no program has memory yet */
-    tt__note *note;         /* of each process, as agreed last */
-    bool cuda_aware;        /* all: messages can begin and end in the memory of GPUs */
-    double sent, least;     /* of the mutex: bytes of collectives so far, and what no way to do the same needs
-                               less than */
+    tt__note *note;         /* by process: its note when all agreed last */
+    bool cuda_aware;        /* in all processes messages can begin and end in the memory of GPUs */
+    double sent, least;     /* guarded: bytes that collectives have sent so far; the minimum that any method
+                               must send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* notes and ends; collectives */
+    MPI_Comm talk, data;    /* for notes and ends; for collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
 
-/* "process 1 (host b)" */
+/* Writes the name of a process, as in "process 1 (host b)". */
 static const char *tt__process_name(const tt__net *n, int process, char to[96])
 {
     snprintf(to, 96, "process %d (%s)", process, n->host[process]);
     return to;
 }
 
-/* No process works with the others any more. With the mutex held. */
+/* Ends the common work of the processes. The caller holds the mutex. */
 static void tt__net_stop(tt__net *n, tt_status status, const char *why)
 {
     if (n->failed) return;
@@ -16520,7 +16524,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Notes which processes have stopped. With the mutex held. */
+/* Receives an end message, if one has arrived, and notes that its process has stopped. The caller holds the
+   mutex. Returns NULL or the wire's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -16531,13 +16536,13 @@ static const char *tt__net_ends(tt__net *n)
     n->ended[from] = end;
     n->has_ended[from] = true;
     snprintf(why, sizeof why, "%s", end.why);
-    if (end.failed && strncmp(why, "process ", 8) != 0) /* where it names none yet */
+    if (end.failed && strncmp(why, "process ", 8) != 0) /* it names no process yet */
         snprintf(why, sizeof why, "%s: %s", tt__process_name(n, from, name), end.why);
     if (end.failed) tt__net_stop(n, (tt_status)end.status, why);
     return NULL;
 }
 
-/* Waits between two looks at messages. Others may need this processor to come. */
+/* Waits between two checks for messages. Other processes may need this CPU in order to send. */
 static void tt__net_rest(double waited)
 {
     const struct timespec pause = {0, 20000};
@@ -16545,9 +16550,9 @@ static void tt__net_rest(double waited)
     else nanosleep(&pause, NULL);
 }
 
-/* Waits until all of these messages are where they go to. False: somebody has failed; *late: the process
-   that has let this one wait for too long (-1: none), *why: the wire's error or NULL. `stop`, which may be
-   NULL, is looked at too: not 0 ends the wait. */
+/* Waits until all of these messages have been sent or received. Returns false if a process has failed, if the
+   wait took too long (*late: the process waited for; else -1), if the wire failed (*why: its error; else
+   NULL), or if *stop, unless NULL, became nonzero. */
 static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count, int *late, const char **why)
 {
     const double timeout = n->ctx->options.timeout, grace = fmin(2, timeout);
@@ -16558,7 +16563,8 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     for (int k = 0; k < count; k++) r[k].done = false;
     while (left > 0) {
         const int before = left;
-        int slow = -1, closed = -1; /* a process that is waited for; one that has closed its context */
+        /* slow: a process that is waited for; closed: one that has closed its context. */
+        int slow = -1, closed = -1;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count && !*why; k++) {
             if (r[k].done) continue;
@@ -16585,7 +16591,8 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     return true;
 }
 
-/* "rank 1, process 1 (host b),"; where a process has more, "one of the ranks 2 to 3, process 1 (host b)," */
+/* Writes the name of a process with its ranks: "rank 1, process 1 (host b)," or, if it has several, "one of
+   the ranks 2 to 3, process 1 (host b),". */
 static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
 {
     char name[96];
@@ -16597,7 +16604,7 @@ static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
     return to;
 }
 
-/* Fails because tt__net_wait has; `where` is what waited. */
+/* Fails with the reason why tt__net_wait returned false. `where` names the work that waited. */
 static tt_status tt__net_waited(tt__net *n, const char *where, int late, const char *why)
 {
     char name[160], heard[128];
@@ -16617,7 +16624,7 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
                     heard[0] ? "; its last message came in " : "", heard);
 }
 
-/* Sends own `end` to all, for so many seconds at most. False: it is not with all of them. */
+/* Sends this process's `end` to all others, for at most `seconds`. False: not all got it. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -16634,7 +16641,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* it will not hear of it */
+            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* that process cannot be told */
             left += !r[k].done;
         }
         pthread_mutex_unlock(&n->mutex);
@@ -16643,7 +16650,8 @@ static bool tt__net_send_end(tt__net *n, double seconds)
     return !left;
 }
 
-/* Ends the work of all processes together, for the context's error, which names a process then. */
+/* Ends the common work of all processes because of the context's error, to which it adds the process's
+   name. */
 static tt_status tt__net_fail(tt_context *ctx, tt_status status)
 {
     tt__net *n = ctx->net;
@@ -16658,12 +16666,13 @@ static tt_status tt__net_fail(tt_context *ctx, tt_status status)
     snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
     tt__net_stop(n, status, why);
     pthread_mutex_unlock(&n->mutex);
-    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay where they are */
+    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay as they are */
     return tt__net_status(ctx);
 }
 
-/* All processes come here; `where` says what for, and each brings as many bytes, which tt__noted then has. An
-   error that one brings, the first, all return. */
+/* Brings all processes to the same decision: waits until each has called it, and exchanges their statuses and
+   `bytes` bytes of each, which tt__noted then returns. All processes return the first error that any of them
+   brought. `where` names the purpose in errors. */
 static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status, const void *brought,
                            size_t bytes)
 {
@@ -16701,7 +16710,7 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     if (failed) {
         tt__process_name(n, (int)(failed - n->note), name);
         snprintf(text, sizeof text, "%s", (const char *)failed->data + failed->bytes);
-        const bool named = strncmp(text, "process ", 8) == 0; /* it was agreed on before */
+        const bool named = strncmp(text, "process ", 8) == 0; /* from an earlier agreement */
         status = tt__fail(ctx, (tt_status)failed->status, "%s%s%.900s", named ? "" : name, named ? "" : ": ",
                           text);
     } else if (elsewhere) {
@@ -16712,13 +16721,13 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     return elsewhere ? tt__net_fail(ctx, status) : status;
 }
 
-/* What a process has brought when all agreed last; alone, this one brought `own`. */
+/* Returns the bytes that a process brought when all agreed last. Without other processes, returns `own`. */
 static const void *tt__noted(const tt_context *ctx, int process, const void *own)
 {
     return ctx->net ? (const void *)ctx->net->note[process].data : own;
 }
 
-/* All processes come here, and one or, `taker` -1, all get the bytes that one of them has. */
+/* Sends bytes of process `owner` to process `taker`, or to all if taker is -1. All processes call it. */
 static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char *where, void *data,
                                size_t bytes)
 {
@@ -16738,7 +16747,7 @@ static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char
     return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
 }
 
-/* Ends the work together: all processes come here when they close their contexts. */
+/* Ends the common work: all processes call it when they close their contexts. */
 static void tt__net_close(tt_context *ctx)
 {
     tt__net *n = ctx->net;
@@ -16765,14 +16774,14 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->wire->close(n); /* else a process is gone, which closing would wait for */
+    if (all) n->wire->close(n); /* else close would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);
     tt__free(ctx, n);
 }
 
-/* A launcher that has started this process as one of several; NULL: none has. */
+/* Returns the variable by which a launcher says that it started several processes; NULL: none does. */
 static const char *tt__launched_by(void)
 {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
@@ -16786,7 +16795,7 @@ static const char *tt__launched_by(void)
     return rank && several ? "PMIX_RANK" : NULL;
 }
 
-/* Is each process to train alone, though a launcher has started several? */
+/* Returns whether each process is to train alone, although a launcher has started several. */
 static bool tt__trains_alone(void)
 {
     const char *alone = getenv("TINYTRAIN_ALONE");
@@ -16795,10 +16804,11 @@ static bool tt__trains_alone(void)
 
 /* ==== src/ranks/mpi.h */
 /* ------------------------------------------------------------------------------------------------------- MPI
-   Messages between processes by MPI. Without TINYTRAIN_MPI, what a launcher has started is refused. */
+   Messages between processes through MPI. A build without TINYTRAIN_MPI refuses what a launcher has started.
+   */
 
 #ifdef TINYTRAIN_MPI
-/* tt_files.remove of processes after the first. */
+/* tt_files.remove of all processes but the first: removes nothing. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
@@ -16807,7 +16817,7 @@ static const char *tt__mpi_error(tt__net *n, int code)
 {
     int length = 0;
     if (code == MPI_SUCCESS) return NULL;
-    if (n->error[0]) return n->error; /* the first, which others may be reading; it ends all work */
+    if (n->error[0]) return n->error; /* keeps the first error: others may be reading it */
     if (MPI_Error_string(code, n->error, &length) != MPI_SUCCESS) snprintf(n->error, 32, "error %d", code);
     return n->error;
 }
@@ -16816,7 +16826,7 @@ static MPI_Comm tt__mpi_channel(const tt__net *n, int tag) { return tag < TT__DA
 
 static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* after an error, too */
+    MPI_Request q = MPI_REQUEST_NULL; /* stays so after an error */
     const int code = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, tt__mpi_channel(n, tag), &q);
     r->process = to;
     r->handle = 0;
@@ -16826,7 +16836,7 @@ static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, s
 
 static const char *tt__mpi_receive(tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* after an error, too */
+    MPI_Request q = MPI_REQUEST_NULL; /* stays so after an error */
     const int code = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, tt__mpi_channel(n, tag), &q);
     r->process = from;
     r->handle = 0;
@@ -16857,20 +16867,20 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. It is a
-   global, as MPI is one: contexts come and go, and what ends MPI at exit is given no argument. Starting MPI
-   waits for all other processes, with no end where one is stopped, and cannot be interrupted. So a thread of
-   its own starts it, for which tt__mpi_open waits no longer than the timeout; and ends it, as the standard
-   wants of the thread that has begun. */
+/* MPI in this process, outside all contexts. MPI starts once and ends with the process. This is a global
+   because MPI itself is one: contexts come and go, and the function that ends MPI at exit gets no argument.
+   MPI_Init_thread waits for all other processes, forever if one is stopped, and cannot be interrupted.
+   Therefore a separate thread starts MPI, and tt__mpi_open waits for that thread only until the timeout. The
+   same thread ends MPI: the standard requires the thread that started it. */
 typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
 
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t wake;    /* `state` has changed */
     tt__mpi_state state;
-    int code, level;        /* what MPI_Init_thread has said */
-    /* Contexts that are open, or that were closed while other processes may be gone: MPI then waits for these
-       in vain when it is finalised. */
+    int code, level;        /* results of MPI_Init_thread */
+    /* Number of contexts that are open, or that were closed when other processes may have been gone.
+       MPI_Finalize would wait for those processes in vain. */
     int in_use;
     pthread_t thread;
 } tt__mpi = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, TT__MPI_NONE, 0, 0, 0, 0};
@@ -16891,7 +16901,7 @@ static void *tt__mpi_thread(void *unused)
     return unused;
 }
 
-static void tt__mpi_finalise(void) /* when the process exits */
+static void tt__mpi_finalise(void) /* at the process's exit */
 {
     pthread_mutex_lock(&tt__mpi.mutex);
     const bool ends = tt__mpi.state == TT__MPI_RUNS && tt__mpi.code == MPI_SUCCESS && !tt__mpi.in_use;
@@ -16913,7 +16923,7 @@ static void tt__mpi_close(tt__net *n)
 static const tt__wire tt__mpi_wire = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
                                       tt__mpi_close};
 
-/* Fails because others have not come to tt_open, and MPI does not say which. */
+/* Fails because other processes have not come to tt_open; MPI does not say which. */
 static tt_status tt__mpi_late(tt_context *ctx, const char *what)
 {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
@@ -16927,7 +16937,7 @@ static tt_status tt__mpi_late(tt_context *ctx, const char *what)
                     rank ? rank : "of unknown number", host, ctx->options.timeout, what);
 }
 
-/* Starts MPI, unless that has begun, and waits until it runs. */
+/* Starts MPI, unless it has begun to start, and waits until it runs. */
 static tt_status tt__mpi_start(tt_context *ctx)
 {
     const double begin = tt__seconds();
@@ -16949,7 +16959,7 @@ static tt_status tt__mpi_start(tt_context *ctx)
     return TT_OK;
 }
 
-/* A copy of MPI_COMM_WORLD, once all have come. */
+/* Copies MPI_COMM_WORLD, after all processes have come. */
 static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
 {
     const double begin = tt__seconds();
@@ -16967,7 +16977,8 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
     return TT_OK;
 }
 
-/* What this MPI says of itself, unless the environment knows better. */
+/* Returns whether MPI reads and writes the memory of GPUs, by TINYTRAIN_MPI_CUDA or else by MPI's own
+   answer. */
 static bool tt__mpi_is_cuda_aware(void)
 {
     const char *said = getenv("TINYTRAIN_MPI_CUDA");
@@ -16980,7 +16991,7 @@ static bool tt__mpi_is_cuda_aware(void)
     return said && *said ? strcmp(said, "0") != 0 : is != 0;
 }
 
-/* Starts MPI, or takes the one that the caller has started. */
+/* Starts MPI, or uses the MPI that the caller has started. */
 static tt_status tt__mpi_open(tt__net *n)
 {
     int has = 0, level = MPI_THREAD_SINGLE, processes = 1;
@@ -17017,10 +17028,10 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* What processes tell each other at the start. But for `host` and `cuda_aware`, all must have the same. */
+/* Facts that processes tell each other at the start. All but `host` and `cuda_aware` must be equal. */
 typedef struct tt__hello {
     char host[64], version[32], isa[16], bf16[16], seed[24];
-    int cuda_aware;         /* or all send by the host's memory */
+    int cuda_aware;         /* if not all are, messages go through the host's memory */
 } tt__hello;
 
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
@@ -17056,8 +17067,8 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
 }
 #endif
 
-/* Finds the processes that were started together with this one. Where there are several, ctx->net is set, and
-   files are written by the first alone. */
+/* Finds the processes that were started together with this one. If there are several, sets ctx->net, and
+   process 0 alone writes files. */
 static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16)
 {
     const char *by = tt__trains_alone() ? NULL : tt__launched_by();
@@ -17081,13 +17092,13 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
     if (status == TT_OK && n->me > 0) {
-        ctx->writes_nothing = true; /* but it makes folders, as it may look into one before the first has */
+        ctx->writes_nothing = true; /* it still makes folders: it may read one before process 0 has made it */
         ctx->options.files.remove = tt__removes_nothing;
         ctx->options.files.lock = NULL;
         ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
-    if (status != TT_OK) n->failed = 1; /* no message is waited for */
+    if (status != TT_OK) n->failed = 1; /* tt__net_close then waits for no message */
     tt__net_close(ctx);
     return status;
 #endif
@@ -17096,23 +17107,23 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 /* ==== src/ranks/groups.h */
 /* ----------------------------------------------------------------------------------------- device groups */
 
-/* The ranks that programs run on together: devices of a kind, and a thread for each that is of this process:
-   `local` of them, from `first` on. What the others have, this process does not see. */
+/* The ranks that programs run on together, each with a device of one kind. This process has `local` of them,
+   from number `first` on, each with a thread. It cannot see the memory of the others. */
 typedef struct tt__crew {
     tt_context *ctx;
     const tt__device_kind *kind;
-    int ranks, index[TT__RANKS];   /* of each rank's device, its number among those of the kind */
+    int ranks, index[TT__RANKS];   /* by rank: its device's number among those of the kind */
     int first, local;
-    int moved;                     /* index[] is so much above the numbers that the name stands for */
-    char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut where there are many */
-    tt__device *device[TT__RANKS]; /* NULL until opened, and of other processes */
+    int moved;                     /* how much index[] exceeds the numbers in the name */
+    char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut if too long */
+    tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* the CPU beside a device of another kind; NULL until updates need it */
-    tt__pool *threads;             /* of several ranks, once they are open */
-    tt__world *world;              /* ... and how these threads wait for each other */
-    /* TT__STAGE bytes of the host's; of several processes, twice as many; NULL where all memory is the host's
-       and of this process. */
+    tt__pool *threads;             /* threads of the ranks, if several, once open */
+    tt__world *world;              /* barriers and counts of these threads */
+    /* Staging memory on the host: TT__STAGE bytes, or twice as many with several processes. NULL where all
+       memory is the host's and of this process. */
     void *stage[TT__RANKS];
-    void *event[TT__RANKS];        /* with which devices wait for each other's streams; NULL until used */
+    void *event[TT__RANKS];        /* for waits between devices' streams; NULL until used */
     bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
     bool tried;                    /* `apart` is known */
     struct tt__crew *next;
@@ -17123,26 +17134,26 @@ static bool tt__is_local(const tt__crew *c, int rank)
     return rank >= c->first && rank < c->first + c->local;
 }
 
-/* The process that a rank is of. */
+/* Returns the process of a rank. */
 static int tt__process_of(const tt__crew *c, int rank) { return rank / c->local; }
 
-/* What ranks that cannot load from each other's memory copy to the host's at once. */
+/* Bytes that ranks copy to the host's memory at once, if they cannot load from each other's memory. */
 #ifndef TT__STAGE /* tests make it smaller */
 #define TT__STAGE ((size_t)4 << 20)
 #endif
-/* Of several processes, each in a part of these bytes: batches of messages on their way at a time. */
+/* Max batches of messages in flight between processes. Each batch has its part of the TT__STAGE bytes. */
 enum { TT__NET_FLIGHTS = 8 };
 
-/* Bytes of a message, with room for MPI's header: MPI asks the receiver before it sends a longer one (Open
-   MPI over TCP: 65536), and the answer waits behind what the receiver sends. The two directions of a link
-   then take turns. */
+/* Bytes of a message, with room for MPI's header. MPI asks the receiver before it sends a longer message
+   (Open MPI over TCP: above 65536 bytes), and the answer queues behind what the receiver sends. The two
+   directions of a link would then take turns. */
 #ifndef TT__NET_MESSAGE /* tests make it smaller */
 #define TT__NET_MESSAGE ((size_t)61440)
 #endif
-/* Requests for so many bytes at most, from and to all processes. */
+/* Max number of requests for `bytes` bytes to and from all processes. */
 #define TT__NET_REQUESTS(bytes) (2 * (TT__RANKS + (bytes) / TT__NET_MESSAGE))
 
-/* "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
+/* Writes the name of a device: "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
 static const char *tt__device_name(const tt__device_kind *kind, int index, char to[32])
 {
     if (index) snprintf(to, 32, "%s:%d", kind->name, index);
@@ -17150,7 +17161,7 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
     return to;
 }
 
-/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
+/* Returns the status that a function of a device returned. If it is an error, fails with its text. */
 static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
 {
     if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
@@ -17161,33 +17172,34 @@ static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank,
 
 /* ==== src/ranks/collectives.h */
 /* -------------------------------------------------------------------------------------------- collectives
-   Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
-   a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
-   members of a process are a power of two, they are one node, and no byte is sent that need not be. */
+   The members of a process have consecutive numbers, and each process has equally many. `grain` of them, a
+   power of two, form a node: a whole subtree of the tree of sums, whose sum is one of the numbers that
+   messages carry. If the members of a process are a power of two, they form one node, and no byte is sent
+   that need not be. */
 
 /* Collectives of one op that a rank runs together, and the ranks that take part. */
 typedef struct tt__collective {
     tt__crew *crew;
-    tt__launch *l;          /* n of them */
+    tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* members; those of this process, or the two of a pair */
-    int rank, me, low;      /* this rank, and which member it is; the first member of this process */
-    int processes, own;     /* that have members; which of these this one is */
-    int grain, nodes;       /* nodes of a process */
-    int leader, tag;        /* the rank that sends and receives for this process, and with what */
+    tt__members all, near;  /* all members; those of this process, or both of a pair */
+    int rank, me, low;      /* this rank; its member number; that of this process's first member */
+    int processes, own;     /* number of processes with members; which of these this one is */
+    int grain, nodes;       /* members of a node; nodes of a process */
+    int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
     bool apart;             /* kernels of some of `near` cannot load from the memory of others */
-    bool direct;            /* messages begin and end where ranks have the data, not in the host's memory */
+    bool direct;            /* messages begin and end in ranks' memory, not in the host's staging memory */
 } tt__collective;
 
 static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
 
-/* Is a collective between two of its members? */
+/* Returns whether a collective is between two of its members. */
 static bool tt__is_pair(const tt__instr *i)
 {
     return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
 }
 
-/* Can a member not load from another's memory? */
+/* Returns whether a member cannot load from another member's memory. */
 static bool tt__is_apart(const tt__crew *c, tt__members m)
 {
     for (int a = 0; a < m.count; a++)
@@ -17221,8 +17233,8 @@ static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members al
     return c;
 }
 
-/* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
-   device goes. */
+/* Makes a barrier of streams: the stream of this rank's device waits for all work that the members have
+   issued on theirs. On the host's device, where launches are done when they return, only the ranks wait. */
 static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -17237,7 +17249,7 @@ static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream
         if (other != rank) status = b->after(d, stream, c->event[other]);
     }
     if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
-    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
+    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again now */
 }
 
 static tt_status tt__meet_near(const tt__collective *c)
@@ -17245,8 +17257,8 @@ static tt_status tt__meet_near(const tt__collective *c)
     return tt__sync(c->crew, c->rank, c->near, c->l->instr->stream);
 }
 
-/* Waits until a stream of the rank's device has done all that it was given: messages, and updates in the
-   host's memory, are of what it left. */
+/* Waits until a stream of the rank's device has done all its work: messages, and updates in the host's
+   memory, read the results. */
 static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -17256,7 +17268,7 @@ static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
     return tt__device_status(c->ctx, c, rank, status);
 }
 
-/* Runs a phase of n collectives on a rank. */
+/* Launches one phase of n collectives on a rank, then waits at a barrier. */
 static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
 {
     tt_status status = c->crew->kind->backend->launch(l, n);
@@ -17264,8 +17276,8 @@ static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
     return status == TT_OK ? tt__meet_near(c) : status;
 }
 
-/* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
-   the host's. */
+/* Launches one phase of one collective where some members cannot load from others' memory. Sends the data of
+   these through the host's memory, a part at a time. */
 static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 {
     tt__crew *crew = c->crew;
@@ -17289,16 +17301,16 @@ static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 
 /* ---- messages */
 
-/* What goes from one rank to another one has a tag of its own. */
+/* Returns the tag of messages from one rank to another. */
 static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
 
-/* Messages of an instruction on their way. */
+/* Messages of an instruction in flight. */
 typedef struct tt__mail {
     const tt__crew *crew;
     const tt_tape *tape;
     const tt__instr *i;
     int tag, count;
-    tt__request *r;         /* of each message */
+    tt__request *r;         /* `count` of them, one per message */
 } tt__mail;
 
 static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
@@ -17307,25 +17319,25 @@ static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
     return m;
 }
 
-/* "reduce 'd(w)'" */
+/* Writes the place of an error, as in "reduce 'd(w)'". */
 static void tt__net_where(const tt__mail *m, char to[128])
 {
     const tt__value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
     snprintf(to, 128, "%s '%.96s'", tt__instr_name(m->i), x->name);
 }
 
-/* Fails because messages of a collective have not come, or others have failed. */
+/* Fails because messages of a collective have not arrived, or because another process has failed. */
 static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
 {
     char where[128];
     tt__net *net = m->crew->ctx->net;
-    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank of this process */
+    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank here has failed */
     if (own) return TT_ERR_DEVICE;
     tt__net_where(m, where);
     return tt__net_waited(net, where, late, why);
 }
 
-/* Waits for all messages, of which there are no more then. */
+/* Waits for all messages of m, and leaves m empty. */
 static tt_status tt__net_all_there(tt__mail *m)
 {
     tt__net *net = m->crew->ctx->net;
@@ -17347,7 +17359,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     return come ? TT_OK : tt__net_late(m, late, why);
 }
 
-/* Waits for the first n; the others are still on their way then. */
+/* Waits for the first n messages of m; the others stay in flight. */
 static tt_status tt__net_first_there(tt__mail *m, int n)
 {
     tt__mail first = *m;
@@ -17358,7 +17370,7 @@ static tt_status tt__net_first_there(tt__mail *m, int n)
     return status;
 }
 
-/* Sends or receives in messages of `most` bytes, each a request. */
+/* Sends or receives bytes as messages of at most `most` bytes, one request each. */
 static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t most, bool comes)
 {
     tt__net *n = m->crew->ctx->net;
@@ -17376,7 +17388,7 @@ static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes
     return why ? tt__net_late(m, -1, why) : TT_OK;
 }
 
-/* In short messages; see TT__NET_REQUESTS. */
+/* Sends or receives bytes as short messages (see TT__NET_REQUESTS). */
 static tt_status tt__net_send(tt__mail *m, int process, void *data, size_t bytes)
 {
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, false);
@@ -17387,7 +17399,7 @@ static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t by
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, true);
 }
 
-/* Counts bytes that a process must send at least. */
+/* Counts bytes that any method would have to send. */
 static void tt__net_must_send(tt__net *n, double bytes)
 {
     pthread_mutex_lock(&n->mutex);
@@ -17398,13 +17410,14 @@ static void tt__net_must_send(tt__net *n, double bytes)
 /* ==== src/ranks/net.h */
 /* ---- collectives of several processes */
 
-/* The process that is number k of those with members. */
+/* Returns the number of the k-th process that has members. */
 static int tt__net_process(const tt__collective *c, int k)
 {
     return tt__process_of(c->crew, c->all.first + k * c->near.count * c->all.stride);
 }
 
-/* How many members of such a process have something to reduce, and how many nodes these are. */
+/* Return how many members of the k-th process have a contribution to a reduction, and how many nodes these
+   form. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
     return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
@@ -17415,11 +17428,11 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* Elements [from, from + most) of each member's piece, in collective k of those that run together. */
+/* Elements [from, from + most) of each member's shard, in collective number k of those that run together. */
 typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
 
-/* What a member's piece is a piece of: of what is summed, or gathered. */
+/* Returns the tensor that is divided into the members' shards: the one that is summed, or gathered. */
 static const tt__mat *tt__net_whole(const tt__launch *l)
 {
     return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
@@ -17427,10 +17440,10 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
-/* The elements of a member that a job is about, from *first on. */
+/* Returns how many elements of a member's shard belong to a job, and sets *first to the first of them. */
 static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* which has no unit */
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* OF_FIRST has no unit */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
     *first = 0;
     if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
@@ -17451,7 +17464,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Runs another op in place of a collective, on its stream. */
+/* Launches another op in place of a collective, on the collective's stream. */
 static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -17460,8 +17473,8 @@ static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int 
     return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
 }
 
-/* Sums n elements of some leaves to y, or adds the sum to it. Kernels of devices load from the host's memory
-   of all ranks, and write to it. */
+/* Sums n elements of `count` leaves to y, or adds the sum to y. Kernels of devices can read and write the
+   staging memory of all ranks. */
 static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
                              char *y, int64_t n, bool add)
 {
@@ -17475,7 +17488,7 @@ static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const
     return tt__net_launch(c->crew, c->rank, &s, TT__OP_SUM_SLOTS);
 }
 
-/* Copies between memories of a rank's device and the host, on the stream of a collective. */
+/* Copies between a rank's device and the host, on the stream of the collective. */
 static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, void *to, const void *from,
                               int64_t bytes)
 {
@@ -17486,7 +17499,7 @@ static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, 
     return bytes && to != from ? tt__net_launch(c, rank, &s, TT__OP_COPY) : TT_OK;
 }
 
-/* The bytes that a process must send at least in a phase of a collective. */
+/* Returns the bytes that a process must at least send in a phase of a collective. */
 static double tt__net_least(const tt__collective *c, const tt__launch *l)
 {
     const tt__mat *x = tt__net_whole(l);
@@ -17497,8 +17510,8 @@ static double tt__net_least(const tt__collective *c, const tt__launch *l)
     return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : c->processes - 1) : 0;
 }
 
-/* What tt__net_reduce, tt__net_gather, tt__net_broadcast and tt__net_pair will send for the process of a rank
-   in a phase, and *least. Of one that does not lead the members: 0. */
+/* Returns the bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends for a rank's
+   process in a phase, and sets *least to the minimum. Both are 0 for a rank that is not the leader. */
 static double tt__net_sends(const tt__collective *c, double *least)
 {
     const tt__net_job all = {0, 0, INT64_MAX};
@@ -17527,23 +17540,24 @@ static double tt__net_sends(const tt__collective *c, double *least)
     return bytes;
 }
 
-/* How many batches are on their way at a time: fewer of more bytes where each is for many processes. */
+/* Returns how many batches are in flight at a time: fewer, but larger, if each goes to many processes. */
 static int tt__net_flights(const tt__collective *c)
 {
     return c->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
 }
 
-/* The bytes of each in the memory that they are sent from. */
+/* Returns the bytes that a batch has in the memory that it is sent from. */
 static size_t tt__net_part(const tt__collective *c)
 {
     return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
 }
 
-/* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
+/* Fills one batch with as many jobs as fit, from element *from of collective *k on, and moves *k and *from to
+   the start of the next batch. Returns the number of jobs. */
 static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
 {
     const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
-    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of one node's shard */
     int count = 0;
     while (*k < c->n && count < TT__NET_JOBS && room) {
         const tt__launch *l = &c->l[*k];
@@ -17560,13 +17574,13 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
     return count;
 }
 
-/* A batch of messages on its way, for some jobs: what each process sends each other begins at `to`, in what
-   is sent, and what comes from it at `from`. In both, jobs follow one another, of each the pieces, of each
-   the nodes. */
+/* A batch of messages in flight, for some jobs. The elements that this process sends to process q begin at
+   to[q] of the memory that is sent; those that it receives from q begin at from[q] of the memory that is
+   received. Both are ordered by job, then by shard, then by node. */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
-    size_t begin; /* of both, in the memory for what is sent, and in that for what comes */
+    size_t begin; /* start of the batch in both of these memories */
     size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
     tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
     tt__mail mail;
@@ -17588,12 +17602,12 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
             }
         }
         b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own stay in what is sent */
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own nodes stay in the sent memory */
     }
 }
 
-/* Where kernels of a process cannot load from each other's memory: copies what a rank has of all pieces, one
-   behind the other, to the second half of its memory of the host. */
+/* Copies a rank's elements of all shards, one after another, to the second half of the rank's staging memory.
+   Needed if kernels of a process cannot load from each other's memory. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->crew->stage[c->rank] + TT__STAGE + b->begin;
@@ -17611,8 +17625,8 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     return status;
 }
 
-/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. `apart`:
-   they have laid out their operands. */
+/* Sums the nodes of this process, for all members' shards, into the memory that is sent. The ranks take
+   turns. If `apart`, they read the operands that tt__net_lay_out has copied. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
     tt__mat leaf[TT__RANKS];
@@ -17644,7 +17658,7 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
     return status;
 }
 
-/* Sums the nodes of all processes to this rank's piece. */
+/* Sums the nodes of all processes to this rank's shard. */
 static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
                                 const char *received)
 {
@@ -17671,7 +17685,7 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
     return status;
 }
 
-/* Waits for a batch, and sums it. */
+/* Waits for a batch and sums it. */
 static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 {
     const char *stage = (const char *)c->crew->stage[c->leader] + b->begin;
@@ -17684,8 +17698,8 @@ static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
     return status;
 }
 
-/* Each member's piece of n sums. While a batch is summed, and where one direction of a link is ahead of the
-   other, other batches are on their way. */
+/* Reduces n tensors; each member gets its shard of the sums. Other batches are in flight while one is summed,
+   and while one direction of a link is ahead of the other. */
 static tt_status tt__net_reduce(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -17725,8 +17739,9 @@ static tt_status tt__net_reduce(const tt__collective *c)
     return status;
 }
 
-/* Where the bytes of member m's piece begin that a job is about: in the host's memory of the leader, of which
-   each piece has `room`, or where ranks have them: the pieces of other processes in the leader's result. */
+/* Returns where the elements of a job in member m's shard begin. If not `direct`: in the leader's staging
+   memory, with `room` bytes for each shard. Otherwise in the memory of the rank that has the shard or, for
+   shards of other processes, in the leader's result. */
 static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
 {
     const tt__launch *l = &c->l[job->k];
@@ -17738,8 +17753,8 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
-/* Copies this rank's piece, or (come) all pieces that it does not have, to or from the host's memory, and
-   waits for the other ranks, which do so too. */
+/* Copies this rank's shard to staging memory or, if `come`, all shards that the rank lacks from there. Then
+   waits at a barrier for the other ranks, which do the same. */
 static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
 {
     const tt__launch *l = &c->l[job->k];
@@ -17756,11 +17771,11 @@ static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, 
     return status == TT_OK ? tt__meet_near(c) : status;
 }
 
-/* Exchanges pieces with other processes, between the leaders, in messages of a bounded number at a time. */
+/* Exchanges shards with other processes. The leaders send the messages, a bounded number at a time. */
 static tt_status tt__net_gather(const tt__collective *c)
 {
     enum { REQUESTS = 4 * TT__RANKS };
-    const size_t room = 2 * TT__STAGE / (size_t)c->all.count & ~(size_t)(TT__ALIGN - 1); /* of each piece */
+    const size_t room = 2 * TT__STAGE / (size_t)c->all.count & ~(size_t)(TT__ALIGN - 1); /* bytes per shard */
     const size_t most = c->direct ? TT__NET_MESSAGE : room;
     const bool leads = c->rank == c->leader, waits = leads && !c->direct;
     tt__request r[REQUESTS + TT__NET_REQUESTS(2 * TT__STAGE)];
@@ -17794,7 +17809,7 @@ static tt_status tt__net_gather(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* What member 0 has goes from process to process. */
+/* Sends the operand of member 0 from process to process, in a chain. */
 static tt_status tt__net_broadcast(const tt__collective *c)
 {
     const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
@@ -17828,7 +17843,7 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies what the leader has got, and what others of this process have, on this rank. */
+/* Copies to this rank what the leader has received and what other ranks of this process have. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
@@ -17848,7 +17863,7 @@ static tt_status tt__net_spread(const tt__collective *c)
     return tt__launch_phase(c, c->l, c->n);
 }
 
-/* From one member to another one, of another process. */
+/* Sends n operands from a member to a member of another process, or receives them. */
 static tt_status tt__net_pair(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -17881,7 +17896,7 @@ static tt_status tt__net_pair(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* A phase of collectives with members in several processes. */
+/* Runs one phase of collectives with members in several processes. */
 static tt_status tt__net_phase(const tt__collective *c)
 {
     tt_status status = TT_OK;
@@ -17893,8 +17908,8 @@ static tt_status tt__net_phase(const tt__collective *c)
     return status == TT_OK && c->direct ? tt__net_spread(c) : status;
 }
 
-/* Runs the collectives: in each phase all members, which wait for each other before and after. met: they have
-   waited right before. */
+/* Runs all phases of n collectives on a rank, with barriers of the members before and after each. met: the
+   members have passed a barrier right before. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;
@@ -22359,8 +22374,8 @@ static bool tt__has_data_rank(const tt_program *p, int data_rank)
     return has;
 }
 
-/* Returns the ranks that take part in a collective of this rank, and sets *me to the member that this rank
-   is. */
+/* Returns the ranks that take part in a collective of this rank, and sets *me to this rank's member
+   number. */
 static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
 {
     const int tensor = p->arena->tensor, each = tt__stage_ranks(p->arena), place = rank % each;
@@ -22384,8 +22399,8 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* Return how many leaves of the tree of sums a data rank has (see ranks/threads.h), and the leaf of a
-   round. */
+/* Return how many slots, leaves of the tree of sums, a data rank has (see ranks/threads.h); a round's
+   slot. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
@@ -22466,8 +22481,7 @@ static size_t tt__region(const tt_program *p, const tt__value *x)
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
-/* Return the bytes of a rank's values in host memory, and the byte where the region of storages like x
-   begins. */
+/* Return the bytes of a rank's values in host memory; the byte where the region of storages like x begins. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -22670,8 +22684,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     return tt__device_status(p->ctx, a->crew, 0, status);
 }
 
-/* Marks the blocks of the bytes from `first` on as kept, unless more than `most` bytes of blocks would be
-   kept. */
+/* Marks the blocks of these bytes as kept, unless more than `most` bytes of blocks would then be kept. */
 static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t most, size_t *kept)
 {
     const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
@@ -22706,8 +22719,7 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
     return kept;
 }
 
-/* Tells the device which blocks of an arena in managed memory to keep. `available`: bytes that the device had
-   free. */
+/* Tells the device which blocks of an arena in managed memory to keep. available: the device's free bytes. */
 static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
 {
     const tt__backend *b = a->kind->backend;
@@ -23105,8 +23117,7 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
     return tt__write_value(p, rank, v, data, (size_t)rows * row);
 }
 
-/* Returns the place where a pipeline keeps the inputs of its next micro-batch on a data rank. NULL: out of
-   memory. */
+/* Returns where a pipeline keeps the inputs of its next micro-batch on a data rank. NULL: out of memory. */
 static tt__fed *tt__fed_of(tt_program *p, int data_rank)
 {
     const int at = (int)p->round * p->arena->data + data_rank;
@@ -23122,8 +23133,7 @@ static tt__fed *tt__fed_of(tt_program *p, int data_rank)
 }
 
 /* Sets a checked input of a pipeline's next micro-batch. Copies the data, as a pipeline runs micro-batches
-   later: at the end of the step or of tt_run. The states of inputs are kept on the ranks of the first
-   stage. */
+   later: at the end of the step or of tt_run. Ranks of the first stage keep the states of inputs. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -23311,8 +23321,7 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
     return TT_OK;
 }
 
-/* Counts the data ranks that have a micro-batch, always the first ones, and checks that their inputs are
-   set. */
+/* Counts the data ranks that have a micro-batch, always the first ones. Fails unless their inputs are set. */
 static tt_status tt__inputs_ready(tt_program *p)
 {
     const int data = p->arena->data, before = p->present;
@@ -23412,8 +23421,7 @@ static tt_status tt__check_inputs(void *arg, int rank)
     return status;
 }
 
-/* Returns whether gradients hold contributions of earlier micro-batches of the step, to which this run
-   adds. */
+/* Returns whether gradients hold contributions of earlier micro-batches, to which this run adds. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
     const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
@@ -23478,8 +23486,7 @@ static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, 
 }
 
 /* Finds the operand and the result of instruction i's counterpart on a rank of another stage. A value that
-   passes between stages has the same number in both tapes; a sum at the step's end is found by its
-   parameter. */
+   passes between stages has one number in both tapes; a sum at the step's end is found by its parameter. */
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
@@ -23804,8 +23811,7 @@ static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Notes the time of the launch of instruction k on rank 0, once the device is done, if it is the minimum so
-   far. */
+/* Notes the time of the launch of instruction k on rank 0, once done, if it is the minimum so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__crew *c = p->settings.crew;
@@ -23816,8 +23822,7 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
 }
 
 /* Returns whether instruction k and the next, which is of another op and reads k's result, are launched in
-   one call. The device runs both in one kernel where it can. False if something is to be done between the
-   two. */
+   one call. The device runs both in one kernel where it can. False: something is to be done in between. */
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
@@ -23919,8 +23924,8 @@ static tt__stretch tt__whole_segment(const tt_program *p, tt__segment segment)
     return s;
 }
 
-/* Launches the instructions of a stretch on a rank. A rank without a micro-batch launches only what all ranks
-   run together. */
+/* Launches the instructions of a stretch on a rank. A rank without a micro-batch launches only instructions
+   that all ranks run together. */
 static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *like, const tt__stretch *s)
 {
     tt_status status = TT_OK;
@@ -24156,8 +24161,7 @@ static tt_status tt__learn(const tt_program *p, int rank, const char *text, cons
     return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
 }
 
-/* Makes all ranks' devices take the choices from a text. Devices of another kind than the text's keep
-   none. */
+/* Makes all ranks' devices take the choices from a text. Devices of other kinds keep none. */
 static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
 {
     const tt__crew *c = p->settings.crew;

@@ -33,8 +33,7 @@ static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, 
 }
 
 /* Finds the operand and the result of instruction i's counterpart on a rank of another stage. A value that
-   passes between stages has the same number in both tapes; a sum at the step's end is found by its
-   parameter. */
+   passes between stages has one number in both tapes; a sum at the step's end is found by its parameter. */
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
@@ -100,4 +99,3 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
     const tt__members all = tt__members_of(p, rank, move, &me);
     return tt__collective_of(p->settings.crew, rank, all, me, move->over);
 }
-

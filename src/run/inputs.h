@@ -168,8 +168,7 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
     return tt__write_value(p, rank, v, data, (size_t)rows * row);
 }
 
-/* Returns the place where a pipeline keeps the inputs of its next micro-batch on a data rank. NULL: out of
-   memory. */
+/* Returns where a pipeline keeps the inputs of its next micro-batch on a data rank. NULL: out of memory. */
 static tt__fed *tt__fed_of(tt_program *p, int data_rank)
 {
     const int at = (int)p->round * p->arena->data + data_rank;
@@ -185,8 +184,7 @@ static tt__fed *tt__fed_of(tt_program *p, int data_rank)
 }
 
 /* Sets a checked input of a pipeline's next micro-batch. Copies the data, as a pipeline runs micro-batches
-   later: at the end of the step or of tt_run. The states of inputs are kept on the ranks of the first
-   stage. */
+   later: at the end of the step or of tt_run. Ranks of the first stage keep the states of inputs. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -374,8 +372,7 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
     return TT_OK;
 }
 
-/* Counts the data ranks that have a micro-batch, always the first ones, and checks that their inputs are
-   set. */
+/* Counts the data ranks that have a micro-batch, always the first ones. Fails unless their inputs are set. */
 static tt_status tt__inputs_ready(tt_program *p)
 {
     const int data = p->arena->data, before = p->present;
@@ -475,8 +472,7 @@ static tt_status tt__check_inputs(void *arg, int rank)
     return status;
 }
 
-/* Returns whether gradients hold contributions of earlier micro-batches of the step, to which this run
-   adds. */
+/* Returns whether gradients hold contributions of earlier micro-batches, to which this run adds. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
     const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;

@@ -37,8 +37,7 @@ static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Notes the time of the launch of instruction k on rank 0, once the device is done, if it is the minimum so
-   far. */
+/* Notes the time of the launch of instruction k on rank 0, once done, if it is the minimum so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__crew *c = p->settings.crew;
@@ -49,8 +48,7 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
 }
 
 /* Returns whether instruction k and the next, which is of another op and reads k's result, are launched in
-   one call. The device runs both in one kernel where it can. False if something is to be done between the
-   two. */
+   one call. The device runs both in one kernel where it can. False: something is to be done in between. */
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
@@ -152,8 +150,8 @@ static tt__stretch tt__whole_segment(const tt_program *p, tt__segment segment)
     return s;
 }
 
-/* Launches the instructions of a stretch on a rank. A rank without a micro-batch launches only what all ranks
-   run together. */
+/* Launches the instructions of a stretch on a rank. A rank without a micro-batch launches only instructions
+   that all ranks run together. */
 static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *like, const tt__stretch *s)
 {
     tt_status status = TT_OK;

@@ -171,8 +171,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     return tt__device_status(p->ctx, a->crew, 0, status);
 }
 
-/* Marks the blocks of the bytes from `first` on as kept, unless more than `most` bytes of blocks would be
-   kept. */
+/* Marks the blocks of these bytes as kept, unless more than `most` bytes of blocks would then be kept. */
 static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t most, size_t *kept)
 {
     const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
@@ -207,8 +206,7 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
     return kept;
 }
 
-/* Tells the device which blocks of an arena in managed memory to keep. `available`: bytes that the device had
-   free. */
+/* Tells the device which blocks of an arena in managed memory to keep. available: the device's free bytes. */
 static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
 {
     const tt__backend *b = a->kind->backend;

@@ -18,7 +18,6 @@
 
 /* Returns the bytes that the ranks of this process send in a step with one full micro-batch on each data
    rank. Sets *least to the minimum that any method must send. */
-
 static double tt__net_plan(const tt_program *head, double *least)
 {
     const tt__crew *crew = head->settings.crew;

@@ -48,8 +48,8 @@ static bool tt__has_data_rank(const tt_program *p, int data_rank)
     return has;
 }
 
-/* Returns the ranks that take part in a collective of this rank, and sets *me to the member that this rank
-   is. */
+/* Returns the ranks that take part in a collective of this rank, and sets *me to this rank's member
+   number. */
 static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
 {
     const int tensor = p->arena->tensor, each = tt__stage_ranks(p->arena), place = rank % each;
@@ -73,8 +73,8 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* Return how many leaves of the tree of sums a data rank has (see ranks/threads.h), and the leaf of a
-   round. */
+/* Return how many slots, leaves of the tree of sums, a data rank has (see ranks/threads.h); a round's
+   slot. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
@@ -155,8 +155,7 @@ static size_t tt__region(const tt_program *p, const tt__value *x)
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
-/* Return the bytes of a rank's values in host memory, and the byte where the region of storages like x
-   begins. */
+/* Return the bytes of a rank's values in host memory; the byte where the region of storages like x begins. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;

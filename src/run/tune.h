@@ -37,8 +37,7 @@ static tt_status tt__learn(const tt_program *p, int rank, const char *text, cons
     return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
 }
 
-/* Makes all ranks' devices take the choices from a text. Devices of another kind than the text's keep
-   none. */
+/* Makes all ranks' devices take the choices from a text. Devices of other kinds keep none. */
 static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
 {
     const tt__crew *c = p->settings.crew;
