@@ -26204,8 +26204,8 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 /* ==== src/text/code_points.h */
 /* ===========================================================================================================
    UNICODE                                                                              src/text/code_points.h
-   What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
-   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses src/base/.
+   Properties of code points that tokenizers use. Each table is a string of numbers, most of them distances
+   from the row before. tests/golden/make_unicode.py prints the tables and explains each. Uses src/base/.
    ======================================================================================================== */
 
 /* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
@@ -26496,46 +26496,46 @@ static const char *const tt__compat_text[] = {
     "#eq&#lh+#bi>#ftV#nu:#aj2#gs+#cpK#f9#fb&#3#ry7#nj$#dn.#as1#dhJ#laX#lg[#fqR#h3#j|(#goV#bcO#&#c~X#izG#{V#p"
     "|@a1{sSot+ot(%$hoJhoG%$ht#hs^%$ljVljS%$rkJrkG%$nhRnhO%$tcVtcS%$izVizS%$odBod>b)mo-#ciA"};
 
-/* Bits of a code point, as the regular expressions and splitters of `tokenizers` tell them apart. */
+/* Bits of a code point: classes that the regular expressions and splitters of `tokenizers` tell apart. */
 enum {
     TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
-    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it, or what is before it */
+    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it or the character before it */
     TT__IS_ACCENT = 128                      /* a combining mark */
 };
 
-/* What BERT's normalizer does to a code point. */
+/* Actions of BERT's normalizer on a code point. */
 enum { TT__BERT_DROP = 1 /* controls, private use and U+FFFD */, TT__BERT_ACCENT };
 
-/* How a code point breaks graphemes: the Unicode Standard, annex 29. Two regional indicators are apart here,
-   as that makes no difference to what asks. */
+/* Classes of code points that break texts into graphemes (Unicode Standard, annex 29). Two regional
+   indicators count as apart here, which makes no difference to the callers. */
 enum {
     TT__GRAPHEME_OTHER, TT__GRAPHEME_CONTROL, TT__GRAPHEME_EXTEND,
-    TT__GRAPHEME_EXTEND_ALONE, /* does not stand between consonants that are together */
+    TT__GRAPHEME_EXTEND_ALONE, /* may not stand between two consonants that stay together */
     TT__GRAPHEME_LINKER, TT__GRAPHEME_JOINER, TT__GRAPHEME_SPACING, TT__GRAPHEME_PREPEND,
     TT__GRAPHEME_PICTURE, TT__GRAPHEME_CONSONANT,
     TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* of Hangul */
 };
 
-/* The tables, unpacked. */
+/* The unpacked tables. */
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
     uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank among combining classes */
     uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
     uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
-    uint32_t cjk[TT__CJK_POINTS];         /* what U+F900..U+FAFF and U+2F800..U+2FA1F become */
+    uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
     uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
     uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 +
-                                                 step; to what */
-    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | how many */
+                                                 step; first result */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | count */
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;
 
 /* ==== src/text/unicode.h */
 /* ----------------------------------------------------------------------------------------- tables of Unicode
-   They are unpacked from code_points.h: cases, compositions, classes of characters. */
+   Case, composition and classes of characters, unpacked from code_points.h. */
 
-/* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
+/* Reads a number. Its last digit is one of 60 characters, the digits before are of the other 30. */
 static uint32_t tt__unicode_number(const char **at)
 {
     for (uint32_t n = 0;;) {
@@ -26546,15 +26546,15 @@ static uint32_t tt__unicode_number(const char **at)
     }
 }
 
-/* Adds a number that may be negative to `before`. */
+/* Reads a number that may be negative and adds it to `before`. */
 static uint32_t tt__unicode_from(uint32_t before, const char **at)
 {
     uint32_t n = tt__unicode_number(at);
     return before + ((n >> 1) ^ (0u - (n & 1)));
 }
 
-/* Sets `to` from rows of runs: the distance from the end of the row before, and last - first << shift | bits.
-   texts: one string, or several. */
+/* Sets `to` from rows of runs. A row has the distance from the end of the row before, and last - first <<
+   shift | bits. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -26575,7 +26575,7 @@ static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
     return a[1] != b[1] ? a[1] < b[1] : a[2] < b[2];
 }
 
-/* Reads compatibility decompositions. */
+/* Reads the compatibility decompositions. */
 static void tt__unicode_compat(tt__unicode *u)
 {
     const char *at = tt__compat_text[0];
@@ -26595,7 +26595,7 @@ static void tt__unicode_compat(tt__unicode *u)
     }
 }
 
-static tt__unicode *tt__unicode_new(tt_context *ctx) /* to be freed */
+static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees it */
 {
     static const char *const bert = tt__bert_text;
     tt__unicode *u = (tt__unicode *)tt__calloc(ctx, sizeof *u);
@@ -26645,7 +26645,8 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* to be freed */
     return u;
 }
 
-/* How many rows of a sorted table, of `columns` numbers each, have a first code point of at most c. */
+/* Returns how many rows of a sorted table begin with a code point of at most c. A row has `columns`
+   numbers. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
     int low = 0, high = rows;
@@ -26657,8 +26658,8 @@ static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
     return low;
 }
 
-/* The blocks that BERT's tokenizer splits into single characters. U+2B820..U+2B91F is missing in the Rust
-   package `tokenizers`, which is the reference, by a typing error; so it is here. */
+/* Returns whether BERT's tokenizer splits a code point off as a single character. U+2B820..U+2B91F is missing
+   because of a typing error in the Rust package `tokenizers`, which is the reference. */
 static bool tt__is_cjk(uint32_t c)
 {
     return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
@@ -26677,19 +26678,19 @@ static int tt__grapheme_class(const tt__unicode *u, uint32_t c)
     return (int)(u->graphemes[row][1] & 15);
 }
 
-/* 0 of a starter; marks of a higher combining class have a higher rank. */
+/* Returns the rank of a mark's combining class; higher classes have higher ranks. 0: c is a starter. */
 static uint32_t tt__mark_rank(const tt__unicode *u, uint32_t c)
 {
     int row = c < 0x300 ? -1 : tt__rows_to(&u->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
     return row >= 0 && c - (u->marks[row][0] >> 11) <= (u->marks[row][0] & 0x7FF) ? u->marks[row][1] : 0;
 }
 
-/* Lower case of a code point: 1, or 2 of U+0130. */
+/* Writes the lower case of a code point. Returns the number of code points: 1, or 2 for U+0130. */
 static size_t tt__lower_case(const tt__unicode *u, uint32_t c, uint32_t out[2])
 {
     out[0] = c;
     if (c == 0x130) return out[0] = 'i', out[1] = 0x307, 2;
-    /* The run with c is one of the last that begin before it. */
+    /* The run that has c is one of the last that begin before c. */
     const int row = tt__rows_to(&u->lower[0][0], TT__LOWER_RUNS, 2, c) - 1;
     for (int k = row; k >= 0 && k >= row - TT__LOWER_LOOK_BACK; k--) {
         const uint32_t run = u->lower[k][0], offset = c - (run >> 11);
@@ -26700,13 +26701,13 @@ static size_t tt__lower_case(const tt__unicode *u, uint32_t c, uint32_t out[2])
     return 1;
 }
 
-/* Decomposes a code point, also by compatibility (NFKD) if asked; Hangul by arithmetic: the Unicode Standard,
-   section 3.12. Returns how many result: 1 to 18, without `compat` 1 to 4. */
+/* Decomposes a code point; if `compat`, also by compatibility (NFKD). Hangul is decomposed by arithmetic
+   (Unicode Standard, section 3.12). Returns how many code points result: 1 to 18, without `compat` 1 to 4. */
 enum { TT__DECOMPOSED = 18 };
 static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
 {
     size_t n = 0;
-    uint32_t last[4]; /* what is taken off the end, from the last on */
+    uint32_t last[4]; /* parts taken off the end, last part first */
     int taken = 0;
     const int at = compat && c >= 0xA0 ? tt__rows_to(&u->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
     if (at >= 0 && u->compat[at][0] >> 11 == c) {
@@ -26735,7 +26736,7 @@ static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint3
     return n;
 }
 
-/* What two code points compose to; 0: nothing. */
+/* Returns the composition of two code points. 0: they do not compose. */
 static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 {
     if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
@@ -26755,8 +26756,9 @@ static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 /* ===========================================================================================================
    FILES                                                                                            src/files/
    Lists of strings, UTF-8, JSON and safetensors. Uses base.
-   Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
-   loop worse than n log n.
+
+   Files are not trusted. Every number from a file is checked before use, and no input makes a loop take more
+   than n log n steps.
    ======================================================================================================== */
 
 #include <locale.h>
@@ -26765,14 +26767,14 @@ static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 #error "tinytrain copies the little-endian numbers of files as they are: this machine is big-endian"
 #endif
 
-/* Orders by bytes, as strcmp, for strings that may hold a NUL. */
+/* Compares strings by bytes, like strcmp. The strings may hold a NUL. */
 static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
     return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-/* Strings whose pointers are `stride` bytes apart, as in an array of structs. */
+/* An array of strings whose pointers are `stride` bytes apart, as in an array of structs. */
 typedef struct tt__strings { const char *const *first; size_t stride; } tt__strings;
 
 static const char *tt__string_at(const tt__strings *s, uint32_t i)
@@ -26787,8 +26789,8 @@ static bool tt__less_string(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* The numbers 0..n - 1 of strings in the order of their bytes, to be freed; NULL and an error without memory.
-   *twice: a string that is there more than once, else NULL. */
+/* Returns the numbers 0..n - 1 of strings in the order of the strings' bytes. The caller frees them. NULL and
+   an error: out of memory. Sets *twice to a string that occurs more than once, or to NULL. */
 static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const char **twice)
 {
     uint32_t *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof *order);
@@ -26802,8 +26804,8 @@ static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const c
     return order;
 }
 
-/* Many small pieces of memory that are released together. Unlike tt__alloc, tt__chunks_take leaves no error
-   when memory is out, since background threads use it: the thread that talks to the user does that. */
+/* A list of many small allocations that are released together. Unlike tt__alloc, tt__chunks_take sets no
+   error when memory is out, since background threads call it: the thread that talks to the user sets it. */
 typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__chunk;
 
 static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
@@ -26825,7 +26827,7 @@ static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
     return (char *)(chunk + 1) + chunk->used - padded;
 }
 
-/* Copies a text, with a NUL behind it. */
+/* Copies a text and adds a NUL. */
 static char *tt__chunks_text(tt_context *ctx, tt__chunk **chunks, const char *text, size_t bytes)
 {
     char *copy = bytes < SIZE_MAX ? (char *)tt__chunks_take(ctx, chunks, bytes + 1) : NULL;
@@ -26846,7 +26848,7 @@ static void tt__free_all(tt_context *ctx, void *const *memory, int n)
 
 #define TT__PATH 1024
 
-/* folder/name, with one slash between them. */
+/* Writes folder/name to `path`, with one slash between them. */
 static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char *folder, const char *name)
 {
     size_t n = strlen(folder);
@@ -26861,13 +26863,13 @@ static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char 
 
 #define TT__INVALID 0xFFFFFFFFu
 
-/* Returns the code point at text[*at] and moves on. Bytes that are no UTF-8 (overlong forms, surrogates, cut
-   sequences) are TT__INVALID; *at then moves past the longest start of a valid sequence, as the Unicode
-   Standard, section 3.9, advises. */
+/* Returns the code point at text[*at] and moves *at past it. Returns TT__INVALID for bytes that are not UTF-8
+   (overlong forms, surrogates, cut sequences); *at then moves past the longest start of a valid sequence, as
+   the Unicode Standard, section 3.9, advises. */
 static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
 {
     const unsigned char *p = (const unsigned char *)text;
-    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* of the next byte */
+    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* range of the next byte */
     int more = c < 0xE0 ? 1 : c < 0xF0 ? 2 : 3;
     if (c < 0x80) return c;
     if (c < 0xC2 || c > 0xF4) return TT__INVALID;
@@ -26892,7 +26894,7 @@ static int tt__utf8_put(uint32_t c, char to[4]) /* returns the number of bytes *
     return more + 1;
 }
 
-/* Where the last character of a text in UTF-8, which has one, begins. */
+/* Returns where the last character of a UTF-8 text begins. The text must not be empty. */
 static size_t tt__utf8_last(const char *text, size_t bytes)
 {
     do {
@@ -26901,7 +26903,7 @@ static size_t tt__utf8_last(const char *text, size_t bytes)
     return bytes;
 }
 
-/* Offset of the first byte that is no UTF-8; `bytes` if there is none. */
+/* Returns the offset of the first byte that is not UTF-8. `bytes`: there is none. */
 static size_t tt__utf8_invalid(const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -26916,26 +26918,27 @@ static bool tt__is_utf8(const char *text) { return !text[tt__utf8_invalid(text, 
 /* ==== src/files/json.h */
 /* -------------------------------------------------------------------------------------------------- JSON */
 
-/* RFC 8259. Where the RFC leaves a choice, duplicate keys, unpaired surrogates, numbers beyond double and
-   nesting beyond TT__JSON_DEPTH are refused. A leading byte order mark is skipped. */
+/* JSON as in RFC 8259. Refuses duplicate keys, unpaired surrogates, numbers beyond double, and nesting beyond
+   TT__JSON_DEPTH; the RFC leaves these to the reader. Skips a leading byte order mark. */
 #define TT__JSON_DEPTH 64
-#define TT__JSON_NUMBER 512 /* longest number, in characters */
+#define TT__JSON_NUMBER 512 /* max characters of a number */
 
 typedef enum tt__json_kind {
     TT__JSON_NULL, TT__JSON_FALSE, TT__JSON_TRUE, TT__JSON_NUMBER_KIND, TT__JSON_STRING, TT__JSON_ARRAY,
     TT__JSON_OBJECT
 } tt__json_kind;
 
-/* Nodes lie in the order of the text: the first child of node i is i + 1, its next sibling nodes[i].after. */
+/* A value of a JSON text. Nodes are stored in the order of the text: the first child of node i is i + 1, its
+   next sibling nodes[i].after. */
 typedef struct tt__json_node {
     uint8_t kind;
-    bool exact;              /* a number written as an integer that int64 holds: `integer` is it */
+    bool exact;              /* the number is an integer that int64 can hold: `integer` */
     int32_t count;           /* members of an array or object; bytes of a string */
-    int32_t after;           /* the node behind this one and all that it holds */
-    uint32_t offset;         /* of its first byte in the text */
-    uint32_t key, key_bytes; /* of a member of an object: in `pool`, with a NUL behind */
+    int32_t after;           /* number of the node after this one and all its members */
+    uint32_t offset;         /* of the value's first byte in the text */
+    uint32_t key, key_bytes; /* of a member of an object: place in `pool`, bytes without its NUL */
     double number;   /* in a safetensors header, of a tensor: its number; of other members: -1 */
-    int64_t integer; /* a string: its place in `pool`; an object: that of its sorted members in `sorted` */
+    int64_t integer; /* string: place in `pool`; object: place of its sorted members in `sorted` */
 } tt__json_node;
 
 typedef struct tt__json {
@@ -26946,9 +26949,9 @@ typedef struct tt__json {
     size_t base;             /* offset of the text in its file, for errors */
     tt__json_node *nodes;
     int count, capacity;
-    uint32_t *sorted;        /* of each object, its members by key: for lookups, and to find duplicates */
+    uint32_t *sorted;        /* members of all objects, sorted by key: for lookups and duplicates */
     int n_sorted, cap_sorted;
-    char *pool;              /* all strings, without escapes, a NUL behind each */
+    char *pool;              /* all strings, without escapes, each with a NUL */
     size_t used;
 } tt__json;
 
@@ -26972,10 +26975,10 @@ static bool tt__json_fail(const tt__json *j, size_t offset, const char *format, 
     return false;
 }
 
-/* The next character; 0 at the end. */
+/* Returns the next character. 0: end of the text. */
 static char tt__json_peek(const tt__json *j) { return j->at < j->bytes ? j->text[j->at] : 0; }
 
-/* Fails at `offset`, saying what was expected and what is next instead. */
+/* Fails at `offset`; the message says what was expected and what was found. */
 static bool tt__json_expected(const tt__json *j, size_t offset, const char *expected)
 {
     char found[32];
@@ -26986,7 +26989,7 @@ static bool tt__json_expected(const tt__json *j, size_t offset, const char *expe
     return tt__json_fail(j, offset, "%s, found %s", expected, found);
 }
 
-static bool tt__json_take(tt__json *j, char c) /* moves on if it is next */
+static bool tt__json_take(tt__json *j, char c) /* passes c if it is next */
 {
     if (tt__json_peek(j) != c) return false;
     j->at++;
@@ -27013,7 +27016,7 @@ static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: 
     return j->count++;
 }
 
-static bool tt__json_hex4(tt__json *j, uint32_t *value) /* the four digits of \uXXXX */
+static bool tt__json_hex4(tt__json *j, uint32_t *value) /* four digits of \uXXXX */
 {
     static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     *value = 0;
@@ -27026,7 +27029,7 @@ static bool tt__json_hex4(tt__json *j, uint32_t *value) /* the four digits of \u
     return true;
 }
 
-static bool tt__json_escape(tt__json *j) /* at the backslash */
+static bool tt__json_escape(tt__json *j) /* from the backslash on */
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     size_t from = j->at++;
@@ -27058,8 +27061,8 @@ static bool tt__json_escape(tt__json *j) /* at the backslash */
     return true;
 }
 
-/* Reads a string, from its opening quote on, into the pool. The pool never overflows: a decoded string and
-   its NUL are shorter than the same string with its quotes. */
+/* Reads a string, from its opening quote on, into the pool. The pool cannot overflow: a decoded string and
+   its NUL are shorter than the string with its quotes. */
 static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
 {
     size_t opened = j->at++;
@@ -27087,7 +27090,7 @@ static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
     return true;
 }
 
-/* strtod, whatever the locale's decimal point is. */
+/* Returns the number that strtod reads, with a point as decimal point in any locale. */
 static double tt__json_double(const char *number, size_t n)
 {
     char copy[TT__JSON_NUMBER + 1], *point, *end;
@@ -27158,7 +27161,7 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of a finished object by key and refuses duplicates. */
+/* Sorts the members of a complete object by key. Refuses duplicate keys. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
@@ -27183,7 +27186,7 @@ static bool tt__json_index(tt__json *j, int object)
 
 static bool tt__json_value(tt__json *j, int depth)
 {
-    static const char *const words[] = {"null", "false", "true"}; /* as in tt__json_kind */
+    static const char *const words[] = {"null", "false", "true"}; /* in the order of tt__json_kind */
     char c = tt__json_peek(j), close = c == '{' ? '}' : ']';
     bool object = c == '{';
     if (c == '-' || tt__json_digit(j)) return tt__json_number(j);
@@ -27238,8 +27241,8 @@ static bool tt__json_value(tt__json *j, int depth)
     return !object || tt__json_index(j, self);
 }
 
-/* Reads one value and nothing behind it; node 0 is its root. The text must stay only during the call, path
-   and context for the life of j, which is to be freed in any case. */
+/* Parses a text that is one JSON value; node 0 is its root. The text is needed only during the call, path and
+   context as long as j. The caller frees j in any case. */
 static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text,
                                 size_t bytes)
 {
@@ -27273,7 +27276,7 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
     return status;
 }
 
-/* The member `key` of an object, -1 if it has none or is no object. */
+/* Returns the member `key` of an object. -1: the object has none, or the node is not an object. */
 static int tt__json_get(const tt__json *j, int object, const char *key)
 {
     if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT || !j->nodes[object].count) return -1;
@@ -27290,7 +27293,7 @@ static int tt__json_get(const tt__json *j, int object, const char *key)
     return -1;
 }
 
-/* The text of a string node; NULL for another kind, and for a string that holds a NUL. */
+/* Returns the text of a string node. NULL: the node is not a string, or the string holds a NUL. */
 static const char *tt__json_text(const tt__json *j, int node)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -27305,7 +27308,7 @@ static const char *tt__json_kind_name(const tt__json *j, int node)
     return names[j->nodes[node].kind];
 }
 
-/* found: what the member is; NULL: its kind */
+/* Fails because a member is wrong. found: what the member is; NULL: names its kind. */
 static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *found,
                                 const char *expected)
 {
@@ -27314,12 +27317,12 @@ static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, co
                     expected);
 }
 
-/* The functions tt__json_read_... read a member of a configuration. Where the key is absent or null, *value
-   stays as it is, which is an error if the key is `required`. A value of another kind or out of range is an
-   error that names file, key and byte.
+/* The functions tt__json_read_... read a member of a configuration. If the key is absent or null, *value
+   keeps its contents; if the key is also `required`, that is an error. A value of another kind or out of
+   range is an error that names file, key and byte.
 
-   Finds the member, which must be of one of `kinds` (bits 1 << TT__JSON_...). Returns -1 where it is absent
-   or null, and on errors. */
+   Finds the member of an object, which must be of one of `kinds` (bits 1 << TT__JSON_...). Returns -1 if the
+   member is absent or null, and on errors. */
 static int tt__json_member(const tt__json *j, int object, const char *key, bool required, int kinds,
                            const char *expected, tt_status *status)
 {
@@ -27347,7 +27350,7 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
     return tt__json_wrong(j, key, node, at->exact ? found : NULL, expected);
 }
 
-/* The number at `node` as a float in [least, below). */
+/* Reads the number at `node` as a float in [least, below). */
 static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float least, float below,
                                    float *value)
 {
@@ -27379,7 +27382,7 @@ static tt_status tt__json_read_bool(const tt__json *j, int object, const char *k
 }
 
 static tt_status tt__json_read_string(const tt__json *j, int object, const char *key, bool required,
-                                      const char **value) /* as long as j */
+                                      const char **value) /* lives as long as j */
 {
     static const char expected[] = "a string without U+0000";
     tt_status status;
@@ -27420,7 +27423,7 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
     return tt__write_bytes(ctx, path, text, strlen(text));
 }
 
-/* Writes what `print` prints into a file of a folder. */
+/* Writes the text that `print` prints to a file of a folder. */
 static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
                                   void (*print)(tt__text *to, const void *arg), const void *arg)
 {
@@ -27428,7 +27431,7 @@ static tt_status tt__save_printed(tt_context *ctx, const char *folder, const cha
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__path_join(ctx, path, folder, file);
     if (status != TT_OK) return status;
-    print(&text, arg); /* how long it is */
+    print(&text, arg); /* measures the text */
     text.capacity = text.length + 1;
     text.length = 0;
     text.to = (char *)tt__alloc(ctx, text.capacity);
@@ -27449,10 +27452,10 @@ static tt_status tt__make_folder(tt_context *ctx, const char *folder)
 /* ==== src/files/safetensors.h */
 /* ------------------------------------------------------------------------------------------- safetensors */
 
-/* The file: a little-endian uint64, the length of the header; the header, a JSON object of name -> {dtype,
-   shape, data_offsets: [begin, end) in the rest}, and "__metadata__", strings to strings; the tensors' bytes
-   without a hole. */
-#define TT__SAFETENSORS_HEADER 100000000u /* the limit that the format sets */
+/* A safetensors file has three parts. First, the length of the header, a little-endian uint64. Then the
+   header, a JSON object of name -> {dtype, shape, data_offsets: [begin, end) in the third part}, with
+   "__metadata__", strings to strings. Last, the bytes of the tensors, without gaps. */
+#define TT__SAFETENSORS_HEADER 100000000u /* the format's limit */
 
 static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8},
@@ -27460,7 +27463,7 @@ static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6},
     {"F4", 4},
 };
-/* The first rows of the table: those that can be read as floats or int32. */
+/* The first rows of the table, which can be read as floats or int32. */
 enum {
     TT__ST_F32, TT__ST_BF16, TT__ST_F16, TT__ST_F64, TT__ST_I64, TT__ST_I32, TT__ST_I16, TT__ST_I8, TT__ST_U8,
     TT__ST_BOOL, TT__ST_U16, TT__ST_U32, TT__ST_U64
@@ -27473,7 +27476,7 @@ static int tt__safetensors_type(const char *name)
     return -1;
 }
 
-/* Counts the bytes of a tensor. Returns false when they do not fit a size_t or are no whole number. */
+/* Computes the bytes of a tensor. Returns false if they are too many for size_t or not a whole number. */
 static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *bytes)
 {
     size_t bits, elements = 1;
@@ -27487,17 +27490,17 @@ static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *b
 
 struct tt_safetensors {
     tt_context *ctx;
-    int shared;      /* by how many others, each of which closes it too */
+    int shared;      /* number of other owners, each of which closes it too */
     char *path;
-    void *file;      /* open */
-    size_t size;     /* of the file, when it was opened */
-    tt__json json;   /* keeps the names and the metadata */
-    size_t data;     /* where the first tensor begins in the file */
+    void *file;      /* the open file */
+    size_t size;     /* bytes of the file when it was opened */
+    tt__json json;   /* holds the names and the metadata */
+    size_t data;     /* offset of the first tensor in the file */
     int count;
     tt_tensor_info *infos;
-    size_t *begin;   /* of each tensor, from `data` on */
-    int *nodes;      /* of each tensor, for errors */
-    uint32_t *order; /* tensors by place in the file, while it is checked */
+    size_t *begin;   /* by tensor: offset from `data` */
+    int *nodes;      /* by tensor: its node, for errors */
+    uint32_t *order; /* tensors in the order of the file, during its check */
 };
 
 void tt_safetensors_close(tt_safetensors *s)
@@ -27514,7 +27517,7 @@ static bool tt__safetensors_before(const void *arg, uint32_t a, uint32_t b)
 {
     const tt_safetensors *s = (const tt_safetensors *)arg;
     if (s->begin[a] != s->begin[b]) return s->begin[a] < s->begin[b];
-    /* empty ones first */
+    /* empty tensors first */
     if (s->infos[a].bytes != s->infos[b].bytes) return s->infos[a].bytes < s->infos[b].bytes;
     return a < b;
 }
@@ -27532,7 +27535,7 @@ static tt_status tt__safetensors_fail(const tt_safetensors *s, const char *name,
                     s->json.base + s->json.nodes[node].offset, name, what);
 }
 
-/* Reads what the header says of a tensor. */
+/* Reads and checks the header's description of a tensor. */
 static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, size_t data_bytes)
 {
     const tt__json *j = &s->json;
@@ -27586,7 +27589,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
                                 bytes, info->dtype, info->bytes);
 }
 
-/* Reads the header and its length, which comes first. */
+/* Reads the header and, before it, its length. */
 static tt_status tt__safetensors_read_header(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
@@ -27614,7 +27617,7 @@ static tt_status tt__safetensors_read_header(tt_safetensors *s)
     return status;
 }
 
-/* Reads the header, and checks all that it says. */
+/* Reads the header and checks all of it. */
 static tt_status tt__safetensors_check(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
@@ -27699,7 +27702,7 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
     return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
 }
 
-/* Is there a tensor i, and does it have n elements, or bytes, from `first` on? */
+/* Fails unless tensor i exists and has n elements, or bytes, from `first` on. */
 static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n,
                                        bool elements)
 {
@@ -27722,7 +27725,7 @@ tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size
     return tt__file_read(s->ctx, s->path, s->file, (uint64_t)s->data + s->begin[i] + first, to, n);
 }
 
-/* Converts n floats of a row of the table. Returns how many: `found` tells the next, which does not fit. */
+/* Converts n numbers of a type of the table to float. Returns how many fit; writes the next to `found`. */
 static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, float *to, char found[32])
 {
     const uint16_t *half = (const uint16_t *)from;
@@ -27736,7 +27739,7 @@ static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, flo
     return n;
 }
 
-/* The same of integers. */
+/* Converts n numbers of a type of the table to int32. Returns how many fit; writes the next to `found`. */
 static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, int32_t *to, char found[32])
 {
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
@@ -27754,7 +27757,7 @@ static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, i
     return n;
 }
 
-/* Reads n elements from `first` on, in pieces, to floats, or to int32 if `integers`. */
+/* Reads n elements from `first` on, in parts, as floats or, if `integers`, as int32. */
 static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_t first, int64_t n,
                                           bool integers, void *to)
 {
@@ -27798,7 +27801,7 @@ tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first,
 struct tt_safetensors_writer {
     tt_context *ctx;
     int count;
-    size_t *ends;     /* of each tensor, from the start of the data */
+    size_t *ends;     /* by tensor: its end in the data */
     char **names;     /* for errors */
     size_t written;
     tt__writer file;
@@ -27811,7 +27814,7 @@ static void tt__safetensors_writer_free(tt_safetensors_writer *w)
     tt__free_all(w->ctx, owned, TT__COUNT(owned));
 }
 
-/* The whole header without its padding; prints in the order of `tensors`. */
+/* Prints the whole header without its padding. Tensors are in the order of `tensors`. */
 static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors, int count,
                                    const size_t *ends, const char *const *metadata)
 {
@@ -27833,7 +27836,7 @@ static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors
     tt__print(text, "}");
 }
 
-/* All that would make the file invalid; fills w->ends and w->names. */
+/* Fails if the file would be invalid. Fills w->ends and w->names. */
 static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *path,
                                          const tt_tensor_info *tensors, int count,
                                          const char *const *metadata)
@@ -27893,8 +27896,8 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     w->ctx = ctx;
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
-    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* measures */
-    uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* so that the data starts at a multiple of 8 */
+    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* length only */
+    uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
     if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes; the format allows "
                           "%u", path, (unsigned long long)padded, TT__SAFETENSORS_HEADER);
@@ -27944,7 +27947,7 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
     return status;
 }
 
-/* Ends the file; after an error `status` of the caller, which stays, nothing is written. w NULL is fine. */
+/* Ends the file. If `status`, the caller's, is an error, writes nothing and returns it. w may be NULL. */
 static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
 {
     if (!w) return status;
@@ -27955,113 +27958,118 @@ static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
 /* ==== src/text/types.h */
 /* ===========================================================================================================
    TEXT                                                                                              src/text/
-   Tokenizers: a text is normalized and split, a model makes tokens of each word, and the post-processor puts
-   ids around all. Uses base and files.
+   Tokenizers. A text is normalized and split into words, a model turns each word into tokens, and the
+   post-processor puts ids around the result. Uses base and files.
    ======================================================================================================== */
 
 /* --------------------------------------------------------------------------------------- tokenizer: parts */
 
-/* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py and compare_bpe.py compare the
-   two. A text is cut at the added tokens that are spelled out in it; the rest is normalized, cut at the added
-   tokens that are spelled out then, and cut into words by splitters; a model makes tokens of each word:
-   WordPiece, byte-pair encoding or Unigram; the post-processor's ids go around all. */
-#define TT__IDS_LIMIT (1 << 22)     /* a larger id is refused: memory is by id */
-#define TT__ADDED_BYTES 4096        /* a longer added token is refused: it is looked for at every byte */
+/* These tokenizers do what the Rust package `tokenizers` does; tests/golden/compare_tokens.py and
+   compare_bpe.py compare the two. Steps: cut the text at added tokens that it spells out; normalize the rest;
+   cut that at the added tokens that it then spells out; cut it into words with splitters; turn each word into
+   tokens with a model (WordPiece, byte-pair encoding or Unigram); put the post-processor's ids around all. */
+#define TT__IDS_LIMIT (1 << 22)     /* larger ids are refused: memory is allocated by id */
+#define TT__ADDED_BYTES 4096        /* longer added tokens are refused: each byte is a candidate */
 
-#define TT__VOCAB_BYTES ((size_t)1 << 28) /* a larger vocab.txt is refused; offsets into it have 32 bits */
+#define TT__VOCAB_BYTES ((size_t)1 << 28) /* larger vocab.txt files are refused; offsets have 32 bits */
 #define TT__NO_TOKEN UINT32_MAX
 
 enum {
-    TT__STEP_LIMIT = 16, /* normalizers, splitters or decoders in a row */
-    TT__AROUND = 16,     /* ids that stand before or behind those of a text, at most */
-    TT__FEW = 4096       /* bytes of a text that needs no memory from the heap */
+    TT__STEP_LIMIT = 16, /* max normalizers, splitters or decoders in a row */
+    TT__AROUND = 16,     /* max ids before a text, and after a text */
+    TT__FEW = 4096       /* bytes of a short text, which needs no heap memory */
 };
 
 typedef enum tt__step_kind {
+    /* Normalizers; CLEAN, CJK and NONSPACING are BERT's. */
     TT__STEP_NFC, TT__STEP_NFD, TT__STEP_NFKD, TT__STEP_ACCENTS, TT__STEP_LOWER, TT__STEP_CLEAN,
-    TT__STEP_CJK, TT__STEP_NONSPACING,                            /* normalizers, of BERT the last three */
-    TT__STEP_PREPEND, TT__STEP_REPLACE, TT__STEP_SPACES, TT__STEP_TRIM, TT__STEP_PRECOMPILED,  /* too */
+    TT__STEP_CJK, TT__STEP_NONSPACING,
+    TT__STEP_PREPEND, TT__STEP_REPLACE, TT__STEP_SPACES, TT__STEP_TRIM, TT__STEP_PRECOMPILED,
+    /* Splitters. */
     TT__STEP_REGEX, TT__STEP_TRIPLES, TT__STEP_DIGITS, TT__STEP_PUNCTUATION, TT__STEP_WHITE,
-    TT__STEP_METASPACE, TT__STEP_BERT, TT__STEP_BYTES,                                   /* splitters */
-    TT__STEP_BYTE_FALLBACK, TT__STEP_FUSE, TT__STEP_STRIP, TT__STEP_WORDPIECE           /* decoders */
+    TT__STEP_METASPACE, TT__STEP_BERT, TT__STEP_BYTES,
+    /* Decoders. */
+    TT__STEP_BYTE_FALLBACK, TT__STEP_FUSE, TT__STEP_STRIP, TT__STEP_WORDPIECE
 } tt__step_kind;
 
-/* The regular expressions that GPT-2 began:
-   contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last |
+/* Regular expressions in the style of GPT-2:
+   contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last character |
    white space */
 typedef struct tt__pattern {
-    bool any_case;   /* of contractions: 's 't 're 've 'm 'll 'd */
-    bool any_prefix; /* what may stand before letters: anything but a line end or a digit; else a space */
-    bool line_ends;  /* others take line ends behind them; white space ends at its last line end */
-    int digits;      /* at most so many together; 0: any number, and a space before them */
+    bool any_case;   /* case of contractions ('s 't 're 've 'm 'll 'd) is ignored */
+    bool any_prefix; /* prefix of letters: any character but line ends and digits; else a space */
+    bool line_ends;  /* others take the line ends after them; white space ends at its last line end */
+    int digits;      /* max digits in a match; 0: any number, with a space before them */
 } tt__pattern;
 
 typedef struct tt__step {
     tt__step_kind kind;
     tt__pattern pattern;
-    bool each;                     /* DIGITS, PUNCTUATION: each is a word; else each run. WORDPIECE: spaces
-                                      before some punctuation and contractions are left out */
-    bool splits;                   /* BYTES: by GPT-2's pattern; METASPACE: before each replacement */
+    bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is.
+                                      WORDPIECE: cleanup removes spaces before some punctuation and
+                                      contractions */
+    bool splits;                   /* BYTES: with GPT-2's pattern; METASPACE: before each replacement */
     bool prefix_space;             /* BYTES */
     bool prefix_always, prefix_first; /* METASPACE */
-    bool left, right;              /* TRIM: the ends that lose their white space */
-    const char *from, *to;         /* REPLACE, PREPEND (to), METASPACE (to), STRIP (from), SPACES (to: what
-                                      stands for two or more); PRECOMPILED: units, and texts that end with a
-                                      NUL */
+    bool left, right;              /* TRIM: ends at which white space is removed */
+    const char *from, *to;         /* REPLACE, PREPEND (to), METASPACE (to), STRIP (from), SPACES (to:
+                                      replaces two or more spaces); PRECOMPILED: units, and texts that end
+                                      with a NUL */
     size_t from_bytes, to_bytes;
-    int64_t start, stop;           /* STRIP: characters at most */
+    int64_t start, stop;           /* STRIP: max characters */
 } tt__step;
 
 typedef struct tt__step_list { tt__step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: there is none */
-/* The first 8 bytes of a text, with zeros behind a shorter one, and how many it has; id -1: free. */
+typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: none */
+/* head: the first 8 bytes of a text, padded with zeros; bytes: its length; id -1: free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
-/* Texts to ids: open addressing, at most half full. */
+/* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    const char *base;        /* of the texts, whose first bytes may be left out: so many */
+    /* Base of the texts. Their first `skipped` bytes are left out. */
+    const char *base;
     uint32_t skipped;
     const tt__slice *slices; /* by id */
     tt__bucket *slots;
     uint32_t mask;
-    uint32_t longest;        /* bytes of a text */
+    uint32_t longest;        /* max bytes of a text */
 } tt__ids_by_text;
 
-/* A tree of the bytes of tokens: node 0 is its root. An edge is in a hash table with open addressing, at
-   most half full: its parent (28 bits), byte (8) and child (28); UINT64_MAX: none. */
+/* Tree of the bytes of tokens. Node 0 is the root. Edges are in a hash table with open addressing, at most
+   half full. An edge is its parent (28 bits), byte (8) and child (28); UINT64_MAX: free. */
 typedef struct tt__prefixes {
     uint64_t *edges;
     size_t slots;
-    int shift;         /* of a hash, to a slot */
+    int shift;         /* from a hash to a slot */
     int32_t *ids;      /* (count) the token that ends at a node; -1: none */
     int count, capacity;
 } tt__prefixes;
 
 typedef struct tt__added_tree {
-    tt__prefixes prefixes; /* for ids the places among the added tokens */
-    bool begins[256];      /* does one begin with that byte? */
-    int first;             /* the byte that all begin with; -1: they begin with several */
+    tt__prefixes prefixes; /* its ids are places in `added` */
+    bool begins[256];      /* does a token begin with the byte? */
+    int first;             /* the byte that all tokens begin with; -1: they differ */
 } tt__added_tree;
 
 typedef struct tt__added {
-    const char *text;  /* as it is looked for and decoded: normalized, where that is asked for */
+    const char *text;  /* text to search for and to decode; normalized if `normalized` */
     size_t bytes;
     int32_t id;
     bool single_word, lstrip, rstrip, normalized, special;
-    bool skipped;      /* special, and its text is as the file has it: left out of what is decoded */
+    bool skipped;      /* special, with the text of the file: left out of decoded texts */
 } tt__added;
 
-/* Pair UINT64_MAX: free. */
+/* A merge of byte-pair encoding. pair UINT64_MAX: free slot. */
 typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bpe_rule;
 
 typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept_file;
 
 typedef struct tt__vocab {
-    char *texts, *words;          /* of all tokens; what they stand for in a text, which may be the same */
+    char *texts, *words;          /* of all tokens; the words that they stand for (may be the same) */
     tt__slice *text, *word;       /* (size) */
-    size_t used;                  /* bytes of `texts` so far */
-    int own;                      /* ids below this may be the vocabulary's; others are added */
+    size_t used;                  /* bytes of `texts` in use */
+    int own;                      /* the vocabulary's max id plus 1; ids from there on are added tokens */
     tt__ids_by_text by_text, by_word, by_added;
 } tt__vocab;
 
@@ -28069,51 +28077,51 @@ typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPI
 
 typedef struct tt__model {
     tt__model_kind kind;
-    int unk;                      /* -1: what has no token is left out */
-    bool byte_fallback;           /* of byte-pair encoding and Unigram */
-    int32_t fallback[256];        /* "<0x0A>" and the like; -1: none */
-    int64_t word_chars;           /* WordPiece: a word of more is unknown */
-    const char *piece;            /* what the tokens that continue a word begin with */
-    tt__ids_by_text rest;         /* those tokens, without that */
-    tt__prefixes prefixes;        /* of Unigram, as the scores */
-    double *scores;               /* (vocab.own) */
+    int unk;                      /* unknown token; -1: text without a token is left out */
+    bool byte_fallback;           /* byte-pair encoding, Unigram */
+    int32_t fallback[256];        /* tokens "<0x00>" to "<0xFF>"; -1: none */
+    int64_t word_chars;           /* WordPiece: longer words are unknown */
+    const char *piece;            /* WordPiece: prefix of tokens that continue a word */
+    tt__ids_by_text rest;         /* WordPiece: those tokens, by their text without the prefix */
+    tt__prefixes prefixes;        /* Unigram */
+    double *scores;               /* (vocab.own) Unigram */
     double unk_score;
-    bool fuse_unk, ignore_merges; /* of byte-pair encoding, as all that follows */
+    bool fuse_unk, ignore_merges; /* byte-pair encoding, as all fields below */
     int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
-    uint8_t *whole;               /* (size) does its text become this token? 0: not known, 1: yes, 2: no */
+    uint8_t *whole;               /* (size) do merges make the token of its text? 0: unknown, 1: yes, 2: no */
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
-    bool cuts;                    /* no merge is across the start of a run of U+2581: words end there */
+    bool cuts;                    /* no merge crosses the start of a run of U+2581: words end there */
 } tt__model;
 
 typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
 
 typedef struct tt__finisher {
-    tt__around before, behind;     /* ids around those of a text */
+    tt__around before, behind;     /* ids before and after those of a text */
     int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
     tt__step_list decode;
-    bool decodes;                  /* there is a decoder; else tokens are joined by spaces */
+    bool decodes;                  /* has a decoder; otherwise spaces join tokens */
 } tt__finisher;
 
 struct tt_tokenizer {
     tt_context *ctx;
     tt__unicode *unicode;
-    tt__chunk *chunks;            /* the texts of steps and added tokens */
+    tt__chunk *chunks;            /* texts of steps and added tokens */
     tt__step_list normalize, split;
-    bool maps_ascii;              /* `ascii` is all that normalizers do to ASCII; above 0x7F: they drop it */
+    bool maps_ascii;              /* normalizers map ASCII only by `ascii`; a value above 0x7F: dropped */
     uint8_t ascii[128];
-    int mapped_at;                /* splitters from here on see bytes as characters; split.n: none */
+    int mapped_at;                /* splitters after this one see bytes as characters; split.n: none do */
     tt__vocab vocab;
     tt__model model;
     tt__finisher finish;
-    int size;                     /* the largest id, and 1 */
+    int size;                     /* max id plus 1 */
     tt__added *added;
     int n_added, cap_added;
-    int32_t *added_of;            /* (size) which of these an id is; -1: none */
-    tt__added_tree trees[2];      /* those looked for before and after normalization */
-    bool lowercase;               /* of a vocab.txt, of which nothing is kept */
-    tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
+    int32_t *added_of;            /* (size) place of an id in `added`; -1: not added */
+    tt__added_tree trees[2];      /* added tokens to find before and after normalization */
+    bool lowercase;               /* of a vocab.txt, which is not kept */
+    tt__kept_file kept[6];        /* files that tt_tokenizer_save writes */
     int n_kept;
 };
 
@@ -28134,7 +28142,7 @@ void tt_tokenizer_free(tt_tokenizer *k)
 }
 
 /* ==== src/text/lookups.h */
-/* ---- bytes as characters (GPT-2): the printable ones of Latin-1 are themselves, others U+0100 to U+0143 */
+/* ---- bytes as characters (GPT-2): printable ones of Latin-1 as themselves, others as U+0100 to U+0143 */
 
 static bool tt__byte_prints(uint32_t b)
 {
@@ -28146,7 +28154,7 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* -1: of none */
+static int tt__char_byte(uint32_t c) /* -1: c stands for no byte */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -28156,23 +28164,23 @@ static int tt__char_byte(uint32_t c) /* -1: of none */
 
 /* ---- texts */
 
-/* How many ASCII letters the next 8 bytes begin with. */
+/* Returns how many ASCII letters the next 8 bytes begin with. */
 static inline size_t tt__ascii_letters(const char *text)
 {
     const uint64_t ones = 0x0101010101010101u;
     uint64_t all;
     memcpy(&all, text, 8);
-    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* what follows are bits 7 of bytes */
+    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* from here on, bits 7 of bytes count */
     const uint64_t below = ~(lower + (0x80 - 'a') * ones), above = lower + (0x7F - 'z') * ones;
     const uint64_t others = (below | above | all) & 0x80 * ones;
     return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
 }
 
-/* Where the run of characters ends from `at` on whose bits & mask are `value`. */
+/* Returns the end of the run of characters from `at` on whose bits & mask equal `value`. */
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
-    const bool letters = (bits[0x61] & mask) == value; /* of a, as of all letters of ASCII */
+    const bool letters = (bits[0x61] & mask) == value; /* the answer for 'a' holds for all ASCII letters */
     for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
@@ -28182,7 +28190,7 @@ static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, cons
     }
 }
 
-/* Where the white space begins that a text ends with, not before `from`. */
+/* Returns where the white space at the end of a text begins, not before `from`. */
 static size_t tt__white_begin(const uint8_t *bits, const char *text, size_t from, size_t end)
 {
     while (end > from) {
@@ -28207,7 +28215,7 @@ static bool tt__is_ascii(const char *text, size_t bytes)
 
 /* ---- lookups */
 
-/* The first 8 bytes of a text, or zeros behind it. `readable` bytes may be read. */
+/* Returns the first 8 bytes of a text, padded with zeros. `readable`: bytes that may be read there. */
 static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t readable)
 {
     uint64_t head = 0;
@@ -28219,13 +28227,13 @@ static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t rea
     return head;
 }
 
-/* The slot that holds a text, or the free one where it belongs. */
+/* Returns the slot that holds a text, or the free slot where the text belongs. */
 static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *text, size_t bytes,
                                          uint64_t head)
 {
     uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
     for (size_t i = 8; i < bytes; i += 8) {
-        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two may overlap */
+        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two words may overlap */
         hash = (hash ^ hash >> 32 ^ word) * 0xFF51AFD7ED558CCDu;
     }
     for (uint32_t at = (uint32_t)(hash >> 32 ^ hash) & t->mask;; at = (at + 1) & t->mask) {
@@ -28242,7 +28250,7 @@ static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t byt
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* The same among all tokens, the vocabulary's and added ones. */
+/* Returns the id of a text among all tokens: those of the vocabulary and added ones. -1: none. */
 static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 {
     const int id = tt__token_find(&k->vocab.by_text, text, bytes);
@@ -28256,18 +28264,19 @@ static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: paren
     return at;
 }
 
-static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no token goes on so */
+static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no such token */
 {
     const uint64_t edge = t->edges[tt__prefix_slot(t, (uint64_t)node << 8 | (uint8_t)byte)];
     return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);
 }
 
 /* ==== src/text/encoder.h */
-/* ---- a text's way to ids */
+/* ---- the state of a text that is being encoded */
 
 typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
 
-/* Room for n items of which the contents do not matter. NULL leaves no error: loader threads use it. */
+/* Returns memory for n items, with any contents. NULL: out of memory, without an error: loader threads call
+   it. */
 static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
 {
     size_t bytes;
@@ -28280,7 +28289,7 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-enum { /* buffers of an encoder: of normalized texts two in turn, of splitters' one for each */
+enum { /* buffers of an encoder; normalizers use two in turn, and each splitter has its own */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
     TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
@@ -28290,16 +28299,17 @@ struct tt__encoder {
     const tt_tokenizer *k;
     void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
     int32_t *ids;
-    int64_t count, room;   /* ids so far, of which `room` are kept */
-    bool whole;            /* count all ids; else some of those beyond room */
+    int64_t count, room;   /* ids so far; how many are kept */
+    bool whole;            /* counts all ids; else not all of those beyond room */
     bool failed;           /* out of memory */
-    bool ascii;            /* all of the text is */
-    const char *origin;    /* the text at hand, normalized, of so many bytes */
+    bool ascii;            /* the whole text is ASCII */
+    const char *origin;    /* the current text, normalized, and its bytes */
     size_t origin_bytes;
-    size_t front;          /* so many bytes at its front stand for its first character before that: a part of
-                              a splitter's that begins with one of them is the text's first */
+    size_t front;          /* number of bytes at the start of `origin` that stand for the text's first
+                              character before normalization. A splitter's part that begins with one of them
+                              is the first part of the text */
     tt__buffer buffers[TT__BUFFERS];
-    char few[TT__SPLIT_TEXT][TT__FEW]; /* the first of these texts, while they are short */
+    char few[TT__SPLIT_TEXT][TT__FEW]; /* the first buffers, for short texts */
 };
 
 static void tt__encoder_init(tt__encoder *e, const tt_tokenizer *k)
@@ -28329,21 +28339,21 @@ static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
     return memory;
 }
 
-/* tt__token_head of a part of a text. */
+/* Returns the tt__token_head of a part of the encoder's text. */
 static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, size_t bytes)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* The token that a word of a text stands for; -1: none. */
+/* Returns the token whose word is `text`. -1: none. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;
     return bytes > t->longest ? -1 : tt__token_slot(t, text, bytes, tt__part_head(e, text, bytes))->id;
 }
 
-/* The next character, of bytes that stand for one each if `mapped`. */
+/* Returns the next character and moves *at past it. mapped: each byte stands for one character. */
 static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_t *at)
 {
     return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
@@ -28352,24 +28362,24 @@ static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_
 /* ==== src/text/normalize.h */
 /* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
-/* A new text that a normalizer makes of an old one, and how much of the new one's front stands for the front
-   of the old one (see tt__encoder), as `tokenizers` aligns them (NormalizedString): what is put with a change
-   of 0 stands for the old text's next character, with a change of -n for the n characters behind that too,
-   and with a change of 1 for the same as what was put before. */
+/* A new text that a normalizer makes of an old one. It also tracks which bytes of the new text stand for the
+   front of the old text (see tt__encoder), as NormalizedString of `tokenizers` aligns them. A piece that is
+   put with a change of 0 stands for the next character of the old text, with a change of -n also for the n
+   characters after that, and with a change of 1 for the same as the piece put before. */
 typedef struct tt__rewrite {
     tt__encoder *e;
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* does the front matter? Else the rest is not used. */
+    bool aligns;           /* does the front matter? Otherwise the fields below are unused. */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* what of the old text is passed; the new front, so far */
-    size_t size;           /* of what was put last, whose change may still become less; 0: of none */
+    size_t at, to_front;   /* bytes of the old text passed so far; bytes of the new front so far */
+    size_t size;           /* of the piece put last, whose change may still decrease; 0: none */
     int64_t change;
 } tt__rewrite;
 
-/* Room for so many bytes more. False: there is none, now or before. */
+/* Makes room for `more` bytes. Returns false if memory is out, now or earlier. */
 static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 {
     tt_context *ctx = w->e->k->ctx;
@@ -28386,7 +28396,7 @@ static bool tt__rewrite_room(tt__rewrite *w, size_t more)
     return true;
 }
 
-/* Begins a text in one of the encoder's buffers. */
+/* Begins a new text in one of the encoder's buffers. */
 static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *text, size_t bytes, bool aligns)
 {
     tt__rewrite w = {e, &e->buffers[buffer], NULL, 0, 0, aligns, text, bytes, e->front, 0, 0, 0, 0};
@@ -28397,7 +28407,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Passes what was put last. */
+/* Ends the piece put last: adds it to the new front if it stands for the old one, and passes its old
+   characters. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -28431,7 +28442,7 @@ static void tt__rewrite_skip(tt__rewrite *w, size_t bytes)
     w->at += bytes;
 }
 
-/* Puts a text that stands for a part of the old one; to NULL: the part itself. */
+/* Puts `to`, which stands for `part` of the old text. NULL: puts `part` itself. */
 static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, const char *to, size_t to_bytes)
 {
     int64_t old = 0, made = 0;
@@ -28445,10 +28456,10 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
         tt__utf8_next(to, to_bytes, &at);
         tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) w->change -= old - made; /* of none, where the text begins with what is taken away */
+    if (made < old) w->change -= old - made; /* has no effect where removed text comes first */
 }
 
-/* Ends the new text. */
+/* Ends the new text and returns it. */
 static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 {
     tt__rewrite_pass(w);
@@ -28457,11 +28468,11 @@ static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
     return w->out;
 }
 
-/* ---- composition and decomposition: the Unicode Standard, section 3.11 */
+/* ---- composition and decomposition (Unicode Standard, section 3.11) */
 
 typedef struct tt__changed { uint32_t point; int32_t change; } tt__changed;
 
-/* Sorts each run of marks by combining class; spare has room for as many. */
+/* Sorts each run of marks by combining class. `spare` has room for n characters. */
 static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__changed *spare)
 {
     for (size_t i = 0, end; i < n; i = end + 1) {
@@ -28473,7 +28484,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
             lowest = rank < lowest ? rank : lowest;
             before = rank;
         }
-        while (!sorted && to < end) { /* a pass for each class that there is, of at most 63 */
+        while (!sorted && to < end) { /* one sweep per class, at most 63 */
             uint32_t next = UINT32_MAX;
             for (size_t k = i; k < end; k++) {
                 rank = tt__mark_rank(u, c[k].point);
@@ -28486,11 +28497,11 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
     }
 }
 
-/* Composes what is decomposed and sorted. Returns how many remain. */
+/* Composes characters that are decomposed and sorted. Returns how many remain. */
 static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count)
 {
     size_t kept = 0, starter = SIZE_MAX;
-    uint32_t before = 0; /* the rank of what was kept behind the starter; 0: nothing was */
+    uint32_t before = 0; /* rank of the character kept after the starter; 0: none */
     for (size_t i = 0; i < count; i++) {
         const uint32_t rank = tt__mark_rank(u, c[i].point);
         const bool free_way = starter != SIZE_MAX && (kept == starter + 1 || before < rank);
@@ -28507,13 +28518,13 @@ static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count
     return kept;
 }
 
-/* Puts a part of the old text decomposed, and composed again for NFC. Nothing moves or composes over the ends
-   of the part. */
+/* Puts a part of the old text decomposed, and for NFC composed. No mark moves, and nothing composes, across
+   the ends of the part. */
 static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
     tt__changed few[2][640], *c = few[0], *spare = few[1];
-    /* Characters but the first have two bytes at least. */
+    /* All characters but the first have at least two bytes. */
     size_t count = 0, most = (size_t)(kind == TT__STEP_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
     if (bytes > INT32_MAX) { w->e->failed = true; return; }
     if (most > TT__COUNT(few[0])) {
@@ -28531,7 +28542,7 @@ static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const cha
     for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
 }
 
-/* Does nothing move or compose over the start of this character? */
+/* Returns whether a character is a boundary: no mark moves, and nothing composes, across its start. */
 static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
 {
     uint32_t to[TT__DECOMPOSED];
@@ -28541,7 +28552,7 @@ static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
     return !tt__mark_rank(u, to[0]);
 }
 
-/* NFC, NFD and NFKD. */
+/* Normalizes a text to NFC, NFD or NFKD. */
 static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
@@ -28557,11 +28568,11 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 
 /* ---- Precompiled */
 
-/* Where the grapheme that begins at `at` ends. */
+/* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* a picture and what extends it; and a joiner */
-    bool consonant = false, linked = false;   /* a consonant and what extends it, with a linker in that */
+    bool picture = false, joined = false;     /* after a picture and its extenders; after a joiner there */
+    bool consonant = false, linked = false;   /* after a consonant and its extenders; with a linker in them */
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
@@ -28594,10 +28605,10 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
     return bytes;
 }
 
-/* What a Precompiled has for the shortest start of a text that it knows; NULL: it knows none. Its units are a
-   double-array trie (Aoe 1989; Yata's darts-clone): a byte leads from a node to its position xor the byte,
-   where the unit's lowest bits repeat the byte. Bit 8 of a unit: a text is known here, and the first unit
-   behind has its place. */
+/* Returns the text that a Precompiled map has for the shortest prefix of `text` that it knows. NULL: it knows
+   none. The map is a double-array trie (Aoe 1989; Yata's darts-clone). A byte leads from a node to the unit
+   at position xor byte, whose lowest bits repeat the byte. Bit 8 of a unit: the map knows the prefix up to
+   here, and the node's first unit has the place of its text. */
 static const char *tt__precompiled_find(const tt__step *s, const char *text, size_t bytes, size_t *to_bytes)
 {
     const size_t count = s->from_bytes / 4;
@@ -28611,7 +28622,7 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
             memcpy(&unit, s->from + 4 * at, 4);
             const size_t place = unit & INT32_MAX;
             if (place > s->to_bytes || ((uint8_t)s->to[place] & 0xC0) == 0x80) return NULL;
-            *to_bytes = strlen(s->to + place); /* a NUL is behind the last one too */
+            *to_bytes = strlen(s->to + place); /* the last text, too, ends with a NUL */
             return s->to + place;
         }
         if (i == bytes || !text[i]) return NULL;
@@ -28623,8 +28634,9 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
     return NULL;
 }
 
-/* A Precompiled, as `tokenizers` applies it: to graphemes of less than 6 bytes, of which it replaces all by
-   what it has for their start, and to the characters of others. */
+/* Applies a Precompiled map as `tokenizers` does. A grapheme of less than 6 bytes is replaced by the map's
+   text for the grapheme's start. In other graphemes, and if the map has no such text, each character is
+   replaced separately. */
 static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -28649,7 +28661,8 @@ static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const cha
 
 /* ---- normalizers of single characters, and of strings */
 
-/* What a character becomes by StripAccents, Lowercase or one of BERT's: so many code points. */
+/* Maps a character by StripAccents, Lowercase or a step of BERT's normalizer. Returns the number of code
+   points. */
 static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, uint32_t to[3])
 {
     to[0] = c;
@@ -28667,7 +28680,7 @@ static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, u
     }
 }
 
-/* The same of ASCII, of which there is most; above 0x7F: it is dropped. */
+/* Maps an ASCII character, the most frequent kind. A result above 0x7F: the character is dropped. */
 static uint8_t tt__mapped_ascii(tt__step_kind kind, uint8_t c)
 {
     if (kind == TT__STEP_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
@@ -28696,11 +28709,11 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
     }
 }
 
-/* Replaces every `from` of a step, or runs of two and more spaces: the replacement stands for the last
-   character. */
+/* Replaces every `from` of a step, or every run of two or more spaces. The replacement stands for the last
+   character that it replaces. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
-    size_t from = 0; /* what is not in the new text yet */
+    size_t from = 0; /* bytes before it are in the new text */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
         n = 0;
         if (text[at] != s->from[0]) continue;
@@ -28727,7 +28740,7 @@ static const char *tt__trim(tt__encoder *e, const tt__step *s, const char *text,
     return text + from;
 }
 
-/* Does a normalizer leave the text as it is? */
+/* Returns whether a normalizer leaves a text unchanged. */
 static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *text, size_t bytes)
 {
     if (kind > TT__STEP_NONSPACING || kind == TT__STEP_LOWER || kind == TT__STEP_CLEAN) return false;
@@ -28735,7 +28748,7 @@ static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *
     return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
-/* What all normalizers do to ASCII, of which there is most. */
+/* Computes what all normalizers together do to ASCII, the most frequent text. */
 static void tt__normalize_ascii_by(tt_tokenizer *k)
 {
     bool maps = false, others = false;
@@ -28750,11 +28763,11 @@ static void tt__normalize_ascii_by(tt_tokenizer *k)
     k->maps_ascii = maps && !others;
 }
 
-/* Returns what the normalizers make of a text, which stays where it is if they change nothing. */
+/* Returns the normalized text: `text` itself if the normalizers change nothing. */
 static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
     const tt_tokenizer *k = e->k;
-    bool aligns = false; /* does it matter what is the text's front? */
+    bool aligns = false; /* does any splitter need to know the text's front? */
     for (int i = 0; i < k->split.n; i++) aligns |= k->split.all[i].prefix_first;
     e->front = 0;
     if (*bytes) tt__utf8_next(text, *bytes, &e->front);
@@ -28771,7 +28784,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
         const tt__step *s = &k->normalize.all[i];
         if (s->kind == TT__STEP_TRIM) text = tt__trim(e, s, text, bytes);
         if (s->kind == TT__STEP_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
-        /* the text may be in the other one */
+        /* Two buffers take turns, as the text may be in the other one. */
         tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
         size_t first = 0;
         switch (s->kind) {
@@ -28799,7 +28812,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
 
-/* The bytes of a contraction behind its apostrophe; 0: there is none. U+017F is an s in another case. */
+/* Returns the bytes of a contraction after its apostrophe. 0: there is none. U+017F is a kind of "s". */
 static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
 {
     const char other = any_case ? 0x20 : 0;
@@ -28810,7 +28823,7 @@ static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
     return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
 }
 
-/* Where the match that begins at `at` ends; every character is in one. */
+/* Returns the end of the match of a pattern that begins at `at`. Every character is in a match. */
 static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
                               size_t at)
 {
@@ -28818,7 +28831,7 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
     size_t next = at, after, end;
     const uint32_t c = tt__utf8_next(text, bytes, &next);
     const int kind = bits[c] & kinds;
-    int then = -1; /* what is behind c; -1: the end */
+    int then = -1; /* class of the character after c; -1: end of text */
     after = next;
     if (c == '\'' && (end = tt__contraction(text + next, bytes - next, p->any_case)) > 0) return next + end;
     if (kind == TT__IS_LETTER) return tt__bits_end(bits, kinds, kind, text, bytes, next);
@@ -28845,14 +28858,14 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
     return tt__utf8_last(text, end);
 }
 
-static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* three of them */
+static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are the next three digits? */
 {
     size_t n = 0;
     while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
     return n == 3;
 }
 
-/* Where the piece ends that a splitter makes at `at`. */
+/* Returns the end of the piece that a splitter makes from `at` on. */
 static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
@@ -28881,7 +28894,8 @@ static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Is the part that begins at text + from the text's first? first: so could be one that begins with `text`. */
+/* Returns whether the part that begins at text + from is the first part of the whole text. first: a part that
+   begins with `text` may be. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
@@ -28890,8 +28904,8 @@ static bool tt__is_first(const tt__encoder *e, bool first, const char *text, siz
 
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first);
 
-/* Cuts a text into words between white space, and of BERT, punctuation, and these by the splitters from
-   `step` on. */
+/* Cuts a text at white space and, in BERT's splitter, also before and after punctuation. Splitters from
+   `step` on cut the resulting words. */
 static void tt__split_white(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
@@ -28908,7 +28922,7 @@ static void tt__split_white(tt__encoder *e, int step, const char *text, size_t b
     }
 }
 
-/* Cuts a text into words by the splitters from `step` on. first: see tt__is_first. */
+/* Cuts a text into words with the splitters from `step` on. first: see tt__is_first. */
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
@@ -28943,7 +28957,7 @@ static void tt__split_text(tt__encoder *e, int step, const char *text, size_t by
 /* ==== src/text/wordpiece.h */
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
-/* The longest token that a part of a word begins with, of at most so many bytes, and how many it has; -1:
+/* Returns the longest token that a text of `bytes` bytes begins with, and sets *taken to its bytes. -1:
    none. */
 static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
                               size_t *taken)
@@ -28957,9 +28971,9 @@ static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, co
     return id;
 }
 
-/* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
-   on; one unknown token where that ends before the word does. Within tt__wordpiece_word most words would pay
-   for its registers. */
+/* Adds the tokens of a word by WordPiece (Devlin et al. 2019): the longest token that the word begins with,
+   then the longest that continues it, and so on. Adds one unknown token if a part of the word has none. It is
+   not inlined: in tt__wordpiece_word, most words would pay for its registers. */
 static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -28983,7 +28997,7 @@ static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const
 static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__vocab *v = &e->k->vocab;
-    int id = -1; /* most words are short, and one token */
+    int id = -1; /* most words are short and one token */
     if (bytes <= 8 && bytes <= (uint64_t)e->k->model.word_chars)
         id = tt__token_slot(&v->by_word, text, bytes, tt__part_head(e, text, bytes))->id;
     if (id >= 0) tt__encoder_id(e, id);
@@ -28993,11 +29007,13 @@ static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 /* ==== src/text/bpe.h */
 /* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
 
-/* Sennrich et al. 2016: the symbols of a word are merged, those of the earliest merge first. Most words are
-   one token: whether the merges make the token of its text is found out when the word is first met. */
-enum { TT__BPE_SHORT = 64 }; /* bytes of a word whose merges are found by looking through all */
+/* Byte-pair encoding (Sennrich et al. 2016): merges the symbols of a word, earliest merges first. Most words
+   are one token. Whether the merges turn a token's text into that token is tested when the word first occurs,
+   and noted in `whole`. */
+/* Max bytes of a word whose next merge is found by a scan of all pairs. */
+enum { TT__BPE_SHORT = 64 };
 
-/* Pair UINT64_MAX: none. */
+/* Returns the merge of two symbols. If they have none, its `pair` is UINT64_MAX. */
 static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, int32_t right)
 {
     const tt__model *m = &k->model;
@@ -29007,8 +29023,8 @@ static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, in
     return &m->merges[at];
 }
 
-/* The symbols of one character: its token, else those of its bytes, else an unknown one, which waits in
-   *unknown for more of its kind. Returns how many are added. */
+/* Writes the symbols of one character: its token, else the tokens of its bytes, else the unknown token. That
+   one is only noted in *unknown, as more unknown characters may join it. Returns how many are written. */
 static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, bool *unknown)
 {
     char text[4];
@@ -29032,7 +29048,7 @@ static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, boo
     return n;
 }
 
-/* The symbols of a word: at most 2 for each byte, and one. */
+/* Writes the symbols of a word, at most 2 for each byte and one more. Returns how many. */
 static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *to)
 {
     const bool mapped = k->mapped_at < k->split.n;
@@ -29053,7 +29069,7 @@ static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_
     const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
     for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
     while (n > 1) {
-        uint32_t best = UINT32_MAX; /* the rank where there is no merge */
+        uint32_t best = UINT32_MAX; /* rank of pairs without a merge */
         size_t at = 0;
         for (size_t i = 0; i + 1 < n; i++)
             if (merges[i]->rank < best) best = merges[i]->rank, at = i;
@@ -29105,14 +29121,14 @@ static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
     return top;
 }
 
-/* The same of a word of any length, in n log n. */
+/* Merges the symbols of a word of any length in place, in time n log n. Returns how many are left. */
 static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
 {
     const tt_tokenizer *k = e->k;
     size_t pairs = 0, left = 0;
     if (n > INT32_MAX / 2) { e->failed = true; return 0; }
     tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
-    /* each symbol begins a pair, and each merge makes two */
+    /* Each symbol begins a pair, and each merge makes two pairs. */
     tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
     if (e->failed) return 0;
     for (size_t i = 0; i < n; i++) {
@@ -29126,7 +29142,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
         if (first->id < 0 || first->after < 0) continue;
         tt__bpe_link *second = &links[first->after];
         const tt__bpe_rule *m = tt__bpe_merge(k, first->id, second->id);
-        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one of the two is another by now */
+        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one symbol of the pair has changed */
         first->id = top.id;
         first->after = second->after;
         second->id = -1;
@@ -29139,7 +29155,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
     return left;
 }
 
-/* The ids of a word without the start of a run of U+2581 inside. */
+/* Adds the ids of a word that has no start of a run of U+2581 inside. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29178,22 +29194,23 @@ static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 /* ==== src/text/unigram.h */
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* The best way to spell a word up to a byte, and from it on. */
+/* Best spelling of a word up to a byte, and from that byte on. */
 typedef struct tt__spelling {
     double score;
-    int32_t from, id;      /* the last token: where it begins; -1: there is no way yet */
-    int32_t to, next;      /* the next token of the best way through the word: where it ends */
+    int32_t from, id;      /* last token: its start (-1: no spelling yet) and id */
+    int32_t to, next;      /* next token of the word's best spelling: its end and id */
 } tt__spelling;
 
 static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
 {
-    if (s->from >= 0 && !(score > s->score)) return; /* of two with the same score the first stays */
+    if (s->from >= 0 && !(score > s->score)) return; /* of two equal scores the first counts */
     s->score = score;
     s->from = (int32_t)from;
     s->id = id;
 }
 
-/* The ids of characters that no token spells: a token that is all of them, else their bytes, else one id. */
+/* Adds the ids of characters that no token spells: one token for all of them if there is one, else the tokens
+   of their bytes, else one unknown token. */
 static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29204,8 +29221,9 @@ static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
     for (size_t i = 0; i < bytes && fallback; i++) tt__encoder_id(e, k->model.fallback[(uint8_t)text[i]]);
 }
 
-/* Unigram (Kudo 2018, section 3.2): the tokens whose scores have the largest sum, by the algorithm of Viterbi
-   over the bytes of a word. Where no token is the character at hand, an unknown one is tried too. */
+/* Encodes a word with Unigram (Kudo 2018, section 3.2): finds the tokens with the largest sum of scores, by
+   Viterbi's algorithm over the bytes of the word. Where no token equals the current character, an unknown
+   token is tried too. */
 static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29245,14 +29263,14 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
 }
 
 /* ==== src/text/encode.h */
-/* ----------------------------------------------------------------------------------------- tokenizer: ids */
+/* --------------------------------------------------------------------------- tokenizer: from texts to ids */
 
 static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes, size_t at)
 {
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Cuts a text at the added tokens of a tree: 0 before normalization, 1 after it. */
+/* Cuts a text at added tokens and encodes the rest. tree: 0 before normalization, 1 after it. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
 static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -29271,7 +29289,7 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
     const tt_tokenizer *k = e->k;
     const tt__added_tree *t = &k->trees[tree];
     const uint8_t *bits = k->unicode->bits;
-    size_t from = 0, white_to = 0; /* what is before white_to, and behind a token, is white space */
+    size_t from = 0, white_to = 0; /* text before white_to and after a token is white space */
     for (size_t at = 0; t->prefixes.count && at < bytes && !tt__encoder_done(e);) {
         const char *next = t->first < 0 ? text + at : (const char *)memchr(text + at, t->first, bytes - at);
         if (!next) break;
@@ -29299,8 +29317,8 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
     if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, tree, text + from, bytes - from, starts);
 }
 
-/* The ids of a text without those around it, of which `room` are kept. Returns how many there are: of those
-   beyond room, all if `whole`, else some. -1: out of memory. */
+/* Encodes a text, without the ids around it. Keeps the first `room` ids. Returns the number of ids; those
+   beyond `room` are all counted only if `whole`. -1: out of memory. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
                           bool whole)
 {
@@ -29314,7 +29332,7 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     e.whole = whole;
     e.ascii = tt__is_ascii(text, bytes);
     const size_t valid = e.ascii ? bytes : tt__utf8_invalid(text, bytes);
-    if (valid < bytes) { /* U+FFFD for what is no UTF-8 */
+    if (valid < bytes) { /* U+FFFD for invalid bytes */
         tt__rewrite w = tt__rewrite_begin(&e, TT__CLEAN_TEXT, text, bytes, false);
         tt__rewrite_put(&w, text, valid, 0);
         for (size_t at = valid; at < bytes;) {
@@ -29328,8 +29346,8 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     return e.failed ? -1 : e.count;
 }
 
-/* tt_tokenize, which reads on to the end of a text that is longer if `whole`, and returns how many ids it
-   has: of those beyond max_tokens, all if `whole`, else some. */
+/* Does the work of tt_tokenize. Returns the number of ids of the text; those beyond max_tokens are all
+   counted only if `whole`, which reads to the end of the text. -1: out of memory. */
 static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
                         bool whole)
 {
@@ -29364,9 +29382,9 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
 }
 
 /* ==== src/text/decode.h */
-/* --------------------------------------------------------------------------------------- tokenizer: texts */
+/* --------------------------------------------------------------------------- tokenizer: from ids to texts */
 
-/* Parts of a text, one behind the other. */
+/* Parts of a text, one after another in one buffer. */
 typedef struct tt__parts {
     tt_context *ctx;
     char *text;
@@ -29388,7 +29406,7 @@ static void tt__parts_add(tt__parts *p, const char *text, size_t bytes)
     p->used += bytes;
 }
 
-static void tt__parts_end(tt__parts *p) /* ends the part at hand */
+static void tt__parts_end(tt__parts *p) /* ends the current part */
 {
     p->failed |= !TT__GROW(p->ctx, p->ends, p->n, p->capacity);
     if (!p->failed) p->ends[p->n++] = p->used;
@@ -29400,7 +29418,7 @@ static void tt__parts_free(tt__parts *p)
     tt__free(p->ctx, p->ends);
 }
 
-/* Adds a text, with U+FFFD for what is no UTF-8. */
+/* Adds a text, with U+FFFD in place of bytes that are not UTF-8. */
 static void tt__parts_valid(tt__parts *p, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -29415,14 +29433,14 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-static int tt__byte_token(const char *text, size_t bytes) /* what "<0x0A>" stands for; -1: nothing */
+static int tt__byte_token(const char *text, size_t bytes) /* the byte of "<0x0A>" and the like; else -1 */
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-/* Adds the parts `bytes`, which are one byte each: a text, or where they are none U+FFFD for each. */
+/* Adds single bytes as one part, their text, if they are UTF-8. Otherwise adds one U+FFFD for each byte. */
 static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
 {
     if (!*n) return;
@@ -29438,7 +29456,7 @@ static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
     *n = 0;
 }
 
-/* Replaces every `from` by a text that is no longer, in place. Returns the bytes. */
+/* Replaces every `from` by `to`, which is no longer, in place. Returns the new number of bytes. */
 static size_t tt__shorten(char *text, size_t bytes, const char *from, const char *to)
 {
     const size_t from_bytes = strlen(from), to_bytes = strlen(to);
@@ -29453,7 +29471,8 @@ static size_t tt__shorten(char *text, size_t bytes, const char *from, const char
     return n;
 }
 
-/* A token that goes on is joined to the one before; others get a space in front, or are cleaned of it. */
+/* Adds a WordPiece token. A token that continues a word is joined to the token before. Other tokens get a
+   space before them. Cleanup removes some of these spaces. */
 static void tt__decode_piece(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     static const char *const cleaned[][2] = {
@@ -29492,7 +29511,8 @@ static void tt__decode_part(const tt__step *s, const char *text, size_t bytes, b
     tt__parts_end(to);
 }
 
-/* Bytes that stand for characters become bytes again; a token that has other characters stays. */
+/* Adds a token of byte-level encoding, each character turned into the byte that it stands for. A token with
+   other characters is added unchanged. */
 static void tt__decode_bytes(const char *text, size_t bytes, tt__parts *to)
 {
     const size_t used = to->used;
@@ -29541,7 +29561,7 @@ static void tt__decode_step(const tt__step *s, const tt__parts *from, tt__parts 
     tt__free(to->ctx, run);
 }
 
-/* The text of an id as decoders get it; NULL: it has none. */
+/* Returns the text of an id as decoders receive it. NULL: the id has no text. */
 static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
     if (id < 0 || id >= k->size) return NULL;
@@ -29585,22 +29605,24 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
     return bytes;
 }
 
-/* What a text begins with depends on what is decoded before it (a first word has no space before it, a
-   character may have begun), so new ids are decoded behind some that are decoded already: a context. */
+/* A decoder of ids that arrive one after another. What a text begins with depends on the ids before it: a
+   first word has no space before it, and a character may have begun. New ids are therefore decoded together
+   with a context: some ids that are decoded already. */
 struct tt_decode_stream {
     const tt_tokenizer *k;
     bool skip_special;
-    bool bytes;         /* tokens may end inside of a character */
-    bool runs;          /* of tokens for single bytes */
-    bool whole;         /* decoders look at the whole text: nothing is certain before its end */
-    int32_t *ids;       /* the context, and those behind it whose text is not certain yet */
+    bool bytes;         /* a token may end inside a character */
+    bool runs;          /* there may be runs of single-byte tokens */
+    bool whole;         /* decoders need the whole text: nothing is final before its end */
+    int32_t *ids;       /* the context, then ids whose text is not final yet */
     int n, capacity;
-    int context;        /* ids that it has */
-    size_t given;       /* bytes of the text of `ids` that were returned */
-    tt__parts text;     /* which the caller may be reading */
+    int context;        /* number of ids of the context */
+    size_t given;       /* bytes of the text of `ids` returned so far */
+    tt__parts text;     /* the caller may still be reading it */
 };
 
-enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 }; /* more than this many are cut to the last of them */
+/* Max ids to keep, and the number of last ids to which a longer list is cut. */
+enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 };
 
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
 {
@@ -29608,7 +29630,7 @@ tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
     if (!s) return NULL;
     s->k = k;
     s->skip_special = skip_special;
-    bool fused = false; /* do decoders see the text in one? */
+    bool fused = false; /* does a step join all parts into one? */
     for (int i = 0; i < k->finish.decode.n; i++) {
         const tt__step *d = &k->finish.decode.all[i];
         size_t at = 0;
@@ -29630,7 +29652,8 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Leaves ids away whose text is given, but for a context with a text. clean: all of it is given. */
+/* Removes ids whose text has been returned, all but a context that has a text. clean: all has been
+   returned. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context
@@ -29706,7 +29729,7 @@ int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
 /* ==== src/text/read.h */
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
-/* A string of JSON, which may hold a NUL; NULL for another kind. */
+/* Returns a JSON string, which may hold a NUL. NULL: the node is not a string. */
 static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -29714,7 +29737,7 @@ static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
     return j->pool + j->nodes[node].integer;
 }
 
-/* Keeps a text as long as k. */
+/* Copies a text into memory that lives as long as k. */
 static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *from, size_t bytes,
                                const char **text)
 {
@@ -29722,7 +29745,7 @@ static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *f
     return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
 }
 
-/* The string `key` of an object, of at least one character, which is kept. */
+/* Reads the string `key` of an object, of at least one character, and keeps it as long as k. */
 static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, const char *key,
                                const char **text, size_t *bytes)
 {
@@ -29743,8 +29766,7 @@ static tt_status tt__unsupported(const tt__json *j, int node, const char *what, 
 
 typedef struct tt__step_name { const char *type; tt__step_kind kind; } tt__step_name;
 
-/* Adds the step that a type names. NULL and an error: the type is none of `known`, or there are too many
-   steps. */
+/* Adds the step that a type names. NULL and an error: the type is not in `names`, or steps are too many. */
 static tt__step *tt__read_step(const tt__json *j, int node, const char *what, const char *type,
                                const tt__step_name *names, int n, const char *known, tt__step_list *steps)
 {
@@ -29762,7 +29784,7 @@ static tt__step *tt__read_step(const tt__json *j, int node, const char *what, co
 
 typedef tt_status (*tt__reader)(tt_tokenizer *k, const tt__json *j, int node);
 
-/* Reads the members of a Sequence, the array `key`, one after the other. */
+/* Reads the members of a Sequence, in order, from its array `key`. */
 static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node, const char *key,
                                   tt__reader read)
 {
@@ -29775,8 +29797,8 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     return status;
 }
 
-/* The "type" of a component that is no Sequence. NULL: it is null, or a Sequence, the array `key`, that is
-   read now, or *status is an error. */
+/* Returns the "type" of a component. NULL: the component is null; or it is a Sequence, whose members in the
+   array `key` are now read; or *status is an error. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {
@@ -29791,7 +29813,7 @@ static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, c
     return NULL;
 }
 
-/* {"pattern": {"String": from}, "content": to}, or a regular expression instead of a String */
+/* Reads {"pattern": {"String": from}, "content": to}, or a known regular expression instead. */
 static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
@@ -29816,7 +29838,7 @@ static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, 
                     j->base + j->nodes[node].offset);
 }
 
-/* A digit of base 64 (RFC 4648); -1: none. */
+/* Returns the value of a base-64 digit (RFC 4648). -1: c is not a digit. */
 static int tt__base64_digit(char c)
 {
     if (c >= 'A' && c <= 'Z') return c - 'A';
@@ -29825,7 +29847,8 @@ static int tt__base64_digit(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* {"precompiled_charsmap": base 64 of the bytes of a trie, that trie, and texts with a NUL behind each} */
+/* Reads {"precompiled_charsmap": ...}: in base 64, the bytes of a trie, the trie, and texts that each end
+   with a NUL. */
 static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char key[] = "precompiled_charsmap";
@@ -29862,7 +29885,7 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* "clean_text", "handle_chinese_chars", "lowercase", "strip_accents" (null: as "lowercase") */
+/* Reads "clean_text", "handle_chinese_chars", "lowercase" and "strip_accents" (null: like "lowercase"). */
 static tt_status tt__read_bert(tt_tokenizer *k, const tt__json *j, int node)
 {
     bool clean = true, cjk = true, lower = true, accents = true;
@@ -29902,7 +29925,7 @@ static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int nod
     return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
 }
 
-/* The regular expressions that splitters know. */
+/* The regular expressions that splitters support. */
 static const struct { const char *regex; tt__step_name name; tt__pattern pattern; } tt__patterns[] = {
     {"[0-9][0-9][0-9]", {"", TT__STEP_TRIPLES}, {false, false, false, 0}}, /* Falcon */
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
@@ -29938,7 +29961,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
     const tt__step_name *name = &tt__patterns[known].name;
     const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    const bool whole = name->kind == TT__STEP_REGEX; /* every character is in a match, and nothing between */
+    const bool whole = name->kind == TT__STEP_REGEX; /* each character is in exactly one match */
     if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
@@ -29950,7 +29973,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
     return TT_OK;
 }
 
-/* "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files */
+/* Reads "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files. */
 static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node, const char **mark,
                                     size_t *bytes, const char **scheme)
 {
@@ -30061,7 +30084,7 @@ static tt_status tt__read_decoder(tt_tokenizer *k, const tt__json *j, int node)
     }
 }
 
-/* The id at `node`, in range. */
+/* Reads the id at `node` and checks its range. */
 static tt_status tt__read_id(const tt__json *j, int node, const char *what, int *id)
 {
     const tt__json_node *at = &j->nodes[node];
@@ -30076,7 +30099,7 @@ static tt_status tt__read_id(const tt__json *j, int node, const char *what, int 
 /* ==== src/text/template.h */
 /* ---- ids around a text */
 
-/* Puts an id among those around a text. */
+/* Inserts an id among the ids around a text, at place `at`. */
 static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, tt__around *to, int at,
                                 int id)
 {
@@ -30090,13 +30113,13 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...], "special_tokens": {name:
-   {"ids": [...]}}} */
+/* Reads a template: {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...],
+   "special_tokens": {name: {"ids": [...]}}}. */
 static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
 {
     tt_status status;
     int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    int sequences = 0, before = 0; /* so many of its ids stand before the text */
+    int sequences = 0, before = 0; /* number of ids before the text */
     tt__finisher *finish = &k->finish;
     for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
          child = j->nodes[child].after) {
@@ -30124,7 +30147,8 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
     return status;
 }
 
-/* The token of "cls" or "sep", [text, id], around a text. An id that is null is looked up. */
+/* Reads "cls" or "sep", [text, id], and puts that token before or after a text. If the id is null, the text
+   is looked up. */
 static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, const char *key)
 {
     int pair = tt__json_get(j, node, key), id = -1;
@@ -30148,7 +30172,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     tt_status status = TT_OK;
     const char *type = node < 0 ? NULL : tt__read_type(k, j, node, "post_processor", "processors",
                                                        tt__read_processor, &status);
-    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* that is of offsets */
+    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* ByteLevel only changes offsets */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
     if (strcmp(type, "RobertaProcessing") != 0 && strcmp(type, "BertProcessing") != 0)
         return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
@@ -30160,11 +30184,11 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
 /* ==== src/text/vocabulary.h */
 /* ---------------------------------------------------------------------------------- tokenizer: vocabulary */
 
-/* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
-   as "add_prefix_space" of tokenizer_config.json says, or as tt__llama_way. */
+/* How AutoTokenizer of transformers 5 marks the first word: as tokenizer.json says (FILE), as
+   "add_prefix_space" of tokenizer_config.json says (BYTES), or by tt__llama_way (LLAMA). */
 typedef enum tt__first_word { TT__FIRST_FILE, TT__FIRST_BYTES, TT__FIRST_LLAMA } tt__first_word;
 
-/* Room for `size` ids in a table. */
+/* Allocates a hash table for `size` ids. */
 static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
                           size_t size)
 {
@@ -30187,26 +30211,26 @@ static void tt__token_put(tt__ids_by_text *t, int id)
     t->longest = bytes > t->longest ? bytes : t->longest;
 }
 
-typedef struct tt__recipe { /* what a tokenizer is made of */
-    const tt__json *j;            /* tokenizer.json, or what stands for it without the vocabulary */
-    const char *text;             /* what j was parsed from */
-    const tt__json *way;          /* what has the pipeline in place of j; NULL: nothing */
+typedef struct tt__recipe { /* sources of a tokenizer */
+    const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
+    const char *text;             /* the text that j was parsed from */
+    const tt__json *way;          /* has the pipeline in place of j; NULL: j has it */
     tt__first_word first;
-    const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j, or in lines */
+    const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j or in lines */
     const tt__file_bytes *lines;  /* vocab.txt, or NULL */
     const tt__file_bytes *merges; /* merges.txt; NULL: merges are in j */
-    const char *path;             /* of vocab.txt or merges.txt */
-    const tt__json *config;       /* tokenizer_config.json; NULL, or empty: there is none */
+    const char *path;             /* path of vocab.txt or merges.txt */
+    const tt__json *config;       /* tokenizer_config.json; NULL or empty: none */
 } tt__recipe;
 
 typedef struct tt__vocab_reader {
     const tt__recipe *r;
     const tt__json *j;
-    int node, child, place;       /* the vocabulary; the next token's node and number */
-    size_t at, offset;            /* the next line's place; that of a token of JSON */
+    int node, child, place;       /* node of the vocabulary; node and number of the next token */
+    size_t at, offset;            /* place of the next line; offset of the last JSON token */
 } tt__vocab_reader;
 
-/* The next line of vocab.txt. */
+/* Reads the next line of vocab.txt. */
 static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes)
 {
     const char *text = v->r->lines->bytes + v->at;
@@ -30217,13 +30241,13 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     if ((!tt__is_ascii(text, end) && tt__utf8_invalid(text, end) < end) || memchr(text, 0, end))
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
                         "one token a line", v->r->path, v->place + 1);
-    *token = text; /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
+    *token = text; /* like `tokenizers`, drops white space at a line's end, as in "\r\r\n" */
     *bytes = tt__white_begin(k->unicode->bits, text, 0, end);
     return TT_OK;
 }
 
-/* The next token of a vocabulary: a member of {token: id, ...}, or a line or [token, score] whose number is
-   the id. *token: NULL behind the last one. */
+/* Reads the next token of a vocabulary: a member of {token: id, ...}, or a line or [token, score], whose
+   number is the id. *token is NULL after the last token. */
 static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes,
                                 int *id)
 {
@@ -30254,8 +30278,8 @@ static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char
                     j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
 }
 
-/* The bytes that a token of byte-level encoding stands for, at `to`. Returns how many; TT__NO_TOKEN: no text
-   has it. */
+/* Writes the bytes that a token of byte-level encoding stands for. Returns how many. TT__NO_TOKEN: it stands
+   for no bytes. */
 static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
 {
     uint32_t made = 0;
@@ -30267,7 +30291,7 @@ static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
     return made;
 }
 
-/* Room for a vocabulary of so many tokens and bytes, with the ids below k->size. */
+/* Allocates the memory of a vocabulary of `count` tokens and `bytes` bytes, with ids below k->size. */
 static bool tt__vocab_room(tt_tokenizer *k, size_t count, size_t bytes)
 {
     tt__vocab *v = &k->vocab;
@@ -30320,7 +30344,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
                             "id %d", j->path, reader.offset, id);
         memcpy(v->texts + v->used, key, n);
         v->texts[v->used + n] = 0;
-        v->text[id] = slice; /* of tokens that are there twice the last counts */
+        v->text[id] = slice; /* of equal tokens the last counts */
         tt__token_put(&v->by_text, id);
         if (!mapped) continue;
         v->word[id].start = slice.start;
@@ -30331,7 +30355,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     return status;
 }
 
-static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* room for twice as many edges */
+static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* makes room for twice as many edges */
 {
     const size_t slots = t->slots ? 2 * t->slots : 1024;
     uint64_t *old = t->edges;
@@ -30355,7 +30379,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     for (size_t i = 0; i <= bytes; i++) {
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* the last one is an edge that is free */
+            if (t->count == (1 << 28) - 1) /* else an edge could be UINT64_MAX: free */
                 return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
                                 t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
@@ -30366,16 +30390,16 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
             if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
         }
     }
-    if (bytes) t->ids[node] = id; /* of two tokens with the same text the last counts */
+    if (bytes) t->ids[node] = id; /* of two equal tokens the last counts */
     return TT_OK;
 }
 
-/* The tokens that continue a word, of WordPiece. */
+/* Makes the table of WordPiece's tokens that continue a word. */
 static tt_status tt__rest_of_vocab(tt_tokenizer *k)
 {
     tt__ids_by_text *t = &k->model.rest;
     const uint32_t piece = (uint32_t)strlen(k->model.piece);
-    for (int turn = 0, count = 0; turn < 2; turn++) { /* they are counted first */
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* the first turn counts them */
         if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
             return TT_ERR_MEMORY;
         t->skipped = piece;
@@ -30390,7 +30414,7 @@ static tt_status tt__rest_of_vocab(tt_tokenizer *k)
     return TT_OK;
 }
 
-/* The tree of the tokens. */
+/* Makes the tree of all tokens. */
 static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 {
     tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1); /* the root */
@@ -30406,9 +30430,9 @@ static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 /* ==== src/text/read_models.h */
 /* ----------------------------------------------------------------------- tokenizer: reading of the models */
 
-/* A number as the JSON reader of `tokenizers` takes it: its digits as an integer, of as many as 64 bits hold,
-   by a power of ten. That is not always the nearest double, and which of two spellings is better may hang on
-   the last bit. `at`: a number of valid JSON. */
+/* Returns a number as the JSON reader of `tokenizers` computes it: as many digits as 64 bits hold, as an
+   integer, times a power of ten. This is not always the nearest double, and the last bit may decide which of
+   two spellings of a word is better. `at` points to a number of valid JSON. */
 static double tt__unigram_score(const char *at)
 {
     const bool negative = *at == '-';
@@ -30440,7 +30464,7 @@ static double tt__unigram_score(const char *at)
     return negative ? -score : score;
 }
 
-/* The scores of Unigram's vocabulary, which has been read from `text`. */
+/* Reads the scores of Unigram's vocabulary. `text`: the text that j was parsed from. */
 static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char *text, int model)
 {
     const int node = tt__json_get(j, model, "vocab");
@@ -30460,18 +30484,18 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
                             "double", j->path, j->base + number->offset, id);
         least = m->scores[id] < least ? m->scores[id] : least;
     }
-    m->unk_score = least - 10; /* Kudo's and Richardson's SentencePiece has this penalty */
+    m->unk_score = least - 10; /* SentencePiece (Kudo and Richardson) has this penalty */
     return TT_OK;
 }
 
-typedef struct tt__bpe_merging { /* what a merge is read from, for errors, and room for what it makes */
+typedef struct tt__bpe_merging { /* where a merge is read, for errors; memory for its result */
     const char *path;
     size_t offset, count;
     char *joined;
     size_t room;
 } tt__bpe_merging;
 
-/* Room for so many merges. */
+/* Makes room for `count` merges. */
 static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_merging *m)
 {
     size_t slots = 64;
@@ -30492,7 +30516,7 @@ static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_mer
     return TT_OK;
 }
 
-/* The next merge, of two tokens into one that the vocabulary has. */
+/* Adds the next merge, of two tokens into a token of the vocabulary. */
 static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const char *left, size_t left_bytes,
                                    const char *right, size_t right_bytes)
 {
@@ -30512,14 +30536,14 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;
     to->id = id;
-    /* Is the start of a run of U+2581 in what it makes? */
+    /* Words cannot be cut at runs of U+2581 if a merge's result has the start of a run inside. */
     for (size_t i = 1; k->model.cuts && i + 3 <= left_bytes + right_bytes; i++)
         if (memcmp(m->joined + i, "\xE2\x96\x81", 3) == 0 &&
             (i < 3 || memcmp(m->joined + i - 3, "\xE2\x96\x81", 3) != 0)) k->model.cuts = false;
     return TT_OK;
 }
 
-/* [["a", "b"], ...], or ["a b", ...] of older files */
+/* Reads merges: [["a", "b"], ...], or ["a b", ...] in older files. */
 static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
 {
     tt_status status;
@@ -30538,7 +30562,7 @@ static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
                 right = space + 1;
                 right_bytes = left_bytes - (size_t)(right - left);
                 left_bytes = (size_t)(space - left);
-                *space = 0; /* for errors */
+                *space = 0; /* ends `left` in errors */
             }
             if (space && memchr(right, ' ', right_bytes)) right = NULL;
         } else if (at->kind == TT__JSON_ARRAY && at->count == 2) {
@@ -30554,7 +30578,7 @@ static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
     return TT_OK;
 }
 
-/* A line "a b" a merge, but for the first, "#version: ...". */
+/* Reads merges.txt: a merge "a b" on each line. Skips lines that begin with "#version". */
 static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt__file_bytes *file)
 {
     tt__bpe_merging m = {path, 0, 0, NULL, 0};
@@ -30583,7 +30607,7 @@ static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt
     return status;
 }
 
-/* What decides ids beside vocabulary and merges. */
+/* Reads the options of a model that affect ids, all but vocabulary and merges. */
 static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, const char **unk)
 {
     tt__model *m = &k->model;
@@ -30601,7 +30625,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
         m->unk = (int)id;
         return status == TT_OK ? tt__json_read_bool(j, model, "byte_fallback", &m->byte_fallback) : status;
     }
-    /* older files of DistilBERT have no "type" */
+    /* Older files of DistilBERT have no "type". */
     const bool untyped = tt__json_get(j, model, "type") < 0;
     const bool wordpiece = untyped ? tt__json_get(j, model, "max_input_chars_per_word") >= 0
                                    : strcmp(type, "WordPiece") == 0;
@@ -30611,7 +30635,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
     status = tt__json_read_string(j, model, "unk_token", false, unk);
     if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
     if (status == TT_OK && wordpiece) {
-        m->word_chars = 100; /* as `tokenizers` has them where a file says nothing */
+        m->word_chars = 100; /* default of `tokenizers` */
         if (!*unk) *unk = "[UNK]";
         if (tt__json_get(j, model, "continuing_subword_prefix") < 0) prefix = "##";
         status = tt__keep_text(k, j, prefix, strlen(prefix), &m->piece);
@@ -30631,7 +30655,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
     return status;
 }
 
-/* What a model needs of its vocabulary. unk: the text of the unknown token, or NULL. */
+/* Prepares what a model needs from its vocabulary. unk: the text of the unknown token, or NULL. */
 static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int model, const char *unk)
 {
     tt__model *m = &k->model;
@@ -30666,8 +30690,8 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
 /* ==== src/text/added.h */
 /* -------------------------------------------------------------------------------- tokenizer: added tokens */
 
-/* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of
-   two of the same text the later counts. */
+/* Reads an added token: an object with "content" and perhaps "id". `id` is used if the object has no "id". Of
+   two tokens with the same text the later one counts. */
 static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, int id)
 {
     tt__added a;
@@ -30702,7 +30726,7 @@ static tt_status tt__read_added_list(tt_tokenizer *k, const tt__json *j, int lis
     return status;
 }
 
-/* Gives an added token the text that it is looked for as, among texts that are normalized. */
+/* Gives an added token the text that is searched for in normalized texts: its own text, normalized. */
 static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *path)
 {
     tt__encoder e;
@@ -30719,7 +30743,7 @@ static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *
     return TT_OK;
 }
 
-/* Gives the added tokens their ids and makes what they are found by. */
+/* Gives the added tokens their ids and fills the tables that find them. */
 static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 {
     tt__vocab *v = &k->vocab;
@@ -30728,7 +30752,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         tt__added *a = &k->added[i];
         const int there = tt__any_token(k, a->text, a->bytes);
         if (a->id < 0) a->id = there;
-        if (a->id < 0) continue; /* a default that this vocabulary has not */
+        if (a->id < 0) continue; /* a default that the vocabulary lacks */
         if (there >= 0 ? there != a->id : v->text[a->id].bytes != TT__NO_TOKEN)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
                             path, a->text, a->id, there >= 0
@@ -30747,7 +30771,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         if (a->id < 0 || k->added_of[a->id] != i) continue;
         a->skipped = a->special;
         if (a->normalized && k->normalize.n) status = tt__normalize_added(k, a, path);
-        if (status != TT_OK || !a->bytes) continue; /* a normalizer removes all of it */
+        if (status != TT_OK || !a->bytes) continue; /* a normalizer removes all of its text */
         tt__added_tree *t = &k->trees[a->normalized];
         const uint8_t byte = (uint8_t)a->text[0];
         t->first = t->prefixes.count && t->first != byte ? -1 : byte;
@@ -30760,7 +30784,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 /* ==== src/text/build.h */
 /* ------------------------------------------------------------------------------------ tokenizer: building */
 
-/* "add_prefix_space", and of LlamaTokenizer "legacy", of tokenizer_config.json. */
+/* Applies "add_prefix_space" of tokenizer_config.json and, for LlamaTokenizer, its "legacy". */
 static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const tt__json *config)
 {
     const bool llama = first == TT__FIRST_LLAMA;
@@ -30774,14 +30798,14 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
         tt__step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
-        s->prefix_always = prefix && legacy; /* of each part between added tokens, or of the first alone */
+        s->prefix_always = prefix && legacy; /* every part between added tokens, or only the first */
         s->prefix_first = prefix && !legacy;
     }
-    if (llama && !prefix) k->finish.decode.n--; /* which strips it */
+    if (llama && !prefix) k->finish.decode.n--; /* the step that strips the prefix */
     return status;
 }
 
-/* The added tokens of tokenizer_config.json, {id: {"content": ...}, ...}. */
+/* Reads the added tokens of tokenizer_config.json: {id: {"content": ...}, ...}. */
 static tt_status tt__read_added_decoder(tt_tokenizer *k, const tt__json *config)
 {
     const int list = config->count ? tt__json_get(config, 0, "added_tokens_decoder") : -1;
@@ -30799,8 +30823,7 @@ static tt_status tt__read_added_decoder(tt_tokenizer *k, const tt__json *config)
     return status;
 }
 
-/* A text that spells out one of these of BERT has that token there. The first three must be in a
-   vocab.txt. */
+/* Tokens of BERT. A text that spells one out has that token there. A vocab.txt must have the first three. */
 static const struct { const char *text; tt_special_token role; } tt__bert_tokens[] = {
     {"[UNK]", TT_TOKEN_UNK}, {"[CLS]", TT_TOKEN_CLS}, {"[SEP]", TT_TOKEN_SEP}, {"[PAD]", TT_TOKEN_PAD},
     {"[MASK]", TT_TOKEN_MASK}};
@@ -30823,7 +30846,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
                         tt__json_kind_name(j, 0));
     const int model = tt__json_get(j, 0, "model");
     tt_status status = tt__read_model(k, j, model, &unk);
-    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* BPE's alone */
+    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* only BPE has it */
     if (r.way && status == TT_OK) status = tt__read_model(k, r.way, tt__json_get(r.way, 0, "model"), &unk);
     const tt__json *way = r.way ? r.way : j;
     const struct { const tt__json *from; const char *key; tt__reader read; } parts[] = {
@@ -30890,7 +30913,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     if (!k) return NULL;
     memset(&file, 0, sizeof file);
     memset(&j, 0, sizeof j);
-    j.ctx = ctx; /* also of what is not read */
+    j.ctx = ctx; /* tt__json_free needs it in any case */
     snprintf(text, sizeof text, format, lowercase ? "true" : "false");
     tt_status status = tt__file_open(ctx, vocab_path, &file);
     if (status == TT_OK && file.size > TT__VOCAB_BYTES)
@@ -30914,7 +30937,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     return NULL;
 }
 
-/* What of tokenizer_config.json changes ids. */
+/* Reads the members of tokenizer_config.json that affect ids. */
 static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
 {
     tt_status status = TT_OK;
@@ -30927,7 +30950,7 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
                         tt__json_kind_name(j, 0));
     for (int k = 0; k < TT__COUNT(members) && status == TT_OK; k++) {
         status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
-        if (k == 0) accents = *lowercase; /* strip_accents follows do_lower_case when it is null */
+        if (k == 0) accents = *lowercase; /* strip_accents null: like do_lower_case */
     }
     const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
                             : !cjk                  ? "\"tokenize_chinese_chars\" is false"
@@ -30941,8 +30964,8 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
 /* ==== src/text/folders.h */
 /* ------------------------------------------------------------------------------------- tokenizer: folders */
 
-/* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
-   freed in any case. */
+/* Opens a JSON file of a folder, if it exists; else j->count is 0. Writes the file's path to `path`, which j
+   points to. The caller frees j in any case. */
 static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
                                         const char *file)
 {
@@ -30953,8 +30976,8 @@ static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[
     return status == TT_OK && there ? tt__json_open(j, ctx, path) : status;
 }
 
-/* Reads a file of the folder, if it is there, and keeps it for tt_tokenizer_save. NULL: not there, or an
-   error. */
+/* Reads a file of the folder, if it exists, and keeps it for tt_tokenizer_save. NULL: the file does not
+   exist, or an error. */
 static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, const char *name,
                                            char path[TT__PATH], tt_status *status)
 {
@@ -30970,7 +30993,8 @@ static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, 
     return &kept->file;
 }
 
-/* The same of a file that is JSON. */
+/* Reads a JSON file of the folder, if it exists, keeps it for tt_tokenizer_save, and parses it into j. NULL:
+   the file does not exist, or an error. */
 static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, const char *name,
                                            char path[TT__PATH], tt__json *j, tt_status *status)
 {
@@ -30982,7 +31006,7 @@ static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, 
 static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
                                                            "cls_token", "sep_token", "mask_token"};
 
-/* Which token each role has, where a JSON object of the folder says so: a text, or an object with one. */
+/* Sets the tokens of roles that a JSON object names: as a text, or as an object with "content". */
 static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -30995,7 +31019,8 @@ static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* config.json's bos_token_id and so on: a number, or a list of which the first counts. */
+/* Sets the tokens of roles that config.json gives as bos_token_id and so on: a number, or the first of a
+   list. */
 static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -31010,7 +31035,8 @@ static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* Is that token one of ordinary texts: neither an added one nor called as "</s>" or "[SEP]" are? */
+/* Returns whether a token occurs in ordinary texts: it is not an added token, nor named like "</s>" or
+   "[SEP]". */
 static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
 {
     if (id < 0 || k->added_of[id] >= 0 || !k->vocab.text[id].bytes) return false;
@@ -31018,9 +31044,9 @@ static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
     return !(first == '<' && last == '>') && !(first == '[' && last == ']');
 }
 
-/* Classes that read "add_prefix_space" of tokenizer_config.json, and what a vocab.json and a merges.txt leave
-   to them; NULL: these are not read. Tokens that a vocabulary has not are left out; "added_tokens_decoder" of
-   tokenizer_config.json has more. */
+/* Classes that follow "add_prefix_space" of tokenizer_config.json. json: the rest of a tokenizer that
+   consists of vocab.json and merges.txt; NULL: such a tokenizer is not read. Tokens that the vocabulary lacks
+   are left out. "added_tokens_decoder" of tokenizer_config.json may add more. */
 static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPT2Tokenizer", "gpt2",
      "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
@@ -31042,7 +31068,7 @@ static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPTNeoXTokenizer", "gpt_neox", NULL},
 };
 
-/* How LlamaTokenizer of transformers 5 marks words, whatever the pipeline of the tokenizer.json. */
+/* The pipeline that LlamaTokenizer of transformers 5 uses in place of the one in tokenizer.json. */
 static const char tt__llama_way[] =
     "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
     "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
@@ -31051,20 +31077,20 @@ static const char tt__llama_way[] =
     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
     "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
 
-/* The text of a member of a file of a folder, which may not be there (empty); NULL: there is none. */
+/* Returns the text of a member of a file that may be missing (then it is empty). NULL: no such text. */
 static const char *tt__folder_text(const tt__json *j, const char *key)
 {
     return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
 }
 
-/* Is that the name of the class, or of its twin of transformers 4? */
+/* Returns whether a name is that of a class, or of the class's twin in transformers 4. */
 static bool tt__class_is(const char *name, const char *which)
 {
     const size_t n = strlen(which);
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
 
-/* Which of tt__classes a name, or else a type of model, asks for; -1: none. */
+/* Returns the row of tt__classes that a name or, without a name, a model type asks for. -1: none. */
 static int tt__class_of(const char *name, const char *type)
 {
     for (int i = 0; i < TT__COUNT(tt__classes); i++)
@@ -31086,8 +31112,8 @@ static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *
     return tt__class_of(name, type) >= 0 ? TT__FIRST_BYTES : TT__FIRST_FILE;
 }
 
-/* What tt__classes have for a folder's tokenizer_config.json or config.json, of which either may be empty;
-   NULL and an error: none has. */
+/* Returns the json of tt__classes for a folder's tokenizer_config.json or config.json; either may be empty.
+   NULL and an error: no row fits. */
 static const char *tt__class_json(tt_context *ctx, const char *folder, const tt__json *config,
                                   const tt__json *model)
 {
@@ -31101,7 +31127,7 @@ static const char *tt__class_json(tt_context *ctx, const char *folder, const tt_
     return NULL;
 }
 
-/* The error of a folder without a tokenizer. */
+/* Fails because a folder has no tokenizer that can be read. */
 static tt_status tt__no_tokenizer(tt_context *ctx, const char *folder)
 {
     static const char *const names[] = {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model"};
@@ -31118,7 +31144,7 @@ static tt_status tt__no_tokenizer(tt_context *ctx, const char *folder)
                     "its vocab.txt, or its vocab.json and merges.txt", folder);
 }
 
-/* What a folder has of a tokenizer, of which all but the first may be empty, and the paths of the files. */
+/* The files of a tokenizer's folder and their paths. All but the first may be empty. */
 typedef struct tt__tokenizer_folder {
     const char *folder;
     tt__json json, config, map, vocab, model, way;
@@ -31156,14 +31182,14 @@ static tt_status tt__load_merges(tt_tokenizer *k, tt__tokenizer_folder *f)
     return status == TT_OK ? tt__build_tokenizer(k, &r) : status;
 }
 
-/* Which tokens begin and end texts, and so on. */
+/* Sets which tokens begin and end texts, and the other roles. */
 static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
 {
     int32_t *eos = &k->finish.roles[TT_TOKEN_EOS];
     if (f->config.count) tt__read_roles(k, &f->config);
     if (f->map.count) tt__read_roles(k, &f->map);
     if (k->model.kind == TT__MODEL_WORDPIECE) tt__roles_of_bert(k);
-    const bool told = *eos >= 0; /* by a file of the tokenizer's own */
+    const bool told = *eos >= 0; /* by a file of the tokenizer itself */
     if (f->model.count) tt__read_role_ids(k, &f->model);
     const int32_t own = tt_tokenizer_find(k, "<|endoftext|>"), end = *eos;
     const bool ordinary = !told && tt__is_ordinary(k, end);
@@ -31218,7 +31244,7 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
         f->folder = folder;
         status = tt__load_folder(k, f);
         for (int i = 0; i < TT__COUNT(all); i++) {
-            all[i]->ctx = ctx; /* also of what was not opened */
+            all[i]->ctx = ctx; /* free needs it, even if not opened */
             tt__json_free(all[i]);
         }
     }
@@ -33000,7 +33026,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
 }
 
 /* ==== src/text/save.h */
-/* ---- a tokenizer as a Hugging Face folder holds it */
+/* ---- a tokenizer saved as a Hugging Face folder */
 
 static void tt__print_vocab(tt__text *to, const void *tokenizer)
 {
