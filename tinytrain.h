@@ -16447,7 +16447,7 @@ enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
 typedef struct tt__request {
     uint64_t handle;        /* the wire's */
     int process;            /* that it goes to, or comes from */
-    bool done, comes;       /* comes: received, from an instruction of the other process */
+    bool done, comes;       /* comes: this process receives it, from an instruction of the other one */
 } tt__request;
 
 /* A transport: carries messages between processes. Messages of one tag from one process to another arrive in
@@ -17161,7 +17161,7 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
     return to;
 }
 
-/* Returns the status that a function of a device returned. If it is an error, fails with its text. */
+/* Returns the status that a function of a device returned. If that is an error, sets the device's message. */
 static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
 {
     if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
@@ -17443,7 +17443,7 @@ static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->
 /* Returns how many elements of a member's shard belong to a job, and sets *first to the first of them. */
 static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* OF_FIRST has no unit */
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has everything */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
     *first = 0;
     if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
@@ -22631,7 +22631,8 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
             of_group = 0;
         }
         const size_t added = tt__stamp_instr(p, &code[k], before);
-        const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM; /* a start is not split */
+        /* A group on another stream is never divided. */
+        const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM;
         if (bytes && bytes + added > most && may_end) {
             w->next = group > first ? group : k;
             if (group == first && k > first) code[k - 1].with_next = false;
@@ -22797,8 +22798,8 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
         tt_param *p = ctx->params[k];
         const tt__arena *other = p->holder == a ? p->again : p->again == a ? p->holder : NULL;
         if (p->holder != a && p->again != a) continue;
-        p->source_stays = other && !other->allocated; /* `other` may be in a process that cannot read this
-                                                         one */
+        /* The other arena, perhaps in a process that cannot read this one, is still to be filled. */
+        p->source_stays = other && !other->allocated;
         if (!p->source_stays) tt__param_drop_source(p);
     }
     if (status != TT_OK) tt__arena_empty(ctx, a);
@@ -22809,7 +22810,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent: an arrival */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
@@ -23350,7 +23351,8 @@ static void tt__poison(tt_program *p, int rank, int instruction)
         if (p->built.t->values[box->value].stays) continue; /* other micro-batches need the value */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
-        if (box->space == TT__HOST) continue; /* beside a device: to wait for it would order streams */
+        /* Memory beside a device is left out: the host would have to wait, which would order streams. */
+        if (box->space == TT__HOST) continue;
         char *memory = a->memory[rank] + a->persistent + box->place;
         a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
     }
@@ -23697,7 +23699,7 @@ static void tt__go_on_passing(const tt_program *p, int rank)
     }
 }
 
-/* Waits until the messages of micro-batch number `round` have been sent this way. */
+/* Waits until the messages of micro-batch number `round` in direction `way` have been sent. */
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
@@ -23799,7 +23801,7 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
 typedef struct tt__progress {
     tt__launch like;        /* fields that all launches have in common */
     bool absent;            /* the rank has no micro-batch and runs only what all ranks run together */
-    bool later;             /* tt__now.later */
+    bool later;             /* equals tt__now.later */
     /* The ranks along axis `met` have passed a barrier on stream `met_stream` and launched nothing since. All
        these ranks, also those without a micro-batch, have equal values here. */
     tt__over met;
@@ -24082,6 +24084,7 @@ static tt_status tt__send_results(tt_program *p, int rank)
 /* A segment that all ranks run. sends: the first rank copies its results to the host. */
 typedef struct tt__segment_job { tt_program *p; tt__segment segment; bool sends; } tt__segment_job;
 
+/* Runs a segment on a rank. arg: the tt__segment_job. */
 static tt_status tt__run_rank(void *arg, int rank)
 {
     const tt__segment_job *job = (const tt__segment_job *)arg;
@@ -24865,7 +24868,7 @@ static tt_status tt__read_unread(tt_program *p)
     const double flops = p->flops;
     if (!p->unread.any) return TT_OK;
     p->unread.any = false;
-    p->run.step--; /* until its results are good */
+    p->run.step--; /* until its results are known to be good */
     tt_status status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, r->has_found);
     status = tt__device_status(p->ctx, c, rank, status);
     if (status != TT_OK) return status;
@@ -26553,8 +26556,8 @@ static uint32_t tt__unicode_from(uint32_t before, const char **at)
     return before + ((n >> 1) ^ (0u - (n & 1)));
 }
 
-/* Sets `to` from rows of runs. A row has the distance from the end of the row before, and last - first <<
-   shift | bits. texts: one string, or several. */
+/* Sets `to` from rows of runs. A row is two numbers: the distance from the end of the row before, and (last -
+   first) << shift | bits. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -28264,7 +28267,7 @@ static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: paren
     return at;
 }
 
-static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no such token */
+static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no token continues so */
 {
     const uint64_t edge = t->edges[tt__prefix_slot(t, (uint64_t)node << 8 | (uint8_t)byte)];
     return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);
@@ -30214,7 +30217,7 @@ static void tt__token_put(tt__ids_by_text *t, int id)
 typedef struct tt__recipe { /* sources of a tokenizer */
     const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
     const char *text;             /* the text that j was parsed from */
-    const tt__json *way;          /* has the pipeline in place of j; NULL: j has it */
+    const tt__json *way;          /* source of the pipeline; NULL: j */
     tt__first_word first;
     const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j or in lines */
     const tt__file_bytes *lines;  /* vocab.txt, or NULL */

@@ -58,7 +58,7 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
     return to;
 }
 
-/* Returns the status that a function of a device returned. If it is an error, fails with its text. */
+/* Returns the status that a function of a device returned. If that is an error, sets the device's message. */
 static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
 {
     if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */

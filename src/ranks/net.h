@@ -43,7 +43,7 @@ static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->
 /* Returns how many elements of a member's shard belong to a job, and sets *first to the first of them. */
 static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* OF_FIRST has no unit */
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has everything */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
     *first = 0;
     if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);

@@ -25,7 +25,7 @@ enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
 typedef struct tt__request {
     uint64_t handle;        /* the wire's */
     int process;            /* that it goes to, or comes from */
-    bool done, comes;       /* comes: received, from an instruction of the other process */
+    bool done, comes;       /* comes: this process receives it, from an instruction of the other one */
 } tt__request;
 
 /* A transport: carries messages between processes. Messages of one tag from one process to another arrive in

@@ -401,7 +401,8 @@ static void tt__poison(tt_program *p, int rank, int instruction)
         if (p->built.t->values[box->value].stays) continue; /* other micro-batches need the value */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
-        if (box->space == TT__HOST) continue; /* beside a device: to wait for it would order streams */
+        /* Memory beside a device is left out: the host would have to wait, which would order streams. */
+        if (box->space == TT__HOST) continue;
         char *memory = a->memory[rank] + a->persistent + box->place;
         a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
     }

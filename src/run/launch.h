@@ -25,7 +25,7 @@
 typedef struct tt__progress {
     tt__launch like;        /* fields that all launches have in common */
     bool absent;            /* the rank has no micro-batch and runs only what all ranks run together */
-    bool later;             /* tt__now.later */
+    bool later;             /* equals tt__now.later */
     /* The ranks along axis `met` have passed a barrier on stream `met_stream` and launched nothing since. All
        these ranks, also those without a micro-batch, have equal values here. */
     tt__over met;
@@ -308,6 +308,7 @@ static tt_status tt__send_results(tt_program *p, int rank)
 /* A segment that all ranks run. sends: the first rank copies its results to the host. */
 typedef struct tt__segment_job { tt_program *p; tt__segment segment; bool sends; } tt__segment_job;
 
+/* Runs a segment on a rank. arg: the tt__segment_job. */
 static tt_status tt__run_rank(void *arg, int rank)
 {
     const tt__segment_job *job = (const tt__segment_job *)arg;

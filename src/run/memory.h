@@ -118,7 +118,8 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
             of_group = 0;
         }
         const size_t added = tt__stamp_instr(p, &code[k], before);
-        const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM; /* a start is not split */
+        /* A group on another stream is never divided. */
+        const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM;
         if (bytes && bytes + added > most && may_end) {
             w->next = group > first ? group : k;
             if (group == first && k > first) code[k - 1].with_next = false;
@@ -284,8 +285,8 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
         tt_param *p = ctx->params[k];
         const tt__arena *other = p->holder == a ? p->again : p->again == a ? p->holder : NULL;
         if (p->holder != a && p->again != a) continue;
-        p->source_stays = other && !other->allocated; /* `other` may be in a process that cannot read this
-                                                         one */
+        /* The other arena, perhaps in a process that cannot read this one, is still to be filled. */
+        p->source_stays = other && !other->allocated;
         if (!p->source_stays) tt__param_drop_source(p);
     }
     if (status != TT_OK) tt__arena_empty(ctx, a);
@@ -296,7 +297,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent: an arrival */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }

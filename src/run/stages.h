@@ -61,7 +61,7 @@ static void tt__go_on_passing(const tt_program *p, int rank)
     }
 }
 
-/* Waits until the messages of micro-batch number `round` have been sent this way. */
+/* Waits until the messages of micro-batch number `round` in direction `way` have been sent. */
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];

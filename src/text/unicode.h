@@ -23,8 +23,8 @@ static uint32_t tt__unicode_from(uint32_t before, const char **at)
     return before + ((n >> 1) ^ (0u - (n & 1)));
 }
 
-/* Sets `to` from rows of runs. A row has the distance from the end of the row before, and last - first <<
-   shift | bits. texts: one string, or several. */
+/* Sets `to` from rows of runs. A row is two numbers: the distance from the end of the row before, and (last -
+   first) << shift | bits. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;

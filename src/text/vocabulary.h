@@ -38,7 +38,7 @@ static void tt__token_put(tt__ids_by_text *t, int id)
 typedef struct tt__recipe { /* sources of a tokenizer */
     const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
     const char *text;             /* the text that j was parsed from */
-    const tt__json *way;          /* has the pipeline in place of j; NULL: j has it */
+    const tt__json *way;          /* source of the pipeline; NULL: j */
     tt__first_word first;
     const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j or in lines */
     const tt__file_bytes *lines;  /* vocab.txt, or NULL */
