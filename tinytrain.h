@@ -16438,23 +16438,23 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 /* ==== src/ranks/threads.h */
 /* ===========================================================================================================
    RANKS                                                                                            src/ranks/
-   The ranks of a process, a thread each, and how they wait for each other and fail together; processes and
-   their messages; groups of devices; collectives. Uses all above.
+   The ranks of a process, one thread each: barriers, and how they fail together. Processes and their
+   messages, device groups, collectives. Uses all above.
 
-   The tree of sums. What a step adds up over its micro-batches (gradients, and what losses count) has the
-   same bits for any number of data ranks: tt_parallel.groups says how many leaves a sum has, and micro-batch
-   m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so on, each sum
-   rounded to the dtype of what is summed, leaves without a micro-batch left out. Data rank r of n runs micro-
-   batches r, r + n, r + 2 n and so on, so that it has leaves r, r + n, ...: its slots. Slot k of all ranks
-   together is a part of the tree, which a collective sums; TT__OP_SUM_SLOTS then sums the slots.
+   The tree of sums. A step adds up gradients and the counts of losses over its micro-batches. These sums have
+   the same bits for any number of data ranks. tt_parallel.groups is the number of leaves of a sum;
+   micro-batch m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so
+   on, each sum rounded to the dtype of the summed values; leaves without a micro-batch are left out. Data
+   rank r of n runs micro-batches r, r + n, r + 2 n and so on, so it has leaves r, r + n, ...: its slots. Slot
+   k of all ranks together is a subtree, which a collective sums; TT__OP_SUM_SLOTS then sums the slots.
 
-   Sums of a step (zero 0 and 1): a leaf is added up in place, in the products that make it, and the tree is
-   summed once, at the end of the step. Sums of micro-batches (zero 2 and 3, and tt_parallel.reduce_micros):
-   a leaf is one micro-batch, the tree is summed after each lap of `groups` micro-batches, and laps are added
-   one after another.
+   Sums of a step (zero 0 and 1): the matrix products that compute a gradient add it to its leaf in place, and
+   the tree is summed once, at the end of the step. Sums of micro-batches (zero 2 and 3, and
+   tt_parallel.reduce_micros): a leaf is one micro-batch, the tree is summed after each lap of `groups`
+   micro-batches, and laps are added one after another.
    ======================================================================================================== */
 
-/* Ranks that run together: threads that wait for each other, and what ends them all. */
+/* The ranks of a process that run together, one thread each: their barriers, and their common failure. */
 typedef struct tt__world {
     tt_context *ctx;
     int ranks;
@@ -16462,14 +16462,14 @@ typedef struct tt__world {
     pthread_mutex_t mutex;
     pthread_cond_t wake;
     int sleepers;            /* threads that wait for `wake` */
-    int spins;               /* times that a rank looks for another before it sleeps */
-    int failed;              /* atomic: a rank has failed, and none waits any more */
-    int outside;             /* atomic: ranks that wait for messages of other processes, no longer than these
-                                may take. Who waits for such a rank has to wait as long */
-    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; what each rank does, and on which value, or NULL */
-    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to meet b */
-    /* Atomic; of the micro-batches that a pipeline runs: how many values a rank has sent to the next stage
-       (0) and gradients to the one before (1), and how many it has taken of each from the other side. */
+    int spins;               /* checks for another rank before a rank sleeps */
+    int failed;              /* atomic: a rank has failed; no rank waits any more */
+    int outside;             /* atomic: ranks that wait for messages of other processes, at most as long as
+                                these may take. A rank that waits for such a rank has to wait as long */
+    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic, by rank: its current op and value; or NULL */
+    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to a barrier with b */
+    /* Atomic, for a pipeline's micro-batches, by rank: how many values it has sent to the next stage (0) and
+       gradients to the one before (1); how many of each it has taken from the other side. */
     uint64_t sent[TT__RANKS][2], taken[TT__RANKS][2];
 } tt__world;
 
@@ -16483,7 +16483,7 @@ static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
     w->ctx = ctx;
     w->ranks = ranks;
     w->timeout = timeout;
-    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* the others need the processor to come */
+    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* the other ranks need the CPU */
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->wake, NULL);
     return w;
@@ -16511,7 +16511,7 @@ static void tt__world_fail(tt__world *w)
     tt__world_wake(w);
 }
 
-/* After a failure, with no rank running: all meet again from the start. */
+/* Resets all barriers and counts after a failure. No rank may be running. */
 static void tt__world_reset(tt__world *w)
 {
     memset(w->met, 0, sizeof w->met);
@@ -16522,7 +16522,7 @@ static void tt__world_reset(tt__world *w)
     w->failed = 0;
 }
 
-/* Notes what a rank does, for the sentence of one that waits for it in vain. */
+/* Notes what a rank does, for the error of a rank that waits for it too long. */
 static void tt__world_note(tt__world *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
@@ -16534,8 +16534,8 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
-/* Waits until somebody wakes this thread, and no longer than so many seconds. These are to be few, as the
-   clock that counts them may be set. */
+/* Waits until another thread signals `wake`, at most `seconds`. Callers pass few seconds: the clock that
+   counts them may be set meanwhile. */
 static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
 {
     struct timespec until;
@@ -16546,7 +16546,8 @@ static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double second
     pthread_cond_timedwait(wake, mutex, &until);
 }
 
-/* Sleeps until a rank's count is `times` or a rank has failed. False: neither within the timeout. */
+/* Sleeps until a rank's count is `times` or a rank has failed. Returns false after the timeout, which starts
+   again while a rank waits for other processes. */
 static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 {
     double begin = tt__seconds();
@@ -16564,12 +16565,12 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
     return done;
 }
 
-/* Waits until a count of `rank` is `times`. False: it is not in time, or a rank has failed. */
+/* Waits until a count of `rank` is `times`. Returns false after the timeout, or if a rank has failed. */
 static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, uint64_t times)
 {
     for (int i = 0; i < w->spins && !tt__has_come(count, times); i++) tt__pause();
     const bool late = !tt__has_come(count, times) && !tt__await(w, count, times);
-    if (late && !__atomic_exchange_n(&w->failed, 1, __ATOMIC_SEQ_CST)) { /* the first that fails */
+    if (late && !__atomic_exchange_n(&w->failed, 1, __ATOMIC_SEQ_CST)) { /* this rank is the first to fail */
         char where[2][128] = {"", ""};
         for (int k = 0; k < 2; k++) {
             const char *op = __atomic_load_n(&w->op[k ? rank : me], __ATOMIC_RELAXED);
@@ -16584,15 +16585,16 @@ static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, 
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
 }
 
-/* Adds one to a count of this rank's, for which another may wait. */
+/* Adds one to a count of this rank, for which another rank may wait. */
 static void tt__count_on(tt__world *w, uint64_t *count)
 {
     __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
 }
 
-/* Waits until all members have come here as often as rank `me`, one of them, has come to meet each. What any
-   of them wrote before, all see afterwards. False: a rank has failed, or one has not come in time. */
+/* Waits at a barrier until each member has come as often as rank `me`, a member too, has come to it.
+   Afterwards all members see what any of them wrote before. Returns false after the timeout, or if a rank has
+   failed. */
 static bool tt__meet(tt__world *w, int me, tt__members members)
 {
     bool come = true;
@@ -16608,87 +16610,89 @@ static bool tt__meet(tt__world *w, int me, tt__members members)
 
 /* ==== src/ranks/processes.h */
 /* ------------------------------------------------------------------------------------- several processes
-   Processes that a launcher started together, as `mpirun` does, run one program: each calls the same
-   functions with the same arguments, and has as many ranks as the others, numbered on over the processes.
+   Processes that a launcher such as `mpirun` started together run one program. Each calls the same functions
+   with the same arguments and has the same number of ranks. Ranks are numbered through all processes.
 
-   Messages go from one process to another (tt__wire), as MPI's own sums have an order of their own. What
-   ranks of one process have is summed there first, where that is a part of the tree (tt__collective);
-   then each process sends each other what that one sums, once, and sends on what it has summed, once: of n
-   bytes on P processes (P - 1) n / P each way, which is the least, and no message waits for another. Halving
-   and doubling would move as much, in log2(P) turns of messages that wait for each other instead of one.
+   Messages go from one process to another (tt__wire). MPI's own sums are not used, as their order is MPI's. A
+   process first sums what its own ranks have, as far as that is a subtree of the tree of sums
+   (tt__collective). Then it sends each other process the part that the other sums, once, and sends the part
+   that it has summed to all, once. For n bytes on P processes that is (P - 1) n / P bytes each way, which is
+   the minimum, and no message waits for another. Halving and doubling would move as many bytes, in log2(P)
+   turns in which messages wait for each other.
 
-   Where all must decide alike, processes agree: each sends each other a note with its status, and what the
-   others must know (tt__agree). An error of one is then an error of all, and they may go on from there. When
-   a rank fails between, its process tells the others, which wait for it somewhere; that ends all work
-   together for good. So does a process that has closed its context, or lets others wait longer than the
-   timeout. */
+   Processes agree (tt__agree) where all must make the same decision: each sends the others a note with its
+   status and what the others must know. An error of one process is then an error of all, and all may
+   continue. If a rank fails elsewhere, its process tells the others, which wait for it somewhere; that ends
+   the common work for good. So does a process that closes its context, or that lets others wait longer than
+   the timeout. */
 
-/* What messages are about; of a collective's group: TT__DATA_TAG and on. */
+/* Tags of messages. Groups of collectives have tags from TT__DATA_TAG on. */
 enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
 
-/* A message on its way. */
+/* A message in flight. */
 typedef struct tt__request {
     uint64_t handle;        /* the wire's */
     int process;            /* that it goes to, or comes from */
-    bool done, comes;       /* comes: it is of an instruction of the other process */
+    bool done, comes;       /* comes: this process receives it, from an instruction of the other one */
 } tt__request;
 
-/* What carries messages between processes. Those of one tag from one process to another come in the order in
-   which they were sent. Functions return NULL, or what has failed. One thread calls them at a time. */
+/* A transport: carries messages between processes. Messages of one tag from one process to another arrive in
+   the order in which they were sent. Functions return NULL, or an error message. Only one thread calls them
+   at a time. */
 typedef struct tt__wire {
     const char *(*send)(struct tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r);
     const char *(*receive)(struct tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r);
     const char *(*test)(struct tt__net *n, tt__request *r); /* sets r->done */
-    /* Receives a message of TT__END_TAG, if there is one; else *from is -1. */
+    /* Receives a message of TT__END_TAG, if one has arrived; else sets *from to -1. */
     const char *(*take_end)(struct tt__net *n, int *from, void *data, size_t bytes);
     void (*close)(struct tt__net *n);
 } tt__wire;
 
-/* What a process tells the others when it stops: because a rank has failed, or as its context is closed. */
+/* A process's message to the others when it stops: a rank has failed, or its context is closed. */
 typedef struct tt__end {
     int status, failed;
     char why[1000];
 } tt__end;
 
-enum { TT__NOTE = 2048 };   /* bytes that processes tell each other when they agree, at most */
+enum { TT__NOTE = 2048 };   /* max bytes that a process tells the others when all agree */
 typedef struct tt__note {
-    char where[40];         /* the process is at */
+    char where[40];         /* the point that the process is at */
     int status, bytes;
-    unsigned char data[TT__NOTE + 1000]; /* `bytes` of them; behind these, of an error, its sentence */
+    unsigned char data[TT__NOTE + 1000]; /* `bytes` of them, then the text of an error */
 } tt__note;
 
-/* The processes. */
+/* The processes that run together, as one of them sees them. */
 typedef struct tt__net {
     tt_context *ctx;
     const tt__wire *wire;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* of the wire, and of what is said to be of the mutex below */
-    int failed;             /* atomic: they no longer work together, because of ... */
+    pthread_mutex_t mutex;  /* guards the wire and the fields marked "guarded" */
+    int failed;             /* atomic: the processes no longer work together, ... */
     tt_status status;
-    char why[1100];         /* ... this */
-    tt__end end, ended[TT__RANKS]; /* own; of the mutex: those of processes that have closed their contexts */
-    bool has_ended[TT__RANKS];     /* of the mutex */
-    char heard[TT__RANKS][128];    /* of the mutex: the last instruction of each that sent a message */
+    char why[1100];         /* ... for this reason */
+    tt__end end, ended[TT__RANKS]; /* its own; guarded: those received, by process */
+    bool has_ended[TT__RANKS];     /* guarded */
+    char heard[TT__RANKS][128];    /* guarded; by process: the instruction of its last message */
     int ranks;              /* of each process, in the program that ran last; 0: no program has memory yet */
-    tt__note *note;         /* of each process, as agreed last */
-    bool cuda_aware;        /* all: messages can begin and end in the memory of GPUs */
-    double sent, least;     /* of the mutex: bytes of collectives so far, and what no way to do the same needs
-                               less than */
+    tt__note *note;         /* by process: its note when all agreed last */
+    bool cuda_aware;        /* in all processes messages can begin and end in the memory of GPUs */
+    double sent, least;     /* guarded: bytes that collectives have sent so far; the minimum that any method
+                               must send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* notes and ends; collectives */
+    MPI_Comm talk, data;    /* for notes and ends; for collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
 
-/* "process 1 (host b)" */
+/* Writes the name of a process, as in "process 1 (host b)". */
 static const char *tt__process_name(const tt__net *n, int process, char to[96])
 {
     snprintf(to, 96, "process %d (%s)", process, n->host[process]);
     return to;
 }
 
-/* No process works with the others any more. With the mutex held. */
+/* Ends the common work of the processes. The caller holds the mutex. */
 static void tt__net_stop(tt__net *n, tt_status status, const char *why)
 {
     if (n->failed) return;
@@ -16706,7 +16710,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Notes which processes have stopped. With the mutex held. */
+/* Receives an end message, if one has arrived, and notes that its process has stopped. The caller holds the
+   mutex. Returns NULL or the wire's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -16717,13 +16722,13 @@ static const char *tt__net_ends(tt__net *n)
     n->ended[from] = end;
     n->has_ended[from] = true;
     snprintf(why, sizeof why, "%s", end.why);
-    if (end.failed && strncmp(why, "process ", 8) != 0) /* where it names none yet */
+    if (end.failed && strncmp(why, "process ", 8) != 0) /* it names no process yet */
         snprintf(why, sizeof why, "%s: %s", tt__process_name(n, from, name), end.why);
     if (end.failed) tt__net_stop(n, (tt_status)end.status, why);
     return NULL;
 }
 
-/* Waits between two looks at messages. Others may need this processor to come. */
+/* Waits between two checks for messages. Other processes may need this CPU in order to send. */
 static void tt__net_rest(double waited)
 {
     const struct timespec pause = {0, 20000};
@@ -16731,9 +16736,9 @@ static void tt__net_rest(double waited)
     else nanosleep(&pause, NULL);
 }
 
-/* Waits until all of these messages are where they go to. False: somebody has failed; *late: the process
-   that has let this one wait for too long (-1: none), *why: the wire's error or NULL. `stop`, which may be
-   NULL, is looked at too: not 0 ends the wait. */
+/* Waits until all of these messages have been sent or received. Returns false if a process has failed, if the
+   wait took too long (*late: the process waited for; else -1), if the wire failed (*why: its error; else
+   NULL), or if *stop, unless NULL, became nonzero. */
 static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count, int *late, const char **why)
 {
     const double timeout = n->ctx->options.timeout, grace = fmin(2, timeout);
@@ -16744,7 +16749,8 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     for (int k = 0; k < count; k++) r[k].done = false;
     while (left > 0) {
         const int before = left;
-        int slow = -1, closed = -1; /* a process that is waited for; one that has closed its context */
+        /* slow: a process that is waited for; closed: one that has closed its context. */
+        int slow = -1, closed = -1;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count && !*why; k++) {
             if (r[k].done) continue;
@@ -16771,7 +16777,8 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     return true;
 }
 
-/* "rank 1, process 1 (host b),"; where a process has more, "one of the ranks 2 to 3, process 1 (host b)," */
+/* Writes the name of a process with its ranks: "rank 1, process 1 (host b)," or, if it has several, "one of
+   the ranks 2 to 3, process 1 (host b),". */
 static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
 {
     char name[96];
@@ -16783,7 +16790,7 @@ static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
     return to;
 }
 
-/* Fails because tt__net_wait has; `where` is what waited. */
+/* Fails with the reason why tt__net_wait returned false. `where` names the work that waited. */
 static tt_status tt__net_waited(tt__net *n, const char *where, int late, const char *why)
 {
     char name[160], heard[128];
@@ -16803,7 +16810,7 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
                     heard[0] ? "; its last message came in " : "", heard);
 }
 
-/* Sends own `end` to all, for so many seconds at most. False: it is not with all of them. */
+/* Sends this process's `end` to all others, for at most `seconds`. False: not all got it. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -16820,7 +16827,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* it will not hear of it */
+            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* that process cannot be told */
             left += !r[k].done;
         }
         pthread_mutex_unlock(&n->mutex);
@@ -16829,7 +16836,8 @@ static bool tt__net_send_end(tt__net *n, double seconds)
     return !left;
 }
 
-/* Ends the work of all processes together, for the context's error, which names a process then. */
+/* Ends the common work of all processes because of the context's error, to which it adds the process's
+   name. */
 static tt_status tt__net_fail(tt_context *ctx, tt_status status)
 {
     tt__net *n = ctx->net;
@@ -16844,12 +16852,13 @@ static tt_status tt__net_fail(tt_context *ctx, tt_status status)
     snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
     tt__net_stop(n, status, why);
     pthread_mutex_unlock(&n->mutex);
-    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay where they are */
+    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay as they are */
     return tt__net_status(ctx);
 }
 
-/* All processes come here; `where` says what for, and each brings as many bytes, which tt__noted then has. An
-   error that one brings, the first, all return. */
+/* Brings all processes to the same decision: waits until each has called it, and exchanges their statuses and
+   `bytes` bytes of each, which tt__noted then returns. All processes return the first error that any of them
+   brought. `where` names the purpose in errors. */
 static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status, const void *brought,
                            size_t bytes)
 {
@@ -16887,7 +16896,7 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     if (failed) {
         tt__process_name(n, (int)(failed - n->note), name);
         snprintf(text, sizeof text, "%s", (const char *)failed->data + failed->bytes);
-        const bool named = strncmp(text, "process ", 8) == 0; /* it was agreed on before */
+        const bool named = strncmp(text, "process ", 8) == 0; /* from an earlier agreement */
         status = tt__fail(ctx, (tt_status)failed->status, "%s%s%.900s", named ? "" : name, named ? "" : ": ",
                           text);
     } else if (elsewhere) {
@@ -16898,13 +16907,13 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     return elsewhere ? tt__net_fail(ctx, status) : status;
 }
 
-/* What a process has brought when all agreed last; alone, this one brought `own`. */
+/* Returns the bytes that a process brought when all agreed last. Without other processes, returns `own`. */
 static const void *tt__noted(const tt_context *ctx, int process, const void *own)
 {
     return ctx->net ? (const void *)ctx->net->note[process].data : own;
 }
 
-/* All processes come here, and one or, `taker` -1, all get the bytes that one of them has. */
+/* Sends bytes of process `owner` to process `taker`, or to all if taker is -1. All processes call it. */
 static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char *where, void *data,
                                size_t bytes)
 {
@@ -16924,7 +16933,7 @@ static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char
     return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
 }
 
-/* Ends the work together: all processes come here when they close their contexts. */
+/* Ends the common work: all processes call it when they close their contexts. */
 static void tt__net_close(tt_context *ctx)
 {
     tt__net *n = ctx->net;
@@ -16951,14 +16960,14 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->wire->close(n); /* else a process is gone, which closing would wait for */
+    if (all) n->wire->close(n); /* else close would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);
     tt__free(ctx, n);
 }
 
-/* A launcher that has started this process as one of several; NULL: none has. */
+/* Returns the variable by which a launcher says that it started several processes; NULL: none does. */
 static const char *tt__launched_by(void)
 {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
@@ -16972,7 +16981,7 @@ static const char *tt__launched_by(void)
     return rank && several ? "PMIX_RANK" : NULL;
 }
 
-/* Is each process to train alone, though a launcher has started several? */
+/* Returns whether each process is to train alone, although a launcher has started several. */
 static bool tt__trains_alone(void)
 {
     const char *alone = getenv("TINYTRAIN_ALONE");
@@ -16981,10 +16990,11 @@ static bool tt__trains_alone(void)
 
 /* ==== src/ranks/mpi.h */
 /* ------------------------------------------------------------------------------------------------------- MPI
-   Messages between processes by MPI. Without TINYTRAIN_MPI, what a launcher has started is refused. */
+   Messages between processes through MPI. A build without TINYTRAIN_MPI refuses what a launcher has started.
+   */
 
 #ifdef TINYTRAIN_MPI
-/* tt_files.remove of processes after the first. */
+/* tt_files.remove of all processes but the first: removes nothing. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
@@ -16993,7 +17003,7 @@ static const char *tt__mpi_error(tt__net *n, int code)
 {
     int length = 0;
     if (code == MPI_SUCCESS) return NULL;
-    if (n->error[0]) return n->error; /* the first, which others may be reading; it ends all work */
+    if (n->error[0]) return n->error; /* keeps the first error: others may be reading it */
     if (MPI_Error_string(code, n->error, &length) != MPI_SUCCESS) snprintf(n->error, 32, "error %d", code);
     return n->error;
 }
@@ -17002,7 +17012,7 @@ static MPI_Comm tt__mpi_channel(const tt__net *n, int tag) { return tag < TT__DA
 
 static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* after an error, too */
+    MPI_Request q = MPI_REQUEST_NULL; /* stays so after an error */
     const int code = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, tt__mpi_channel(n, tag), &q);
     r->process = to;
     r->handle = 0;
@@ -17012,7 +17022,7 @@ static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, s
 
 static const char *tt__mpi_receive(tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* after an error, too */
+    MPI_Request q = MPI_REQUEST_NULL; /* stays so after an error */
     const int code = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, tt__mpi_channel(n, tag), &q);
     r->process = from;
     r->handle = 0;
@@ -17043,20 +17053,20 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. It is a
-   global, as MPI is one: contexts come and go, and what ends MPI at exit is given no argument. Starting MPI
-   waits for all other processes, with no end where one is stopped, and cannot be interrupted. So a thread of
-   its own starts it, for which tt__mpi_open waits no longer than the timeout; and ends it, as the standard
-   wants of the thread that has begun. */
+/* MPI in this process, outside all contexts. MPI starts once and ends with the process. This is a global
+   because MPI itself is one: contexts come and go, and the function that ends MPI at exit gets no argument.
+   MPI_Init_thread waits for all other processes, forever if one is stopped, and cannot be interrupted.
+   Therefore a separate thread starts MPI, and tt__mpi_open waits for that thread only until the timeout. The
+   same thread ends MPI: the standard requires the thread that started it. */
 typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
 
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t wake;    /* `state` has changed */
     tt__mpi_state state;
-    int code, level;        /* what MPI_Init_thread has said */
-    /* Contexts that are open, or that were closed while other processes may be gone: MPI then waits for these
-       in vain when it is finalised. */
+    int code, level;        /* results of MPI_Init_thread */
+    /* Number of contexts that are open, or that were closed when other processes may have been gone.
+       MPI_Finalize would wait for those processes in vain. */
     int in_use;
     pthread_t thread;
 } tt__mpi = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, TT__MPI_NONE, 0, 0, 0, 0};
@@ -17077,7 +17087,7 @@ static void *tt__mpi_thread(void *unused)
     return unused;
 }
 
-static void tt__mpi_finalise(void) /* when the process exits */
+static void tt__mpi_finalise(void) /* at the process's exit */
 {
     pthread_mutex_lock(&tt__mpi.mutex);
     const bool ends = tt__mpi.state == TT__MPI_RUNS && tt__mpi.code == MPI_SUCCESS && !tt__mpi.in_use;
@@ -17099,7 +17109,7 @@ static void tt__mpi_close(tt__net *n)
 static const tt__wire tt__mpi_wire = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
                                       tt__mpi_close};
 
-/* Fails because others have not come to tt_open, and MPI does not say which. */
+/* Fails because other processes have not come to tt_open; MPI does not say which. */
 static tt_status tt__mpi_late(tt_context *ctx, const char *what)
 {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
@@ -17113,7 +17123,7 @@ static tt_status tt__mpi_late(tt_context *ctx, const char *what)
                     rank ? rank : "of unknown number", host, ctx->options.timeout, what);
 }
 
-/* Starts MPI, unless that has begun, and waits until it runs. */
+/* Starts MPI, unless it has begun to start, and waits until it runs. */
 static tt_status tt__mpi_start(tt_context *ctx)
 {
     const double begin = tt__seconds();
@@ -17135,7 +17145,7 @@ static tt_status tt__mpi_start(tt_context *ctx)
     return TT_OK;
 }
 
-/* A copy of MPI_COMM_WORLD, once all have come. */
+/* Copies MPI_COMM_WORLD, after all processes have come. */
 static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
 {
     const double begin = tt__seconds();
@@ -17153,7 +17163,8 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
     return TT_OK;
 }
 
-/* What this MPI says of itself, unless the environment knows better. */
+/* Returns whether MPI reads and writes the memory of GPUs, by TINYTRAIN_MPI_CUDA or else by MPI's own
+   answer. */
 static bool tt__mpi_is_cuda_aware(void)
 {
     const char *said = getenv("TINYTRAIN_MPI_CUDA");
@@ -17166,7 +17177,7 @@ static bool tt__mpi_is_cuda_aware(void)
     return said && *said ? strcmp(said, "0") != 0 : is != 0;
 }
 
-/* Starts MPI, or takes the one that the caller has started. */
+/* Starts MPI, or uses the MPI that the caller has started. */
 static tt_status tt__mpi_open(tt__net *n)
 {
     int has = 0, level = MPI_THREAD_SINGLE, processes = 1;
@@ -17203,10 +17214,10 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* What processes tell each other at the start. But for `host` and `cuda_aware`, all must have the same. */
+/* Facts that processes tell each other at the start. All but `host` and `cuda_aware` must be equal. */
 typedef struct tt__hello {
     char host[64], version[32], isa[16], bf16[16], seed[24];
-    int cuda_aware;         /* or all send by the host's memory */
+    int cuda_aware;         /* if not all are, messages go through the host's memory */
 } tt__hello;
 
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
@@ -17242,8 +17253,8 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
 }
 #endif
 
-/* Finds the processes that were started together with this one. Where there are several, ctx->net is set, and
-   files are written by the first alone. */
+/* Finds the processes that were started together with this one. If there are several, sets ctx->net, and
+   process 0 alone writes files. */
 static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16)
 {
     const char *by = tt__trains_alone() ? NULL : tt__launched_by();
@@ -17267,13 +17278,13 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
     if (status == TT_OK && n->me > 0) {
-        ctx->writes_nothing = true; /* but it makes folders, as it may look into one before the first has */
+        ctx->writes_nothing = true; /* it still makes folders: it may read one before process 0 has made it */
         ctx->options.files.remove = tt__removes_nothing;
         ctx->options.files.lock = NULL;
         ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
-    if (status != TT_OK) n->failed = 1; /* no message is waited for */
+    if (status != TT_OK) n->failed = 1; /* tt__net_close then waits for no message */
     tt__net_close(ctx);
     return status;
 #endif
@@ -17282,23 +17293,23 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 /* ==== src/ranks/groups.h */
 /* ----------------------------------------------------------------------------------------- device groups */
 
-/* The ranks that programs run on together: devices of a kind, and a thread for each that is of this process:
-   `local` of them, from `first` on. What the others have, this process does not see. */
+/* The ranks that programs run on together, each with a device of one kind. This process has `local` of them,
+   from number `first` on, each with a thread. It cannot see the memory of the others. */
 typedef struct tt__crew {
     tt_context *ctx;
     const tt__device_kind *kind;
-    int ranks, index[TT__RANKS];   /* of each rank's device, its number among those of the kind */
+    int ranks, index[TT__RANKS];   /* by rank: its device's number among those of the kind */
     int first, local;
-    int moved;                     /* index[] is so much above the numbers that the name stands for */
-    char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut where there are many */
-    tt__device *device[TT__RANKS]; /* NULL until opened, and of other processes */
+    int moved;                     /* how much index[] exceeds the numbers in the name */
+    char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut if too long */
+    tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* the CPU beside a device of another kind; NULL until updates need it */
-    tt__pool *threads;             /* of several ranks, once they are open */
-    tt__world *world;              /* ... and how these threads wait for each other */
-    /* TT__STAGE bytes of the host's; of several processes, twice as many; NULL where all memory is the host's
-       and of this process. */
+    tt__pool *threads;             /* threads of the ranks, if several, once open */
+    tt__world *world;              /* barriers and counts of these threads */
+    /* Staging memory on the host: TT__STAGE bytes, or twice as many with several processes. NULL where all
+       memory is the host's and of this process. */
     void *stage[TT__RANKS];
-    void *event[TT__RANKS];        /* with which devices wait for each other's streams; NULL until used */
+    void *event[TT__RANKS];        /* for waits between devices' streams; NULL until used */
     bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
     bool tried;                    /* `apart` is known */
     struct tt__crew *next;
@@ -17309,26 +17320,26 @@ static bool tt__is_local(const tt__crew *c, int rank)
     return rank >= c->first && rank < c->first + c->local;
 }
 
-/* The process that a rank is of. */
+/* Returns the process of a rank. */
 static int tt__process_of(const tt__crew *c, int rank) { return rank / c->local; }
 
-/* What ranks that cannot load from each other's memory copy to the host's at once. */
+/* Bytes that ranks copy to the host's memory at once, if they cannot load from each other's memory. */
 #ifndef TT__STAGE /* tests make it smaller */
 #define TT__STAGE ((size_t)4 << 20)
 #endif
-/* Of several processes, each in a part of these bytes: batches of messages on their way at a time. */
+/* Max batches of messages in flight between processes. Each batch has its part of the TT__STAGE bytes. */
 enum { TT__NET_FLIGHTS = 8 };
 
-/* Bytes of a message, with room for MPI's header: MPI asks the receiver before it sends a longer one (Open
-   MPI over TCP: 65536), and the answer waits behind what the receiver sends. The two directions of a link
-   then take turns. */
+/* Bytes of a message, with room for MPI's header. MPI asks the receiver before it sends a longer message
+   (Open MPI over TCP: above 65536 bytes), and the answer queues behind what the receiver sends. The two
+   directions of a link would then take turns. */
 #ifndef TT__NET_MESSAGE /* tests make it smaller */
 #define TT__NET_MESSAGE ((size_t)61440)
 #endif
-/* Requests for so many bytes at most, from and to all processes. */
+/* Max number of requests for `bytes` bytes to and from all processes. */
 #define TT__NET_REQUESTS(bytes) (2 * (TT__RANKS + (bytes) / TT__NET_MESSAGE))
 
-/* "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
+/* Writes the name of a device: "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
 static const char *tt__device_name(const tt__device_kind *kind, int index, char to[32])
 {
     if (index) snprintf(to, 32, "%s:%d", kind->name, index);
@@ -17336,7 +17347,7 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
     return to;
 }
 
-/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
+/* Returns the status that a function of a device returned. If that is an error, sets the device's message. */
 static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
 {
     if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
@@ -17347,33 +17358,34 @@ static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank,
 
 /* ==== src/ranks/collectives.h */
 /* -------------------------------------------------------------------------------------------- collectives
-   Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
-   a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
-   members of a process are a power of two, they are one node, and no byte is sent that need not be. */
+   The members of a process have consecutive numbers, and each process has equally many. `grain` of them, a
+   power of two, form a node: a whole subtree of the tree of sums, whose sum is one of the numbers that
+   messages carry. If the members of a process are a power of two, they form one node, and no byte is sent
+   that need not be. */
 
 /* Collectives of one op that a rank runs together, and the ranks that take part. */
 typedef struct tt__collective {
     tt__crew *crew;
-    tt__launch *l;          /* n of them */
+    tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* members; those of this process, or the two of a pair */
-    int rank, me, low;      /* this rank, and which member it is; the first member of this process */
-    int processes, own;     /* that have members; which of these this one is */
-    int grain, nodes;       /* nodes of a process */
-    int leader, tag;        /* the rank that sends and receives for this process, and with what */
+    tt__members all, near;  /* all members; those of this process, or both of a pair */
+    int rank, me, low;      /* this rank; its member number; that of this process's first member */
+    int processes, own;     /* number of processes with members; which of these this one is */
+    int grain, nodes;       /* members of a node; nodes of a process */
+    int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
     bool apart;             /* kernels of some of `near` cannot load from the memory of others */
-    bool direct;            /* messages begin and end where ranks have the data, not in the host's memory */
+    bool direct;            /* messages begin and end in ranks' memory, not in the host's staging memory */
 } tt__collective;
 
 static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
 
-/* Is a collective between two of its members? */
+/* Returns whether a collective is between two of its members. */
 static bool tt__is_pair(const tt__instr *i)
 {
     return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
 }
 
-/* Can a member not load from another's memory? */
+/* Returns whether a member cannot load from another member's memory. */
 static bool tt__is_apart(const tt__crew *c, tt__members m)
 {
     for (int a = 0; a < m.count; a++)
@@ -17407,8 +17419,8 @@ static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members al
     return c;
 }
 
-/* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
-   device goes. */
+/* Makes a barrier of streams: the stream of this rank's device waits for all work that the members have
+   issued on theirs. On the host's device, where launches are done when they return, only the ranks wait. */
 static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -17423,7 +17435,7 @@ static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream
         if (other != rank) status = b->after(d, stream, c->event[other]);
     }
     if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
-    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
+    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again now */
 }
 
 static tt_status tt__meet_near(const tt__collective *c)
@@ -17431,8 +17443,8 @@ static tt_status tt__meet_near(const tt__collective *c)
     return tt__sync(c->crew, c->rank, c->near, c->l->instr->stream);
 }
 
-/* Waits until a stream of the rank's device has done all that it was given: messages, and updates in the
-   host's memory, are of what it left. */
+/* Waits until a stream of the rank's device has done all its work: messages, and updates in the host's
+   memory, read the results. */
 static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -17442,7 +17454,7 @@ static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
     return tt__device_status(c->ctx, c, rank, status);
 }
 
-/* Runs a phase of n collectives on a rank. */
+/* Launches one phase of n collectives on a rank, then waits at a barrier. */
 static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
 {
     tt_status status = c->crew->kind->backend->launch(l, n);
@@ -17450,8 +17462,8 @@ static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
     return status == TT_OK ? tt__meet_near(c) : status;
 }
 
-/* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
-   the host's. */
+/* Launches one phase of one collective where some members cannot load from others' memory. Sends the data of
+   these through the host's memory, a part at a time. */
 static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 {
     tt__crew *crew = c->crew;
@@ -17475,16 +17487,16 @@ static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 
 /* ---- messages */
 
-/* What goes from one rank to another one has a tag of its own. */
+/* Returns the tag of messages from one rank to another. */
 static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
 
-/* Messages of an instruction on their way. */
+/* Messages of an instruction in flight. */
 typedef struct tt__mail {
     const tt__crew *crew;
     const tt_tape *tape;
     const tt__instr *i;
     int tag, count;
-    tt__request *r;         /* of each message */
+    tt__request *r;         /* `count` of them, one per message */
 } tt__mail;
 
 static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
@@ -17493,25 +17505,25 @@ static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
     return m;
 }
 
-/* "reduce 'd(w)'" */
+/* Writes the place of an error, as in "reduce 'd(w)'". */
 static void tt__net_where(const tt__mail *m, char to[128])
 {
     const tt__value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
     snprintf(to, 128, "%s '%.96s'", tt__instr_name(m->i), x->name);
 }
 
-/* Fails because messages of a collective have not come, or others have failed. */
+/* Fails because messages of a collective have not arrived, or because another process has failed. */
 static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
 {
     char where[128];
     tt__net *net = m->crew->ctx->net;
-    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank of this process */
+    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank here has failed */
     if (own) return TT_ERR_DEVICE;
     tt__net_where(m, where);
     return tt__net_waited(net, where, late, why);
 }
 
-/* Waits for all messages, of which there are no more then. */
+/* Waits for all messages of m, and leaves m empty. */
 static tt_status tt__net_all_there(tt__mail *m)
 {
     tt__net *net = m->crew->ctx->net;
@@ -17533,7 +17545,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     return come ? TT_OK : tt__net_late(m, late, why);
 }
 
-/* Waits for the first n; the others are still on their way then. */
+/* Waits for the first n messages of m; the others stay in flight. */
 static tt_status tt__net_first_there(tt__mail *m, int n)
 {
     tt__mail first = *m;
@@ -17544,7 +17556,7 @@ static tt_status tt__net_first_there(tt__mail *m, int n)
     return status;
 }
 
-/* Sends or receives in messages of `most` bytes, each a request. */
+/* Sends or receives bytes as messages of at most `most` bytes, one request each. */
 static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t most, bool comes)
 {
     tt__net *n = m->crew->ctx->net;
@@ -17562,7 +17574,7 @@ static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes
     return why ? tt__net_late(m, -1, why) : TT_OK;
 }
 
-/* In short messages; see TT__NET_REQUESTS. */
+/* Sends or receives bytes as short messages (see TT__NET_REQUESTS). */
 static tt_status tt__net_send(tt__mail *m, int process, void *data, size_t bytes)
 {
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, false);
@@ -17573,7 +17585,7 @@ static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t by
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, true);
 }
 
-/* Counts bytes that a process must send at least. */
+/* Counts bytes that any method would have to send. */
 static void tt__net_must_send(tt__net *n, double bytes)
 {
     pthread_mutex_lock(&n->mutex);
@@ -17584,13 +17596,14 @@ static void tt__net_must_send(tt__net *n, double bytes)
 /* ==== src/ranks/net.h */
 /* ---- collectives of several processes */
 
-/* The process that is number k of those with members. */
+/* Returns the number of the k-th process that has members. */
 static int tt__net_process(const tt__collective *c, int k)
 {
     return tt__process_of(c->crew, c->all.first + k * c->near.count * c->all.stride);
 }
 
-/* How many members of such a process have something to reduce, and how many nodes these are. */
+/* Return how many members of the k-th process have a contribution to a reduction, and how many nodes these
+   form. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
     return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
@@ -17601,11 +17614,11 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* Elements [from, from + most) of each member's piece, in collective k of those that run together. */
+/* Elements [from, from + most) of each member's shard, in collective number k of those that run together. */
 typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
 
-/* What a member's piece is a piece of: of what is summed, or gathered. */
+/* Returns the tensor that is divided into the members' shards: the one that is summed, or gathered. */
 static const tt__mat *tt__net_whole(const tt__launch *l)
 {
     return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
@@ -17613,10 +17626,10 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
-/* The elements of a member that a job is about, from *first on. */
+/* Returns how many elements of a member's shard belong to a job, and sets *first to the first of them. */
 static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* which has no unit */
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has everything */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
     *first = 0;
     if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
@@ -17637,7 +17650,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Runs another op in place of a collective, on its stream. */
+/* Launches another op in place of a collective, on the collective's stream. */
 static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -17646,8 +17659,8 @@ static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int 
     return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
 }
 
-/* Sums n elements of some leaves to y, or adds the sum to it. Kernels of devices load from the host's memory
-   of all ranks, and write to it. */
+/* Sums n elements of `count` leaves to y, or adds the sum to y. Kernels of devices can read and write the
+   staging memory of all ranks. */
 static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
                              char *y, int64_t n, bool add)
 {
@@ -17661,7 +17674,7 @@ static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const
     return tt__net_launch(c->crew, c->rank, &s, TT__OP_SUM_SLOTS);
 }
 
-/* Copies between memories of a rank's device and the host, on the stream of a collective. */
+/* Copies between a rank's device and the host, on the stream of the collective. */
 static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, void *to, const void *from,
                               int64_t bytes)
 {
@@ -17672,7 +17685,7 @@ static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, 
     return bytes && to != from ? tt__net_launch(c, rank, &s, TT__OP_COPY) : TT_OK;
 }
 
-/* The bytes that a process must send at least in a phase of a collective. */
+/* Returns the bytes that a process must at least send in a phase of a collective. */
 static double tt__net_least(const tt__collective *c, const tt__launch *l)
 {
     const tt__mat *x = tt__net_whole(l);
@@ -17683,8 +17696,8 @@ static double tt__net_least(const tt__collective *c, const tt__launch *l)
     return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : c->processes - 1) : 0;
 }
 
-/* What tt__net_reduce, tt__net_gather, tt__net_broadcast and tt__net_pair will send for the process of a rank
-   in a phase, and *least. Of one that does not lead the members: 0. */
+/* Returns the bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends for a rank's
+   process in a phase, and sets *least to the minimum. Both are 0 for a rank that is not the leader. */
 static double tt__net_sends(const tt__collective *c, double *least)
 {
     const tt__net_job all = {0, 0, INT64_MAX};
@@ -17713,23 +17726,24 @@ static double tt__net_sends(const tt__collective *c, double *least)
     return bytes;
 }
 
-/* How many batches are on their way at a time: fewer of more bytes where each is for many processes. */
+/* Returns how many batches are in flight at a time: fewer, but larger, if each goes to many processes. */
 static int tt__net_flights(const tt__collective *c)
 {
     return c->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
 }
 
-/* The bytes of each in the memory that they are sent from. */
+/* Returns the bytes that a batch has in the memory that it is sent from. */
 static size_t tt__net_part(const tt__collective *c)
 {
     return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
 }
 
-/* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
+/* Fills one batch with as many jobs as fit, from element *from of collective *k on, and moves *k and *from to
+   the start of the next batch. Returns the number of jobs. */
 static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
 {
     const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
-    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of one node's shard */
     int count = 0;
     while (*k < c->n && count < TT__NET_JOBS && room) {
         const tt__launch *l = &c->l[*k];
@@ -17746,13 +17760,13 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
     return count;
 }
 
-/* A batch of messages on its way, for some jobs: what each process sends each other begins at `to`, in what
-   is sent, and what comes from it at `from`. In both, jobs follow one another, of each the pieces, of each
-   the nodes. */
+/* A batch of messages in flight, for some jobs. The elements that this process sends to process q begin at
+   to[q] of the memory that is sent; those that it receives from q begin at from[q] of the memory that is
+   received. Both are ordered by job, then by shard, then by node. */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
-    size_t begin; /* of both, in the memory for what is sent, and in that for what comes */
+    size_t begin; /* start of the batch in both of these memories */
     size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
     tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
     tt__mail mail;
@@ -17774,12 +17788,12 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
             }
         }
         b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own stay in what is sent */
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own nodes stay in the sent memory */
     }
 }
 
-/* Where kernels of a process cannot load from each other's memory: copies what a rank has of all pieces, one
-   behind the other, to the second half of its memory of the host. */
+/* Copies a rank's elements of all shards, one after another, to the second half of the rank's staging memory.
+   Needed if kernels of a process cannot load from each other's memory. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->crew->stage[c->rank] + TT__STAGE + b->begin;
@@ -17797,8 +17811,8 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     return status;
 }
 
-/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. `apart`:
-   they have laid out their operands. */
+/* Sums the nodes of this process, for all members' shards, into the memory that is sent. The ranks take
+   turns. If `apart`, they read the operands that tt__net_lay_out has copied. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
     tt__mat leaf[TT__RANKS];
@@ -17830,7 +17844,7 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
     return status;
 }
 
-/* Sums the nodes of all processes to this rank's piece. */
+/* Sums the nodes of all processes to this rank's shard. */
 static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
                                 const char *received)
 {
@@ -17857,7 +17871,7 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
     return status;
 }
 
-/* Waits for a batch, and sums it. */
+/* Waits for a batch and sums it. */
 static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 {
     const char *stage = (const char *)c->crew->stage[c->leader] + b->begin;
@@ -17870,8 +17884,8 @@ static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
     return status;
 }
 
-/* Each member's piece of n sums. While a batch is summed, and where one direction of a link is ahead of the
-   other, other batches are on their way. */
+/* Reduces n tensors; each member gets its shard of the sums. Other batches are in flight while one is summed,
+   and while one direction of a link is ahead of the other. */
 static tt_status tt__net_reduce(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -17911,8 +17925,9 @@ static tt_status tt__net_reduce(const tt__collective *c)
     return status;
 }
 
-/* Where the bytes of member m's piece begin that a job is about: in the host's memory of the leader, of which
-   each piece has `room`, or where ranks have them: the pieces of other processes in the leader's result. */
+/* Returns where the elements of a job in member m's shard begin. If not `direct`: in the leader's staging
+   memory, with `room` bytes for each shard. Otherwise in the memory of the rank that has the shard or, for
+   shards of other processes, in the leader's result. */
 static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
 {
     const tt__launch *l = &c->l[job->k];
@@ -17924,8 +17939,8 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
-/* Copies this rank's piece, or (come) all pieces that it does not have, to or from the host's memory, and
-   waits for the other ranks, which do so too. */
+/* Copies this rank's shard to staging memory or, if `come`, all shards that the rank lacks from there. Then
+   waits at a barrier for the other ranks, which do the same. */
 static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
 {
     const tt__launch *l = &c->l[job->k];
@@ -17942,11 +17957,11 @@ static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, 
     return status == TT_OK ? tt__meet_near(c) : status;
 }
 
-/* Exchanges pieces with other processes, between the leaders, in messages of a bounded number at a time. */
+/* Exchanges shards with other processes. The leaders send the messages, a bounded number at a time. */
 static tt_status tt__net_gather(const tt__collective *c)
 {
     enum { REQUESTS = 4 * TT__RANKS };
-    const size_t room = 2 * TT__STAGE / (size_t)c->all.count & ~(size_t)(TT__ALIGN - 1); /* of each piece */
+    const size_t room = 2 * TT__STAGE / (size_t)c->all.count & ~(size_t)(TT__ALIGN - 1); /* bytes per shard */
     const size_t most = c->direct ? TT__NET_MESSAGE : room;
     const bool leads = c->rank == c->leader, waits = leads && !c->direct;
     tt__request r[REQUESTS + TT__NET_REQUESTS(2 * TT__STAGE)];
@@ -17980,7 +17995,7 @@ static tt_status tt__net_gather(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* What member 0 has goes from process to process. */
+/* Sends the operand of member 0 from process to process, in a chain. */
 static tt_status tt__net_broadcast(const tt__collective *c)
 {
     const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
@@ -18014,7 +18029,7 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies what the leader has got, and what others of this process have, on this rank. */
+/* Copies to this rank what the leader has received and what other ranks of this process have. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
@@ -18034,7 +18049,7 @@ static tt_status tt__net_spread(const tt__collective *c)
     return tt__launch_phase(c, c->l, c->n);
 }
 
-/* From one member to another one, of another process. */
+/* Sends n operands from a member to a member of another process, or receives them. */
 static tt_status tt__net_pair(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -18067,7 +18082,7 @@ static tt_status tt__net_pair(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* A phase of collectives with members in several processes. */
+/* Runs one phase of collectives with members in several processes. */
 static tt_status tt__net_phase(const tt__collective *c)
 {
     tt_status status = TT_OK;
@@ -18079,8 +18094,8 @@ static tt_status tt__net_phase(const tt__collective *c)
     return status == TT_OK && c->direct ? tt__net_spread(c) : status;
 }
 
-/* Runs the collectives: in each phase all members, which wait for each other before and after. met: they have
-   waited right before. */
+/* Runs all phases of n collectives on a rank, with barriers of the members before and after each. met: the
+   members have passed a barrier right before. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;
@@ -22512,7 +22527,7 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
    above.
    ======================================================================================================== */
 
-/* The first rank of a data rank, of the program's stage. */
+/* Returns the first rank of a data rank, in the program's stage. */
 static int tt__first_of(const tt_program *p, int data_rank)
 {
     return tt__first_rank(p->arena) + data_rank * p->arena->tensor;
@@ -22523,7 +22538,7 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* The stage of a rank, and the last, which has the loss. */
+/* Return the stage of a rank, and the last stage, which has the loss. */
 static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
     return p->head->stage[rank / tt__stage_ranks(p->arena)];
@@ -22531,7 +22546,7 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* Has this process such a rank, and a rank of such a data rank? */
+/* Return whether this process has a rank, and whether it has any rank of a data rank. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -22545,7 +22560,8 @@ static bool tt__has_data_rank(const tt_program *p, int data_rank)
     return has;
 }
 
-/* The ranks that take part in a collective of this rank, and which of them it is. */
+/* Returns the ranks that take part in a collective of this rank, and sets *me to this rank's member
+   number. */
 static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
 {
     const int tensor = p->arena->tensor, each = tt__stage_ranks(p->arena), place = rank % each;
@@ -22559,8 +22575,8 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* The rank of a neighbouring stage at the same place, and which way instruction i moves something: to the
-   next stage (0) or to the one before (1). */
+/* Returns the rank at the same place of the neighbouring stage with which instruction i exchanges a value.
+   Sets *way: 0 if the value moves to the next stage, 1 to the one before. */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
 {
     int me;
@@ -22569,7 +22585,8 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* Leaves of the tree of sums that a data rank has (ranks/threads.h), and in which the round at hand is. */
+/* Return how many slots, leaves of the tree of sums, a data rank has (see ranks/threads.h); a round's
+   slot. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
@@ -22577,14 +22594,14 @@ static int tt__slots(const tt_program *p)
 
 static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
-/* How many slots, from the first on, have contents when a segment sums them. */
+/* Returns how many slots, counted from the first, have contents when a segment sums them. */
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
     return (int)(segment == TT__EACH_LAP ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
 }
 
-/* What a pipeline was fed for a rank. */
+/* Returns the inputs that a pipeline keeps for a rank in a round. */
 static const tt__fed *tt__fed_at(const tt_program *p, int64_t round, int rank)
 {
     return &p->head->fed[round * p->arena->data + tt__data_rank(p, rank)];
@@ -22596,7 +22613,7 @@ static tt__now tt__now_of(const tt_program *head)
     return now;
 }
 
-/* The rows of each axis in a run on a rank; of a pipeline, in the micro-batch at hand. */
+/* Returns the rows of each axis in a run on a rank; in a pipeline, the rows of micro-batch now->round. */
 static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int rank)
 {
     if (now->rows) return now->rows;
@@ -22604,7 +22621,7 @@ static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int 
     return tt__fed_at(p, now->round, rank)->rows;
 }
 
-/* The rows that a rank has of an axis then; *first: the number of the first. */
+/* Returns how many rows of an axis a rank has in a run, and sets *first to the number of the first. */
 static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__axis *a = &p->built.t->axes[axis];
@@ -22621,7 +22638,8 @@ static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank
     return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
-/* Parameters of another program must have memory there, and be what this one takes them for. */
+/* Fails unless the parameters that other programs hold have memory there, with the device, layout and dtype
+   that this program was compiled for. */
 static tt_status tt__params_ready(const tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -22642,14 +22660,14 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Where in a rank's memory on the device the places of storages such as x begin. */
+/* Returns the byte of a rank's device memory where the region of storages like x begins. */
 static size_t tt__region(const tt_program *p, const tt__value *x)
 {
     if (!x->persistent) return p->arena->persistent;
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
-/* Bytes of a rank's values in the host's memory, and where those of storages such as x begin. */
+/* Return the bytes of a rank's values in host memory; the byte where the region of storages like x begins. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -22663,7 +22681,7 @@ static size_t tt__host_region(const tt_program *p, const tt__value *x)
     return x->part.root ? p->built.host_persistent + p->built.host_transient : 0;
 }
 
-/* Where a storage is on a rank; NULL: in another process. */
+/* Returns the address of a storage on a rank. NULL: the rank is in another process. */
 static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *x)
 {
     if (!tt__is_here(p, rank)) return NULL;
@@ -22672,8 +22690,8 @@ static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *
     return p->arena->memory[rank] + tt__region(p, x) + x->place;
 }
 
-/* Optimizer state and accumulated gradients begin at 0: once, right before they are first used, so that until
-   then nothing but parameters takes memory where pages that nobody has touched take none. */
+/* Fills optimizer states and accumulated gradients with 0, once, right before their first use. Until then
+   only parameters take physical memory, where untouched pages take none. */
 static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
@@ -22697,12 +22715,14 @@ static tt_status tt__zero_states(tt_program *p)
 
 /* ==== src/run/memory.h */
 /* ------------------------------------------------------------------------------------------ managed memory
-   An arena that is larger than what its device has free comes and goes in blocks. As a step uses most of it
-   in turn, blocks that are used least recently are the next that it uses, so some are kept, and the rest
-   takes turns in the `room` left. Instructions are cut into windows that need a quarter of that, so that the
-   window that runs and the two that are brought ahead of it fit. */
+   An arena that is larger than its device's free memory moves in and out in blocks. A step uses most of the
+   arena in turn, so the blocks that were used least recently are the next to be used. Therefore some blocks
+   are kept on the device, and the others take turns in the `room` that is left. Instructions are cut into
+   windows that need at most a quarter of `room`, so that the window that runs and the two that are fetched
+   ahead of it fit. */
 
-/* The number of bytes that a storage has in its program's arena, from byte *first on; 0: it is elsewhere. */
+/* Returns how many bytes a storage takes in its program's arena, and sets *first to the first of them.
+   Returns 0 if the storage is elsewhere. */
 static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *first)
 {
     if (x->space != TT__DEVICE) return 0;
@@ -22712,14 +22732,14 @@ static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *
     return tt__storage_bytes(x);
 }
 
-/* Operand j of an instruction, inputs first; 0: it has none. */
+/* Returns operand j of an instruction, inputs first. 0: the operand is absent. */
 static int32_t tt__operand(const tt__instr *i, int j)
 {
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Brings the bytes of an arena to the window that began after instruction `before`. Returns the bytes of the
-   blocks that are new there and that are not kept on the device. */
+/* Adds the blocks of an arena's bytes to the window that began after stamp `before`. Returns the bytes of the
+   blocks that are new to the window and not kept on the device. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -22731,7 +22751,8 @@ static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_
     return added;
 }
 
-/* The same for all that the next instruction works on. */
+/* Adds the blocks that the next instruction uses to the window that began after stamp `before`. Returns the
+   bytes of the blocks that are new to the window and not kept on the device. */
 static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t before)
 {
     tt__paging *g = p->arena->paging;
@@ -22749,19 +22770,19 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
 
 /* The windows of a segment. */
 typedef struct tt__windows {
-    int next, end;      /* instructions that are in no window yet */
-    int until[TT__WINDOWS]; /* where the last windows end */
-    int made, entered;  /* windows so far */
+    int next, end;      /* instructions in no window yet */
+    int until[TT__WINDOWS]; /* ends of the last windows */
+    int made, entered;  /* numbers of windows so far */
 } tt__windows;
 
-/* Brings blocks with stamps in (before, last] to the device, unless they are there: all that windows
-   have used since they were used last fits. */
+/* Prefetches the blocks with stamps in (before, last], unless they are still on the device: a block is if the
+   windows since its last use have used at most `room` bytes. Sets *any if it prefetches. */
 static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
 {
     tt__arena *a = p->arena;
     tt__paging *g = a->paging;
     tt_status status = TT_OK;
-    size_t run = 0; /* blocks right before b that are to be brought */
+    size_t run = 0; /* blocks right before b to prefetch */
     for (size_t b = 0; b <= g->blocks && status == TT_OK; b++) {
         const bool needed = b < g->blocks && g->stamp[b] > before && g->stamp[b] <= last;
         const bool absent = needed && (!g->used[b] || g->clock - g->used[b] > g->room);
@@ -22778,8 +22799,9 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     return status;
 }
 
-/* Ends the next window of a segment where it would need too much; instructions that run together are in one,
-   or, where they need too much for that, no longer run together. Returns the last stamp of the window. */
+/* Ends the next window of a segment before the window needs more than its share of the room. Instructions
+   that run together stay in one window; a group that needs too much for one window is divided. Returns the
+   last stamp of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -22787,15 +22809,16 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const uint64_t before = g->stamps;
     const size_t most = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
-    int group = first; /* the first of those that run together with the one at hand ... */
-    size_t bytes = 0, of_group = 0; /* ... and what they need more than the window before them */
+    int group = first; /* first instruction of the group that runs together with k */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes that the group adds */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
             of_group = 0;
         }
         const size_t added = tt__stamp_instr(p, &code[k], before);
-        const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM; /* a start stays whole */
+        /* A group on another stream is never divided. */
+        const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM;
         if (bytes && bytes + added > most && may_end) {
             w->next = group > first ? group : k;
             if (group == first && k > first) code[k - 1].with_next = false;
@@ -22810,7 +22833,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     return g->stamps;
 }
 
-/* Makes the next window of a segment, if there is one, and brings its blocks. */
+/* Makes the next window of a segment, if one is left, and prefetches its blocks. */
 static tt_status tt__bring_window(tt_program *p, tt__windows *w)
 {
     tt__arena *a = p->arena;
@@ -22828,8 +22851,8 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     return status;
 }
 
-/* Before instruction k of a segment is launched: if it is the first of a window, brings the window two ahead,
-   once all before this one is done, and waits for this one's blocks. */
+/* Runs before the launch of instruction k of a segment. If k is the first of a window, starts the prefetch of
+   the window two ahead, after all work before k, and makes k wait for the blocks of its own window. */
 static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
 {
     tt__arena *a = p->arena;
@@ -22839,7 +22862,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     tt_status status = TT_OK;
     if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
     while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
-        status = tt__bring_window(p, w); /* the segment before this one is in its last window */
+        status = tt__bring_window(p, w); /* the last segment is in its last window */
     if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
     if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
     if (status == TT_OK) status = tt__bring_window(p, w);
@@ -22848,7 +22871,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     return tt__device_status(p->ctx, a->crew, 0, status);
 }
 
-/* Keeps the bytes from `first` on where at most `most` bytes of blocks are then kept. */
+/* Marks the blocks of these bytes as kept, unless more than `most` bytes of blocks would then be kept. */
 static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t most, size_t *kept)
 {
     const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
@@ -22859,8 +22882,8 @@ static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t mos
     *kept += added;
 }
 
-/* Chooses what is kept: the resident workspace, and persistent storages in the order of their use by the
-   programs of the arena, the oldest first. Returns the bytes of their blocks. */
+/* Chooses what stays on the device: the resident workspace, then persistent storages in the order in which
+   the programs of the arena use them, the oldest program first. Returns the bytes of these blocks. */
 static size_t tt__choose_kept(const tt__arena *a, size_t available)
 {
     int programs = 0;
@@ -22883,7 +22906,7 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
     return kept;
 }
 
-/* Advises the device of what to keep of an arena in managed memory, of which it had so many bytes free. */
+/* Tells the device which blocks of an arena in managed memory to keep. available: the device's free bytes. */
 static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
 {
     const tt__backend *b = a->kind->backend;
@@ -22927,7 +22950,7 @@ static tt_status tt__allocate_device(tt_context *ctx, tt__arena *a, int rank)
     return tt__plan_paging(ctx, a, available);
 }
 
-/* Allocates a rank's memory, and fills its parts of parameters. `piece`: TT__BOUNCE bytes. */
+/* Allocates a rank's memory and fills its shards of parameters. `piece`: a buffer of TT__BOUNCE bytes. */
 static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, float *piece)
 {
     const tt__backend *b = a->kind->backend;
@@ -22946,7 +22969,7 @@ static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, fl
     return status;
 }
 
-/* The arena's memory on all ranks, with parameters filled. */
+/* Allocates the arena's memory on all ranks and fills the parameters. */
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
     tt_status status = tt__crew_open(ctx, a->crew);
@@ -22961,31 +22984,32 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
         tt_param *p = ctx->params[k];
         const tt__arena *other = p->holder == a ? p->again : p->again == a ? p->holder : NULL;
         if (p->holder != a && p->again != a) continue;
-        p->source_stays = other && !other->allocated; /* which may be in a process that cannot see this one */
+        /* The other arena, perhaps in a process that cannot read this one, is still to be filled. */
+        p->source_stays = other && !other->allocated;
         if (!p->source_stays) tt__param_drop_source(p);
     }
     if (status != TT_OK) tt__arena_empty(ctx, a);
     return status;
 }
 
-/* The host writes value v into memory that is the device's. */
+/* Returns whether the host writes value v to a device through a staging buffer. */
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* and no arrival */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
-/* Bytes of what one micro-batch has of a storage. */
+/* Returns the bytes that one micro-batch has of a storage. */
 static size_t tt__micro_bytes(const tt__value *x)
 {
     return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
 }
 
-/* Bytes of the messages by which a stage passes a value on to one in another process, or gets it: they go
-   through the host's memory where the value lies in a device's. Sent are those of all micro-batches on their
-   way. 0: instruction i does nothing of that kind. */
+/* Returns the bytes of host memory for the messages by which instruction i passes a value to or from a stage
+   in another process. A value in a device's memory goes through the host's. A sender needs room for all
+   micro-batches in flight. 0: i passes no such value. */
 static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 {
     const tt__crew *c = p->settings.crew;
@@ -22998,7 +23022,8 @@ static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
     return i->out[0] ? bytes : bytes * (size_t)p->settings.in_flight;
 }
 
-/* May the results of a step be read when the next begins? The loss scale must be known before. */
+/* Returns whether the results of a step may be read as late as in the next step. With loss scaling they may
+   not: the next step needs the new scale. */
 static bool tt__reads_later(const tt_program *p)
 {
     const tt__settings *s = &p->settings;
@@ -23006,8 +23031,8 @@ static bool tt__reads_later(const tt_program *p)
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
-/* Bytes of a rank's buffers: those that the host writes such values from, of which one is filled while
-   another is copied, and those of a stage's messages. */
+/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, of which one is
+   filled while the other is copied; one for results that are read later; and those of a stage's messages. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;
@@ -23018,7 +23043,7 @@ static size_t tt__staging_bytes(const tt_program *p)
     return bytes;
 }
 
-/* The host's memory of a rank: values there, and the buffers of what is written to the device. */
+/* Allocates a rank's memory on the host (values, staging buffers) and the events of a pipeline's stage. */
 static tt_status tt__allocate_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
@@ -23052,7 +23077,7 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     return TT_OK;
 }
 
-/* Fails where a rank of a pipeline cannot load from the memory of one of the stages beside it. */
+/* Fails if a rank of a pipeline cannot load from the memory of a neighbouring stage. */
 static tt_status tt__check_neighbours(const tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
@@ -23067,8 +23092,9 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
-/* Fails if a program, with those of the other processes of this machine, wants more of its memory than can be
-   had: it would be killed, or others, when it uses that. Memory of a caller's allocator is the caller's. */
+/* Fails if a program, together with the other processes on this machine, needs more memory than the machine
+   can give. Otherwise the system would kill this process, or others, once the memory is used. Does not check
+   memory of a caller's allocator. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -23109,7 +23135,7 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
-    if (!p->arena->allocated && p->head == p) { /* all look before one takes its memory */
+    if (!p->arena->allocated && p->head == p) { /* all check before one allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }
@@ -23126,9 +23152,10 @@ tt_status tt_allocate(tt_program *p)
 
 /* ==== src/run/inputs.h */
 /* ---------------------------------------------------------------------------------------------------- inputs
-   What tt_set copies to a program and tt_get from it, and where a rank has the operands of an instruction. */
+   Copies of inputs to a program (tt_set) and of values from a program (tt_get); the place of an instruction's
+   operands on a rank. */
 
-/* Of a view that has a rank's own rows: elements in front of them in the storage. */
+/* Returns how many elements of the storage precede the rows that a view has as a rank's own. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__value *v = &p->built.t->values[id];
@@ -23137,7 +23164,7 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Moves m from where a storage begins to the slot, piece or rank's own rows of it that the value is. */
+/* Moves m, which points to the start of a storage, to the slot, shard or own rows that the value is. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
@@ -23151,12 +23178,13 @@ static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, 
     if (v->part.unit) {
         m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
-        if (!base->part.unit) data += (size_t)first * item; /* else the storage has the piece alone */
+        if (!base->part.unit) data += (size_t)first * item; /* else the storage holds only the shard */
     }
     m->data = data;
 }
 
-/* The matrix that instruction operand `id` is on a rank in a run; data NULL: in another process. */
+/* Returns the matrix that operand `id` of an instruction is on a rank in a run. Its data is NULL if the rank
+   is in another process. */
 static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
@@ -23175,7 +23203,7 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     return tt__resolve_in(p, &p->rank[rank].now, rank, id);
 }
 
-/* Writes a value on a rank before what is run from now on. The data may change once this returns. */
+/* Writes a value to a rank before anything that runs from now on. The caller may change `data` afterwards. */
 static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void *data, size_t bytes)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -23197,7 +23225,7 @@ static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Copies inputs that have arrived on a rank to where its run finds them. */
+/* Copies inputs that have arrived on a rank to the place where its run reads them. */
 static tt_status tt__take_arrivals(tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -23226,8 +23254,8 @@ static void tt__mark_input(tt__rank *r, int32_t v, tt__input_state state)
     r->input[v] = (unsigned char)state;
 }
 
-/* Notes that these transient bytes of a rank are written: inputs of the arena's programs are lost there, but
-   for those of `reader` (NULL: of none). */
+/* Notes that bytes [from, from + bytes) of a rank's transient memory are written: marks the inputs stored
+   there as overwritten, in all programs of the arena but `reader` (NULL: in all). */
 static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank, size_t from, size_t bytes)
 {
     for (tt_program *q = a->programs; q; q = q->next) {
@@ -23241,7 +23269,8 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
     }
 }
 
-/* Sets the rows of an input's axis. Others of the axis must agree or, if it is set anew, follow. */
+/* Sets the number of rows of an input's axis. Other inputs that are set on the axis must agree; if v itself
+   was set before, the other inputs become unset instead. */
 static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__value *values = p->built.t->values, *x = &values[v];
@@ -23259,7 +23288,7 @@ static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t row
     return TT_OK;
 }
 
-/* Sets an input, which was checked, on one rank. */
+/* Sets a checked input on one rank. */
 static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -23267,15 +23296,15 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
     tt_status status = x->shape.axis ? tt__set_rows(p, r, v, rows) : TT_OK;
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
-    if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
-    p->arena->results_of = NULL; /* an output may have had this place */
+    if (x->place == TT__NO_PLACE) return TT_OK; /* no instruction reads it */
+    p->arena->results_of = NULL; /* an output may have been stored here */
     tt__overwrite(p->arena, p, rank, x->place, tt__storage_bytes(x));
     if (!tt__is_here(p, rank)) return TT_OK;
     const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
     return tt__write_value(p, rank, v, data, (size_t)rows * row);
 }
 
-/* What a pipeline keeps of the inputs of its next micro-batch on a data rank. NULL: no memory. */
+/* Returns where a pipeline keeps the inputs of its next micro-batch on a data rank. NULL: out of memory. */
 static tt__fed *tt__fed_of(tt_program *p, int data_rank)
 {
     const int at = (int)p->round * p->arena->data + data_rank;
@@ -23290,8 +23319,8 @@ static tt__fed *tt__fed_of(tt_program *p, int data_rank)
     return f->inputs && f->rows ? f : NULL;
 }
 
-/* The same for a pipeline, which runs the micro-batches of a step at its end, or when there is one only. The
-   ranks of the first stage know what is set. */
+/* Sets a checked input of a pipeline's next micro-batch. Copies the data, as a pipeline runs micro-batches
+   later: at the end of the step or of tt_run. Ranks of the first stage keep the states of inputs. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -23336,7 +23365,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
     return status;
 }
 
-/* Fails where a function that is for one data rank is used with several. */
+/* Fails if a function for programs with one data rank is called with several. */
 static tt_status tt__one_data_rank(const tt_program *p, const char *function)
 {
     if (p->arena->data == 1) return TT_OK;
@@ -23344,7 +23373,7 @@ static tt_status tt__one_data_rank(const tt_program *p, const char *function)
                     "use %s_rank", function, p->arena->data, function);
 }
 
-/* The next run tells why, in case nobody reads the status. */
+/* Keeps the error of a refused tt_set. The next run reports that error, in case nobody reads the status. */
 static tt_status tt__note_refused(tt_program *p, tt_status status)
 {
     if (status != TT_OK && !p->refused[0]) memcpy(p->refused, p->ctx->error, sizeof p->refused);
@@ -23364,7 +23393,7 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 
 static bool tt__is_in_parts(const tt__value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
 
-/* As tt_get, of a parameter, or a view of one, that ranks have in parts. */
+/* Copies a parameter, or a view of a parameter, from the shards on all ranks to `to`, as tt_get does. */
 static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, size_t capacity)
 {
     const tt__value *x = &p->built.t->values[id];
@@ -23380,7 +23409,7 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     return status;
 }
 
-/* The last stage that has a value. */
+/* Returns the last stage that has value v. */
 static tt_program *tt__stage_with(tt_program *p, int32_t v)
 {
     for (int s = p->stages - 1; s > 0 && v > 0 && v < p->n_recorded; s--) {
@@ -23446,7 +23475,8 @@ static void tt__forget_inputs(tt_program *p)
     }
 }
 
-/* Does an input of a rank that instructions read have data, or has it had some? */
+/* Returns whether an input that instructions read has been set on a rank since the last run; its data may
+   have been overwritten. */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
     for (int32_t v = 1; v < p->n_recorded; v++)
@@ -23478,7 +23508,7 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
     return TT_OK;
 }
 
-/* Counts the data ranks that have a micro-batch, which are the first. */
+/* Counts the data ranks that have a micro-batch, always the first ones. Fails unless their inputs are set. */
 static tt_status tt__inputs_ready(tt_program *p)
 {
     const int data = p->arena->data, before = p->present;
@@ -23493,34 +23523,36 @@ static tt_status tt__inputs_ready(tt_program *p)
                           "earlier round of this step: only the last round may leave data ranks out", before);
     p->refused[0] = 0;
     if (status != TT_OK) p->present = before;
-    if (status != TT_OK) tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
     return status;
 }
 
-/* Fills what an instruction is the last to use on a rank with NaN. */
+/* Fills with NaN the storages that an instruction is the last to use on a rank. */
 static void tt__poison(tt_program *p, int rank, int instruction)
 {
     const tt__arena *a = p->arena;
     for (int k = 0; k < p->built.n_boxes && instruction < p->built.t->n_code - 1; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->merged != k || box->last != instruction) continue;
-        if (p->built.t->values[box->value].stays) continue; /* other micro-batches need it */
+        if (p->built.t->values[box->value].stays) continue; /* other micro-batches need the value */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
-        if (box->space == TT__HOST) continue; /* of another kind, where a wait would order streams */
+        /* Memory beside a device is left out: the host would have to wait, which would order streams. */
+        if (box->space == TT__HOST) continue;
         char *memory = a->memory[rank] + a->persistent + box->place;
         a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
     }
 }
 
-/* Operand `id` as the host has it where it is an input or a view of one; else, on a host's device, itself. */
+/* Returns operand `id` with data that the host can read, if the operand is an input or a view of one. Returns
+   any other operand as the rank has it, which the host can read only if the device's memory is the host's. */
 static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
 {
     const tt__value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
     const tt__now *now = &p->rank[rank].now;
-    const bool waits = tt__stages(p) > 1; /* in what a pipeline was fed */
+    const bool waits = tt__stages(p) > 1; /* the data waits in tt__fed */
     if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
     const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
     const char *from = waits ? tt__fed_at(p, now->round, rank)->inputs + p->head->fed_at[x->base]
@@ -23529,7 +23561,8 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     return m;
 }
 
-/* What a tensor rank has of the operands and results of an instruction that are split. */
+/* Fills in which rows and columns a tensor rank has of the split operands and results of an instruction.
+   Removes the operands that tensor rank 0 alone adds. */
 static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
     const tt__instr *i = l->instr;
@@ -23542,7 +23575,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
         if (p->built.t->values[id].part.split != TT__WHOLE) split = id;
     }
     const tt__value *v = &p->built.t->values[split];
-    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* of an axis */
+    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* rows of an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
     if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
@@ -23551,8 +23584,8 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
 }
 
-/* Before anything runs, indices and starts of sequences of a rank are as the ops that read them need them.
-   arg: the program. */
+/* Checks, before anything runs, that the indices and starts of sequences on a rank are valid for the ops that
+   read them. Counts the FLOPs of the micro-batch. arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
     tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
@@ -23576,15 +23609,16 @@ static tt_status tt__check_inputs(void *arg, int rank)
     return status;
 }
 
-/* Gradients have contributions of earlier micro-batches of the step, to which those of this run add. */
+/* Returns whether gradients hold contributions of earlier micro-batches, to which this run adds. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
     const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* The entry of such a run if it was met before. Else NULL, and the entry whose turn it is gives way if it has
-   no credit left: runs that come back keep their recordings however many others there are. */
+/* Returns the recording of runs like this one, if such a run has occurred before. Otherwise returns NULL and,
+   if the entry whose turn it is has no credit left, gives that entry to this run. Credit keeps the recordings
+   of runs that recur, however many other runs occur. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];
@@ -23618,7 +23652,7 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 /* ==== src/run/collectives.h */
 /* ---- collectives ---- */
 
-/* How many members, from the first on, have something to add. */
+/* Returns how many members, counted from the first, have a contribution to a collective. */
 static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -23627,8 +23661,8 @@ static int tt__present(const tt_program *p, int rank, const tt__instr *i, int me
     return i->segment == TT__EACH_MICRO ? now->present : i->slot ? p->head->in_slot[i->slot - 1] : members;
 }
 
-/* Where a rank of another stage has what is `own` here and value v there: of its size, as ranks at the same
-   place of their stages have the same rows. */
+/* Returns the matrix of value v, of program q, on rank `other` of another stage. The matrix has the size of
+   `own`, this rank's: ranks at the same place of their stages have the same rows. v 0: returns `own`. */
 static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
     const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
@@ -23639,8 +23673,8 @@ static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, 
     return own;
 }
 
-/* The operand and the result of instruction i's counterpart on a rank of another stage. What goes from one to
-   the other has the same number there; what is summed at the step's end is found by its parameter. */
+/* Finds the operand and the result of instruction i's counterpart on a rank of another stage. A value that
+   passes between stages has one number in both tapes; a sum at the step's end is found by its parameter. */
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
@@ -23660,7 +23694,7 @@ static void tt__set_stage_member(const tt_program *p, int rank, int other, const
     *out = tt__on_stage(q, now, other, to, x);
 }
 
-/* Fills in what a launch says of members: other ranks, or the slots of the operand. */
+/* Fills in the launch fields that describe members: other ranks, or the slots of the operand. */
 static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *peers)
 {
     const tt__instr *i = l->instr;
@@ -23686,7 +23720,8 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     }
 }
 
-/* A collective of computation uses the same memory of the host as those of the other stream. */
+/* Makes a collective on the computation stream wait for collectives in flight on other streams, which use the
+   same staging memory of the host. */
 static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
 {
     const tt__rank *r = &p->rank[rank];
@@ -23706,13 +23741,12 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
     return tt__collective_of(p->settings.crew, rank, all, me, move->over);
 }
 
-/* What the ranks of this process will send in a step of one full micro-batch on each data rank, and *least:
-   the least that they could. */
-
 /* ==== src/run/processes.h */
 /* ------------------------------------------------------------------------------------------------- processes
-   Collectives of several processes: the bytes that they send by the plan, and the launch of one. */
+   Collectives over several processes: how many bytes a plan sends, and the launch of a collective. */
 
+/* Returns the bytes that the ranks of this process send in a step with one full micro-batch on each data
+   rank. Sets *least to the minimum that any method must send. */
 static double tt__net_plan(const tt_program *head, double *least)
 {
     const tt__crew *crew = head->settings.crew;
@@ -23730,7 +23764,7 @@ static double tt__net_plan(const tt_program *head, double *least)
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
-            if (i->in[0]) l.in[0].data = &l; /* it is there */
+            if (i->in[0]) l.in[0].data = &l; /* marks the operand as present */
             l.members = l.present = c.all.count;
             l.me = c.me;
             c.l = &l;
@@ -23747,7 +23781,7 @@ static double tt__net_plan(const tt_program *head, double *least)
     return bytes;
 }
 
-/* Runs n collectives of one op. met: their members have waited for each other right before. */
+/* Launches n collectives of one op. met: their members have passed a barrier right before. */
 static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, int n, bool met)
 {
     const tt__instr *i = l->instr;
@@ -23772,8 +23806,8 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
     return pair && net ? tt__net_pair(&c) : tt__run_collective(&c, met);
 }
 
-/* Fills in the launch, all 0 so far, of an instruction on a rank; `peers`: room for what it says of other
-   ranks. */
+/* Fills in the launch of an instruction on a rank. The launch is all 0 on entry. `peers` has room for the
+   operands and results of other ranks. */
 static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__launch *l, tt__mat *peers)
 {
     const tt__value *y = &p->built.t->values[i->out[0]];
@@ -23788,7 +23822,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->head->run; /* but for its `micro`, which no update reads */
+        l->in[TT__RUN_IN].data = &p->head->run; /* all but `micro`, which no update reads */
         if (!p->settings.kind->host) l->device = p->settings.crew->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
@@ -23802,10 +23836,10 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
 }
 
 /* ==== src/run/stages.h */
-/* ---- from stage to stage */
+/* ---- values that pass from stage to stage */
 
-/* The same to and from a stage in another process: a SEND does not wait for its messages, a RECV does. Those
-   of a device are in the host's memory. */
+/* Sends a value to, or receives one from, a stage in another process. A SEND does not wait for its messages;
+   a RECV does. Messages of a device go through the host's memory. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -23838,7 +23872,7 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     return status;
 }
 
-/* Messages of a rank that are on their way go on: with some MPI libraries only while it is called. */
+/* Advances a rank's messages in flight: some MPI libraries transfer data only while they are called. */
 static void tt__go_on_passing(const tt_program *p, int rank)
 {
     tt__net *n = p->ctx->net;
@@ -23851,7 +23885,7 @@ static void tt__go_on_passing(const tt_program *p, int rank)
     }
 }
 
-/* Waits until the messages of micro-batch number `round` have gone this way. */
+/* Waits until the messages of micro-batch number `round` in direction `way` have been sent. */
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
@@ -23861,8 +23895,8 @@ static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t roun
     return tt__net_all_there(&mail);
 }
 
-/* A SEND tells the other stage that its operand is there; nobody waits for its end. A RECV waits for that,
-   and copies. */
+/* Runs a SEND or RECV between stages. A SEND tells the other stage that its operand is ready; nobody waits
+   for its end. A RECV waits for the SEND, and copies the operand. */
 static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
 {
     const tt__crew *c = p->settings.crew;
@@ -23890,7 +23924,7 @@ static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Before a segment writes what goes to another stage: the other has taken what was there. */
+/* Waits, before a segment overwrites a value that another stage receives, until that stage has copied it. */
 static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
 {
     const tt__crew *c = p->settings.crew;
@@ -23917,10 +23951,11 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Is m a piece, or a rank's own rows, without elements? */
+/* Returns whether m is a shard, or a rank's own rows, without elements. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
-/* An instruction that has nothing to read leaves 0 where a result is a sum over rows, or what was there. */
+/* Runs an instruction whose operands are empty: fills results, which are sums over rows, with 0, unless the
+   instruction adds to them. */
 static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 {
     tt_status status = TT_OK;
@@ -23933,8 +23968,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Runs n instructions that run together on the device or, when that has left what they need there, in the
-   host's memory. */
+/* Runs n instructions that run together: on the device or, if they are on_host, on the CPU in the host's
+   memory, once the device has computed what they read there. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
@@ -23946,15 +23981,15 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
 
 /* ==== src/run/launch.h */
 /* -------------------------------------------------------------------------------------------------- launches
-   A segment of a program on one rank: launches in their order, streams, events, graphs that are replayed. */
+   One segment of a program on one rank: launches in order, streams, events, recorded graphs. */
 
-/* How far a rank has come in a segment. */
+/* Progress of a rank in a segment. */
 typedef struct tt__progress {
-    tt__launch like;        /* what all launches have in common */
-    bool absent;            /* the rank has no micro-batch, and runs only what all ranks do together */
-    bool later;             /* as tt__now has it */
-    /* Ranks along this axis have waited for each other on this stream, and done nothing since: known alike on
-       all of them, also on those without a micro-batch. */
+    tt__launch like;        /* fields that all launches have in common */
+    bool absent;            /* the rank has no micro-batch and runs only what all ranks run together */
+    bool later;             /* equals tt__now.later */
+    /* The ranks along axis `met` have passed a barrier on stream `met_stream` and launched nothing since. All
+       these ranks, also those without a micro-batch, have equal values here. */
     tt__over met;
     int met_stream;
 } tt__progress;
@@ -23964,7 +23999,7 @@ static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Notes what the launch of instruction k on rank 0 has taken, when it is done. */
+/* Notes the time of the launch of instruction k on rank 0, once done, if it is the minimum so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__crew *c = p->settings.crew;
@@ -23974,8 +24009,8 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
     return status;
 }
 
-/* Is instruction k launched in one call with the next, which is of another op and reads its result? A kernel
-   of the device does both at once where it can. Not where something is done in between. */
+/* Returns whether instruction k and the next, which is of another op and reads k's result, are launched in
+   one call. The device runs both in one kernel where it can. False: something is to be done in between. */
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
@@ -23986,7 +24021,7 @@ static bool tt__leads_to_next(const tt_program *p, int k)
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
 }
 
-/* Launches the instructions from number k on that run together, in one call. */
+/* Launches in one call the instructions that run together, from number k on. */
 static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, int k)
 {
     tt_status status = TT_OK;
@@ -23998,7 +24033,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
-    int some = 0; /* that have something to do */
+    int some = 0; /* launches that have something to do */
     if (p->settings.crew->world)
         tt__world_note(p->settings.crew->world, rank, tt__instr_name(i),
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
@@ -24024,10 +24059,10 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     return timed && status == TT_OK ? tt__note_time(p, k, begin) : status;
 }
 
-/* Work of other streams is done at its WAIT, as late as it may be. */
+/* Returns whether work on other streams runs only at its WAIT, as late as possible. */
 static bool tt__runs_late(const tt_program *p) { return p->ctx->late && p->settings.kind->host; }
 
-/* Starts instruction k, of another stream, behind all that computation was given so far. */
+/* Starts instruction k on its own stream, after all work issued on the computation stream so far. */
 static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
 {
     const tt__crew *c = p->settings.crew;
@@ -24036,7 +24071,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* keeps `met` as on ranks that start k */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -24050,7 +24085,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     return tt__device_status(p->ctx, c, rank, b->mark(d, stream, &x->done));
 }
 
-/* Computation goes on when what WAIT number k waits for is done. */
+/* Makes the computation stream wait for the work that WAIT number k waits for. */
 static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
 {
     const tt__crew *c = p->settings.crew;
@@ -24059,7 +24094,7 @@ static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
     tt__started *x = r->started, *const end = x + p->built.under_way;
     while (x < end && !(x->at && code[x->at - 1].out[0] == code[k].in[0])) x++;
     at->met = TT__ALONE;
-    if (x == end) return TT_OK; /* this rank has not started it */
+    if (x == end) return TT_OK; /* this rank has not started the work */
     const int started = x->at - 1;
     x->at = 0;
     if (tt__runs_late(p)) return tt__launch_together(p, rank, at, started);
@@ -24067,7 +24102,7 @@ static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
                              c->kind->backend->after(c->device[rank], TT__COMPUTE_STREAM, x->done));
 }
 
-/* Instructions of a segment that are launched, or recorded, as one. */
+/* Consecutive instructions [first, end) of a segment that are launched, or recorded, as one. */
 typedef struct tt__stretch { tt__segment segment; int first, end; } tt__stretch;
 
 static tt__stretch tt__whole_segment(const tt_program *p, tt__segment segment)
@@ -24077,8 +24112,8 @@ static tt__stretch tt__whole_segment(const tt_program *p, tt__segment segment)
     return s;
 }
 
-/* Launches instructions of a segment on a rank. A rank without a micro-batch runs what all ranks do
-   together. */
+/* Launches the instructions of a stretch on a rank. A rank without a micro-batch launches only instructions
+   that all ranks run together. */
 static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *like, const tt__stretch *s)
 {
     tt_status status = TT_OK;
@@ -24086,7 +24121,7 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {s->first, s->end, {0}, 0, 0};
-    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure has left it */
+    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* left by a failure */
     for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
@@ -24100,7 +24135,7 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     return status;
 }
 
-/* Records launches. After an error x is without a recording, and `why` is the first. */
+/* Records the launches of a stretch. After an error x has no recording, and `why` is the first error. */
 static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s, tt__recording *x,
                                char why[512])
 {
@@ -24109,20 +24144,20 @@ static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt_
     tt_status status = b->capture(d);
     const bool began = status == TT_OK;
     if (began) status = tt__launch_stretch(p, rank, l, s);
-    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* which captured may replace */
-    if (began) x->made = b->captured(d);                        /* in any case, to end it */
+    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* captured() may replace it */
+    if (began) x->made = b->captured(d);                        /* also after an error: it ends the capture */
     if (status == TT_OK && !x->made) snprintf(why, 512, "%s", b->error(d));
     if (status == TT_OK || !x->made) return;
     b->forget(d, x->made);
     x->made = NULL;
 }
 
-/* Notes what a segment is about to write on all ranks. */
+/* Notes on all ranks which bytes a segment is about to write. */
 static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
     const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
-    if (p->stages > 1) return; /* a pipeline's wait on the host */
+    if (p->stages > 1) return; /* a pipeline's inputs wait on the host */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
@@ -24132,8 +24167,8 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     }
 }
 
-/* Must the launches of a segment be made one by one? In between, ranks wait for each other in a collective,
-   and the host runs its own. */
+/* Returns whether the launches of a segment must be made one by one, because ranks wait for each other in a
+   collective, or the host runs an instruction, in between. */
 static bool tt__needs_host(const tt_program *p, tt__segment segment)
 {
     const int end = tt__segment_first(p->built.t, segment + 1u);
@@ -24144,7 +24179,7 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
     return false;
 }
 
-/* Writes the step's settings and, where it is new, the loss scale to a rank. */
+/* Writes the step's settings and, if `scale`, the loss scale to a rank. */
 static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
@@ -24158,7 +24193,7 @@ static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
     return status;
 }
 
-/* What all launches of a rank have in common. */
+/* Returns a launch with the fields that all launches of a rank have in common. */
 static tt__launch tt__launch_on(const tt_program *p, int rank)
 {
     tt__launch l;
@@ -24171,8 +24206,9 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
     return l;
 }
 
-/* Runs a stretch on a rank. A device that can records it at the second such run, and replays that from then
-   on. One that cannot, but can run the instructions one by one, is never asked to record again. */
+/* Runs a stretch on a rank. A device that can record launches does so at the second such run and replays the
+   recording from then on. A device that fails to record what it can launch one by one is not asked to record
+   again. */
 static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s)
 {
     const tt__crew *c = p->settings.crew;
@@ -24181,7 +24217,7 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     char why[512] = "";
     tt_status status = TT_OK;
     const bool absent = s->segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= r->now.present;
-    /* No graph prefetches managed memory. */
+    /* A graph cannot prefetch managed memory. */
     const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
     const bool records = can_record && !absent && !tt__needs_host(p, s->segment);
     tt__recording *x = records ? tt__recording_of(p, rank, s->segment, s->first) : NULL;
@@ -24195,10 +24231,11 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     return status;
 }
 
-/* Where the results of a step whose update comes behind them are there, in front of that, one more than the
-   number of the instruction that writes them last: the host learns them while parameters are updated, and the
-   next step is launched before these are done. Else, as where something is under way on another stream, where
-   the segment ends. */
+/* Returns where the first part of stretch s ends: one more than the number of the last instruction that
+   writes the step's results, if updates follow that instruction. The host then reads the results while
+   parameters are updated, and launches the next step before the updates are done. Returns the end of s if
+   results are not read later, if work is in flight on another stream there, or if the instruction is launched
+   together with the next. */
 static int tt__results_end(const tt_program *p, const tt__stretch *s)
 {
     const tt_tape *t = p->built.t;
@@ -24215,7 +24252,7 @@ static int tt__results_end(const tt_program *p, const tt__stretch *s)
     return started || together || end == s->first ? s->end : end;
 }
 
-/* Has what a step has found copied to the host, beside what computation does next. */
+/* Starts the copy of a step's results to the host, beside what is computed next. */
 static tt_status tt__send_results(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
@@ -24230,10 +24267,10 @@ static tt_status tt__send_results(tt_program *p, int rank)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* A segment that all ranks run. sends: the first of them, its results. */
+/* A segment that all ranks run. sends: the first rank copies its results to the host. */
 typedef struct tt__segment_job { tt_program *p; tt__segment segment; bool sends; } tt__segment_job;
 
-/* Runs a segment on a rank. */
+/* Runs a segment on a rank. arg: the tt__segment_job. */
 static tt_status tt__run_rank(void *arg, int rank)
 {
     const tt__segment_job *job = (const tt__segment_job *)arg;
@@ -24255,14 +24292,14 @@ static tt_status tt__run_rank(void *arg, int rank)
     s.first = s.end;
     s.end = all.end;
     if (status == TT_OK && s.first < s.end) status = tt__run_stretch(p, rank, &l, &s);
-    if (status == TT_OK && sends) /* what is written next may be written where they are */
+    if (status == TT_OK && sends) /* the next work may overwrite the results */
         status = tt__device_status(p->ctx, c, rank,
                                    c->kind->backend->after(l.device, TT__COMPUTE_STREAM, r->has_found));
     tt__float_restore(mode);
     return status;
 }
 
-/* Tells the logger which devices cannot record. */
+/* Logs which devices cannot record launches. */
 static void tt__tell_graphs(tt_program *p)
 {
     char device[32];
@@ -24276,7 +24313,7 @@ static void tt__tell_graphs(tt_program *p)
     }
 }
 
-/* All processes agree that the inputs of a micro-batch are right, and count its operations. */
+/* Makes all processes agree that the inputs of a micro-batch are valid, and adds up its FLOPs. */
 static tt_status tt__agree_flops(tt_program *p, tt_status status)
 {
     const tt__crew *c = p->settings.crew;
@@ -24289,9 +24326,9 @@ static tt_status tt__agree_flops(tt_program *p, tt_status status)
 }
 
 /* ==== src/run/tune.h */
-/* ---- products that are made in the fastest way (tt_compile_options.tune) */
+/* ---- timing of matrix products (tt_compile_options.tune) */
 
-/* The choices of products of a rank's device, as text that the caller frees. NULL: out of memory. */
+/* Returns the choices of products of a rank's device as text, which the caller frees. NULL: out of memory. */
 static char *tt__tuned_text(const tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -24302,7 +24339,7 @@ static char *tt__tuned_text(const tt_program *p, int rank)
     return text;
 }
 
-/* A rank's device takes over what a text says of products; `from`: where the text is from. */
+/* Makes a rank's device take the choices of products from a text. `from` names the text in errors. */
 static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -24313,7 +24350,7 @@ static tt_status tt__learn(const tt_program *p, int rank, const char *text, cons
     return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
 }
 
-/* All ranks' devices take over the text, but those of another kind, which know nothing then. */
+/* Makes all ranks' devices take the choices from a text. Devices of other kinds keep none. */
 static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
 {
     const tt__crew *c = p->settings.crew;
@@ -24325,8 +24362,8 @@ static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const
     return status;
 }
 
-/* Has a rank's device meet the products of the program, at full capacity, and time those of which it knows
-   nothing (`times`). *untimed grows by those that there was no memory for. */
+/* Tells a rank's device which products the program makes at full capacity and, if `times`, times those that
+   the device does not know. Adds to *untimed the number of products for which memory was lacking. */
 static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
 {
     tt_program *p = tt__stage_of(of, rank);
@@ -24335,8 +24372,8 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const tt__backend *b = p->settings.kind->backend;
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
     const tt__now before = r->now;
-    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
-    int64_t *round = &r->now.round; /* gradients of each slot, which then are added to */
+    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* rounds before add_later adds */
+    int64_t *round = &r->now.round; /* each slot's gradients, then their sums */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
@@ -24368,7 +24405,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     return status;
 }
 
-/* tt__tune_rank of all programs of the arena that are to be tuned. */
+/* Calls tt__tune_rank for all programs of the arena that are to be tuned. */
 static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untimed)
 {
     tt_status status = TT_OK;
@@ -24377,8 +24414,8 @@ static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untime
     return status;
 }
 
-/* The ranks of this process time one after another, each what those before it have not, and all processes do
-   so one after another. *text, which is replaced, is what is known before, and at the end. */
+/* Times products on one process after another, in each on one rank after another; each rank times what no
+   rank before has timed. *text: the known choices before, replaced by those known at the end. */
 static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
 {
     tt_context *ctx = p->ctx;
@@ -24409,7 +24446,7 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
     return status;
 }
 
-/* Reads a file of products, if it is there, as text to be freed. */
+/* Reads a file of choices, if it exists. *text: its contents, which the caller frees. */
 static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
 {
     char folder[1024];
@@ -24437,8 +24474,8 @@ static tt_status tt__write_tuned(tt_context *ctx, const char *path, const char *
     return status;
 }
 
-/* Before the first run of an arena: finds the fastest ways to make the products of its programs. Nothing that
-   a program sees is written. */
+/* Finds, before the first run of an arena, the fastest way to make each product of its programs. Writes
+   nothing that a program reads. */
 static tt_status tt__tune_products(tt_program *p)
 {
     tt_context *ctx = p->ctx;
@@ -24477,7 +24514,7 @@ static tt_status tt__tune_products(tt_program *p)
     return status;
 }
 
-/* The recordings of the programs of an arena are made anew. */
+/* Discards the recordings of all programs of an arena; later runs record anew. */
 static void tt__forget_recordings(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
@@ -24491,8 +24528,8 @@ static void tt__forget_recordings(tt_program *p)
 }
 
 static tt_status tt__read_unread(tt_program *p);
-/* Has all ranks run. After an error no device goes on to read another's memory, and no stream to use what
-   nobody waits for. */
+/* Runs a function on all ranks. After an error waits for all devices, so that none still reads another's
+   memory or has unfinished work that nobody waits for. */
 static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
 {
     tt__crew *c = p->settings.crew;
@@ -24505,9 +24542,9 @@ static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int
 
 /* ==== src/run/results.h */
 /* --------------------------------------------------------------------------------------------------- results
-   A segment on all ranks, what they have found together, and the errors of numbers that are not finite. */
+   Runs a segment on all ranks; collects results; reports numbers that are not finite. */
 
-/* Runs a segment on all ranks. sends: what it finds is copied to the host, to be read later. */
+/* Runs a segment on all ranks. sends: its results are copied to the host and read later. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
 {
     tt__segment_job job = {p, segment, sends};
@@ -24519,7 +24556,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (status == TT_OK) status = tt__zero_states(p);
     if (micro) status = tt__agree_flops(p, status);
     for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
-        if (q != p || micro) status = tt__read_unread(q); /* while its memory is as it left it */
+        if (q != p || micro) status = tt__read_unread(q); /* before its memory changes */
     if (status == TT_OK) status = tt__tune_products(p);
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
@@ -24534,7 +24571,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     return TT_OK;
 }
 
-/* Reads what a step has found on a rank, for which it waits. */
+/* Reads the results of a step on a rank, after waiting for that rank. */
 static tt_status tt__read_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
@@ -24545,7 +24582,7 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
     const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
                               tt__resolve(p, rank, t->results).data};
-    /* By memory that the device can copy to while others work. */
+    /* The device can copy to `bounce` while other devices work. */
     void *to = from.space == TT__DEVICE && !a->kind->host ? (void *)a->bounce[rank] : &r->results;
     status = tt__read_memory(&from, to, TT_U8, sizeof r->results);
     if (status == TT_OK && to != &r->results) memcpy(&r->results, to, sizeof r->results);
@@ -24553,17 +24590,17 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     return status;
 }
 
-/* What data ranks of a process have found, for the others. */
+/* Results of a data rank that its process tells the others. */
 typedef struct tt__found { tt__totals totals; double flops; } tt__found;
 typedef char tt__found_fits_a_note[sizeof(tt__found) * TT__RANKS <= TT__NOTE ? 1 : -1];
 
-/* What the runs of other processes have found, on the first ranks of their data ranks. */
+/* Exchanges the results of a run between processes: sets them on the first rank of each data rank. */
 static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data;
     tt_program *last = tt__last_stage(p);
-    tt__found found[TT__RANKS]; /* of data ranks, if they are of this process */
+    tt__found found[TT__RANKS]; /* by data rank; 0 for those of other processes */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
@@ -24586,13 +24623,13 @@ static tt_status tt__exchange_results(tt_program *p)
     return status;
 }
 
-/* What the update has found on a rank, which another process may have. */
+/* Reads what an update has found on a rank, which may be in another process. All processes call it. */
 static tt_status tt__read_first(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for it, too */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for this process's rank */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
@@ -24605,8 +24642,8 @@ static void tt__add_totals(tt__totals *to, const tt__totals *x)
     to->correct += x->correct;
 }
 
-/* The same, of all ranks together: after the update on any of them, else (train = false) on those that
-   ran. */
+/* Reads the results of all ranks together. After an update each rank has them; in a program with train =
+   false, adds up the results of the data ranks that ran. */
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
@@ -24627,8 +24664,9 @@ static tt_status tt__read_results(tt_program *p)
     return status;
 }
 
-/* Sums what losses have counted in the micro-batches of the step so far; of several ranks, where the tree of
-   sums has not been summed yet. Notes the first data rank whose loss is not finite (0: maybe none). */
+/* Reads what losses have counted in the micro-batches of the step so far. If the tree of sums is not summed
+   yet (tape->counted), adds up its leaves. Sets *bad to the first data rank whose loss is not finite (0:
+   maybe none). */
 static tt_status tt__read_counts(tt_program *head, int *bad)
 {
     tt_program *p = tt__last_stage(head);
@@ -24636,7 +24674,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     const tt__value *x = &t->values[t->counted];
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data, leaves = tt__slots(p) * data;
-    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* of all leaves, those of this process */
+    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* of all leaves; of the leaves of this process */
     tt_status status = t->counted ? TT_OK : tt__read_results(head);
     *bad = 0;
     if (!t->counted) return status;
@@ -24649,7 +24687,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
         status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
     status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
-    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order, whatever the ranks */
+    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order for any number of ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
@@ -24685,8 +24723,8 @@ static void tt__begin_step(tt_program *p)
     p->outcome = TT__UPDATED;
 }
 
-/* The largest magnitude of a value on a rank; infinite if one of its numbers is not finite. Returns 0 where
-   the device does not let itself be read: what it says of that matters more. */
+/* Returns the largest magnitude of a value on a rank; infinity if a number is not finite. Returns 0 if the
+   device cannot be read: the device's own error matters more then. */
 static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
     const tt__mat m = tt__resolve(p, rank, v);
@@ -24705,9 +24743,9 @@ static float tt__largest_of(tt_program *p, int rank, int32_t v)
     return largest;
 }
 
-/* Of a program whose results are not finite: writes which parameter of this process is at fault, and why:
-   the first that is not finite, or else the one with the largest numbers, if those are larger than any that
-   training gives. Returns false, and writes an empty text, where there is none. */
+/* Finds the parameter of this process that explains results that are not finite: the first that is not
+   finite, else the one with the largest numbers, if they are larger than training ever gives. Writes its name
+   and the reason to `to`. Returns false, with an empty text, if it finds none. */
 static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
 {
     const float huge = 1e10f;
@@ -24732,8 +24770,8 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     return name != NULL;
 }
 
-/* Fails if the loss is not finite, and says whether a parameter is the cause. micro: the number of the micro-
-   batch in the step; -1: any of them. */
+/* Fails if the loss is not finite, and names a parameter that is the cause. micro: the number of the
+   micro-batch in the step; -1: any of them. */
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
     char which[64] = "", cause[300];
@@ -24746,13 +24784,14 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
                     bad ? cause : "check the inputs, or lower the learning rate");
 }
 
-/* Notes what the step must know of a round, which is ready to run. */
+/* Notes what the step must know of a round that is ready to run. */
 static void tt__begin_micro(tt_program *p)
 {
     const tt_program *last = tt__last_stage(p);
     const tt_tape *t = last->built.t;
     const tt__now now = tt__now_of(p);
-    if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number: undoing it is exact */
+    /* loss_norm is a power of two near the number of targets: undoing the division is exact. */
+    if (t->accumulate && !p->norm_known) {
         int exponent = 0, first = tt__first_of(last, 0);
         for (int k = 0; k < t->n_code; k++)
             if (tt__is(&t->code[k], TT__LOSS))
@@ -24765,10 +24804,11 @@ static void tt__begin_micro(tt_program *p)
 }
 
 /* ==== src/run/pipeline.h */
-/* ---- a pipeline: micro-batches wait, and run together */
+/* ---- a pipeline: micro-batches wait, and run together at the step's end */
 
-/* Action k of a stage, of two for each of `micros` micro-batches: the number of the micro-batch, and whether
-   it is its backward. `ahead`: forwards before that with which forwards and backwards begin to alternate. */
+/* Returns the number of the micro-batch of action k of a stage, and sets *backward if the action is the
+   micro-batch's backward. A stage has two actions for each of `micros` micro-batches. `ahead`: forwards
+   before forwards and backwards begin to alternate. */
 static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, bool *backward)
 {
     const int64_t first = tt__min(ahead, micros), both = 2 * (micros - first);
@@ -24777,7 +24817,7 @@ static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, boo
     return k >= first + both ? k - micros : *backward ? (k - first) / 2 : first + (k - first) / 2;
 }
 
-/* The same as tt__micro for a pipeline, which only takes the micro-batches: checks them, and keeps them. */
+/* Takes a micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
 static tt_status tt__feed(tt_program *p)
 {
     const int most = p->settings.options.parallel.micros;
@@ -24789,7 +24829,7 @@ static tt_status tt__feed(tt_program *p)
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
-    for (int d = 0; d < p->present; d++) { /* axes that passes have made are parts of these */
+    for (int d = 0; d < p->present; d++) { /* passes divide these axes into others */
         const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
         memcpy(p->fed[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
     }
@@ -24818,7 +24858,7 @@ static tt_status tt__write_fed(tt_program *p, int rank)
     return status;
 }
 
-/* Runs all micro-batches on a rank of a pipeline's stage. arg: the program. */
+/* Runs all micro-batches of a step on a rank of a pipeline. arg: the program. */
 static tt_status tt__run_stage(void *arg, int rank)
 {
     const tt_program *head = (const tt_program *)arg;
@@ -24829,7 +24869,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    l.tuned = false; /* products are timed before the first segment that is no micro-batch */
+    l.tuned = false; /* products are timed only at the first segment after micro-batches */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
         now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
@@ -24848,7 +24888,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     return status;
 }
 
-/* Runs the micro-batches that a pipeline has been fed. */
+/* Runs the micro-batches that a pipeline has kept. */
 static tt_status tt__run_pipeline(tt_program *p)
 {
     tt_status status = tt__check_whole(p->ctx, p->arena);
@@ -24861,9 +24901,9 @@ static tt_status tt__run_pipeline(tt_program *p)
     return TT_OK;
 }
 
-/* Forward, and backward of a program that trains, of a micro-batch on each of the first data ranks. Results
-   that the device has yet to compute are read if the caller wants them, else not waited for: a loss that is
-   not finite shows when the step ends. */
+/* Runs the forward, and the backward of a program that trains, of a micro-batch on each of the first data
+   ranks. wanted: waits for results that the device has yet to compute. Otherwise a loss that is not finite
+   shows only when the step ends. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const bool train = p->settings.options.train;
@@ -24882,7 +24922,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     return status == TT_OK && train ? tt__check_loss(p, number) : status;
 }
 
-/* Sums the slots of a lap, in programs that do so after each. */
+/* Sums the slots of a lap, in programs that sum after each lap. */
 static tt_status tt__run_lap(tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -24890,7 +24930,7 @@ static tt_status tt__run_lap(tt_program *p)
     return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
 }
 
-/* Ends a round: sums the tree of a lap where that is over. */
+/* Ends a round. If the round ends a lap, sums the tree of the lap. */
 static tt_status tt__end_round(tt_program *p)
 {
     p->round++;
@@ -24916,9 +24956,9 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
 
 /* ==== src/run/step.h */
 /* ----------------------------------------------------------------------------------------------------- steps
-   tt_step and its parts, what a step has found and when that is read, gradients. */
+   tt_step and its parts; the results of a step and when they are read; gradients. */
 
-/* What the last run of a program that does not train has found on one data rank. */
+/* Gives the results of the last run on one data rank, in a program that does not train. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
     const tt_program *p = tt__last_stage(head);
@@ -24941,7 +24981,7 @@ static tt_status tt__check_lr(tt_program *p, float lr)
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
 
-/* Fails, and names the gradient that is the cause of a norm that is not finite. */
+/* Fails, and names the gradient that makes the norm not finite. */
 static tt_status tt__norm_failed(tt_program *head)
 {
     const int first = head->settings.crew->first;
@@ -24964,7 +25004,7 @@ static tt_status tt__norm_failed(tt_program *head)
     tt__free(p->ctx, list);
     if (status != TT_OK) return status;
     head->outcome = t->early && bad ? TT__HALF_UPDATED : TT__NOT_FINITE;
-    if (t->early && bad) /* the gradient's memory has other contents now */
+    if (t->early && bad) /* the gradient's memory is reused by now */
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
@@ -24984,8 +25024,8 @@ static tt_status tt__norm_failed(tt_program *head)
                     "updated%s%s", step, lowest, because, cause);
 }
 
-/* Fails unless the results of a step that were read are finite; else the step counts. one: it had one micro-
-   batch. skipped: tt__scale's before it. */
+/* Judges the results of a step: fails unless they are finite, else counts the step. one: the step had one
+   micro-batch. skipped: tt__scale.skipped before the step. */
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
@@ -24996,15 +25036,15 @@ static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
     tt_status status = tt__check_loss(p, one ? 0 : -1);
     if (status != TT_OK) return status;
     const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
-    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale has fallen */
+    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale was lowered */
     if (finite) p->run.step++;
     tt__give_stats(p, &p->done, finite ? p->results.clipped.norm : 0);
     p->reads++;
     return TT_OK;
 }
 
-/* Reads what the last step has found, if nobody has. The step at hand, which has launched nothing yet, stays
-   as it is. */
+/* Reads the results of the last step, if they are unread. Keeps the results of the current step, which has
+   launched nothing yet. */
 static tt_status tt__read_unread(tt_program *p)
 {
     const int rank = tt__first_of(p, 0);
@@ -25014,7 +25054,7 @@ static tt_status tt__read_unread(tt_program *p)
     const double flops = p->flops;
     if (!p->unread.any) return TT_OK;
     p->unread.any = false;
-    p->run.step--; /* until it is known to be done */
+    p->run.step--; /* until its results are known to be good */
     tt_status status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, r->has_found);
     status = tt__device_status(p->ctx, c, rank, status);
     if (status != TT_OK) return status;
@@ -25037,7 +25077,7 @@ static void tt__leave_unread(tt_program *p, bool one)
     p->run.step++;
 }
 
-/* Counts a step that failed and updated nothing as one that is skipped. */
+/* Counts a step that failed, and updated nothing, as skipped. */
 static void tt__skip_step(tt_program *p)
 {
     p->results.scale.skipped++;
@@ -25051,13 +25091,14 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     const tt__crew *c = p->settings.crew;
     const int rank = tt__first_of(p, 0);
     tt_status status = tt__read_unread(p);
-    if (any && status == TT_OK) /* what it found was there before its parameters were updated */
+    if (any && status == TT_OK) /* its results come before its parameters are updated */
         status = tt__device_status(p->ctx, c, rank, c->kind->backend->wait(c->device[rank]));
     if (stats) *stats = p->done;
     return status;
 }
 
-/* The update, which leaves all as it is where a loss or gradient is not finite. */
+/* Ends a step: runs a pipeline's micro-batches or sums an unfinished lap, then updates. The update changes
+   nothing if a loss or gradient is not finite. Without `stats`, results may be read later. */
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
@@ -25100,7 +25141,7 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
                         "the step without updating");
     tt_status status = tt__micro(p, stats != NULL);
     if (status == TT_OK) status = tt__end_round(p);
-    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may hold half of it */
+    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may hold a part of it */
     if (status != TT_OK) return status;
     tt__give_stats(p, stats, 0);
     return TT_OK;
@@ -25124,7 +25165,7 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 
 enum { TT__LEAF_PIECE = 256 };
 
-/* a += b, rounded to a dtype. */
+/* Adds b to a, n numbers, each sum rounded to `dtype`. */
 static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 {
     uint16_t half[TT__LEAF_PIECE];
@@ -25134,7 +25175,7 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
     tt__convert(a, TT_F32, half, dtype, (size_t)n);
 }
 
-/* Reads elements [at, at + n) of a slot of gradient v as floats. */
+/* Reads elements [at, at + n) of a slot of gradient v and converts them to float. */
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -25144,16 +25185,16 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
     return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
-/* The gradient of a parameter as it is so far, in what may be several storages, which are stored alike. Sums
-   of a step: the leaves of all data ranks in one. Sums of micro-batches, which ranks have summed: a total,
-   and where ranks have several slots, those that the lap at hand has filled. */
+/* The gradient of a parameter so far, in one or two storages of the same layout. Sums of a step: `leaves`
+   holds the slots of each data rank. Sums of micro-batches, which are summed over ranks already: `total` and,
+   where ranks have several slots, `leaves` with the slots that the current lap has filled. */
 typedef struct tt__so_far {
-    int32_t leaves, total; /* 0: no such storage */
+    int32_t leaves, total; /* values; 0: no such storage */
     int slots;
-    tt__part part;         /* what ranks have of them */
+    tt__part part;         /* the shard that a rank has of each */
 } tt__so_far;
 
-/* Adds them up as the tree of sums will. */
+/* Adds up the gradient so far, in the order of the tree of sums. */
 static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__stored *stored, float *to)
 {
     const int data = p->built.t->sums_micros ? 1 : p->arena->data;
@@ -25181,7 +25222,7 @@ static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__st
     return status;
 }
 
-/* Where a parameter's gradient is so far. False: it has none. */
+/* Finds the storages of a parameter's gradient so far. Returns false if the parameter has no gradient. */
 static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so_far *g)
 {
     const tt_tape *t = p->built.t;
@@ -25228,7 +25269,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
 }
 
 /* ==== src/run/state.h */
-/* ---- what those who train a program ask of it */
+/* ---- what trainers ask of a program */
 
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
 {
@@ -25243,7 +25284,8 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
     return n;
 }
 
-/* Which values of a recorded tape v depends on: a flag for each, to be freed; NULL without memory. */
+/* Returns a flag for each value of a recorded tape: whether v depends on the value. The caller frees the
+   flags. NULL: out of memory. */
 static bool *tt__needed_for(const tt_tape *t, tt_value v)
 {
     bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
@@ -25259,12 +25301,13 @@ static bool *tt__needed_for(const tt_tape *t, tt_value v)
     return needed;
 }
 
-/* Forgets the micro-batches of the step at hand: the next is the first of a step. */
+/* Forgets the micro-batches of the current step; the next micro-batch begins a new step. */
 static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
-/* Hashes on over the attributes of what updates parameter v, if the tape does. */
+/* Continues *hash with the attributes of the instruction that updates parameter v. Returns false if the tape
+   does not update v. */
 static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
 {
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
@@ -25276,13 +25319,13 @@ static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
     return false;
 }
 
-/* Hashes on over the attributes of what updates: the global norm's instruction, those of parameters in the
-   tape's order, wherever they stand, and the loss scale's. */
+/* Continues a hash with the attributes of all instructions that update: that of the global norm, those of
+   parameters in the tape's order, wherever the instructions are, and that of the loss scale. */
 static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
     const tt_tape *t = p->built.t;
     const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
-    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* to search on: mostly its place */
+    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* next to search; mostly right */
     int at = t->early ? count - 1 : 0;
     for (int k = step; k < t->n_code; k++)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
@@ -25305,8 +25348,9 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
     return hash;
 }
 
-/* What decides a training's numbers: what was recorded, its precision and products, loss scaling, and how the
-   optimizer's instructions update. How the program is placed, recomputed or run does not, nor its device. */
+/* Returns a hash of all that decides the numbers of a training: the recorded tape, its precision and matrix
+   products, loss scaling, and the optimizer's attributes. Leaves out placement, recomputation, the device and
+   the way the program runs, which change no numbers. */
 static uint64_t tt__program_hash(const tt_program *p)
 {
     const tt_loss_scale *s = &p->settings.options.loss_scale;
@@ -25317,20 +25361,21 @@ static uint64_t tt__program_hash(const tt_program *p)
     uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
     hash = tt__hash_on(hash, scaling, sizeof scaling);
     const tt_parallel *ranks = &p->settings.options.parallel;
-    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* of one micro-batch the sums are alike */
+    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* with 1 micro-batch both sums are equal */
     const int leaves[] = {ranks->groups, micros};
     if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* of its sum of squares */
+        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* for its sum-of-squares op */
     return tt__updates_hash(p, hash);
 }
 
 enum { TT__STATE_VERSION = 5 };
-#define TT__MOST_STEPS ((int64_t)1 << 62) /* more were not done: counting on would overflow */
+#define TT__MOST_STEPS ((int64_t)1 << 62) /* max steps of a state, so that counting on cannot overflow */
 
-/* What a state has beside tensors, and what it must be of to go on in a program: "tinytrain.run", all of 8
-   bytes, as I64. Optimizer and precision: numbers of tt_optimizer_kind and tt__precision_kind. */
+/* The numbers of a state beside its tensors, some of which a program must match to continue from the state:
+   tensor "tinytrain.run", all of 8 bytes, as I64. optimizer and precision: a tt_optimizer_kind and a
+   tt__precision_kind. */
 typedef struct tt__state_header {
     int64_t version, seed, step, good_steps, skipped;
     double loss_scale;
@@ -26348,8 +26393,8 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 /* ==== src/text/code_points.h */
 /* ===========================================================================================================
    UNICODE                                                                              src/text/code_points.h
-   What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
-   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses src/base/.
+   Properties of code points that tokenizers use. Each table is a string of numbers, most of them distances
+   from the row before. tests/golden/make_unicode.py prints the tables and explains each. Uses src/base/.
    ======================================================================================================== */
 
 /* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
@@ -26640,46 +26685,46 @@ static const char *const tt__compat_text[] = {
     "#eq&#lh+#bi>#ftV#nu:#aj2#gs+#cpK#f9#fb&#3#ry7#nj$#dn.#as1#dhJ#laX#lg[#fqR#h3#j|(#goV#bcO#&#c~X#izG#{V#p"
     "|@a1{sSot+ot(%$hoJhoG%$ht#hs^%$ljVljS%$rkJrkG%$nhRnhO%$tcVtcS%$izVizS%$odBod>b)mo-#ciA"};
 
-/* Bits of a code point, as the regular expressions and splitters of `tokenizers` tell them apart. */
+/* Bits of a code point: classes that the regular expressions and splitters of `tokenizers` tell apart. */
 enum {
     TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
-    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it, or what is before it */
+    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it or the character before it */
     TT__IS_ACCENT = 128                      /* a combining mark */
 };
 
-/* What BERT's normalizer does to a code point. */
+/* Actions of BERT's normalizer on a code point. */
 enum { TT__BERT_DROP = 1 /* controls, private use and U+FFFD */, TT__BERT_ACCENT };
 
-/* How a code point breaks graphemes: the Unicode Standard, annex 29. Two regional indicators are apart here,
-   as that makes no difference to what asks. */
+/* Classes of code points that break texts into graphemes (Unicode Standard, annex 29). Two regional
+   indicators count as apart here, which makes no difference to the callers. */
 enum {
     TT__GRAPHEME_OTHER, TT__GRAPHEME_CONTROL, TT__GRAPHEME_EXTEND,
-    TT__GRAPHEME_EXTEND_ALONE, /* does not stand between consonants that are together */
+    TT__GRAPHEME_EXTEND_ALONE, /* may not stand between two consonants that stay together */
     TT__GRAPHEME_LINKER, TT__GRAPHEME_JOINER, TT__GRAPHEME_SPACING, TT__GRAPHEME_PREPEND,
     TT__GRAPHEME_PICTURE, TT__GRAPHEME_CONSONANT,
     TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* of Hangul */
 };
 
-/* The tables, unpacked. */
+/* The unpacked tables. */
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
     uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank among combining classes */
     uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
     uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
-    uint32_t cjk[TT__CJK_POINTS];         /* what U+F900..U+FAFF and U+2F800..U+2FA1F become */
+    uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
     uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
     uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 +
-                                                 step; to what */
-    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | how many */
+                                                 step; first result */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | count */
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;
 
 /* ==== src/text/unicode.h */
 /* ----------------------------------------------------------------------------------------- tables of Unicode
-   They are unpacked from code_points.h: cases, compositions, classes of characters. */
+   Case, composition and classes of characters, unpacked from code_points.h. */
 
-/* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
+/* Reads a number. Its last digit is one of 60 characters, the digits before are of the other 30. */
 static uint32_t tt__unicode_number(const char **at)
 {
     for (uint32_t n = 0;;) {
@@ -26690,15 +26735,15 @@ static uint32_t tt__unicode_number(const char **at)
     }
 }
 
-/* Adds a number that may be negative to `before`. */
+/* Reads a number that may be negative and adds it to `before`. */
 static uint32_t tt__unicode_from(uint32_t before, const char **at)
 {
     uint32_t n = tt__unicode_number(at);
     return before + ((n >> 1) ^ (0u - (n & 1)));
 }
 
-/* Sets `to` from rows of runs: the distance from the end of the row before, and last - first << shift | bits.
-   texts: one string, or several. */
+/* Sets `to` from rows of runs. A row is two numbers: the distance from the end of the row before, and (last -
+   first) << shift | bits. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -26719,7 +26764,7 @@ static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
     return a[1] != b[1] ? a[1] < b[1] : a[2] < b[2];
 }
 
-/* Reads compatibility decompositions. */
+/* Reads the compatibility decompositions. */
 static void tt__unicode_compat(tt__unicode *u)
 {
     const char *at = tt__compat_text[0];
@@ -26739,7 +26784,7 @@ static void tt__unicode_compat(tt__unicode *u)
     }
 }
 
-static tt__unicode *tt__unicode_new(tt_context *ctx) /* to be freed */
+static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees it */
 {
     static const char *const bert = tt__bert_text;
     tt__unicode *u = (tt__unicode *)tt__calloc(ctx, sizeof *u);
@@ -26789,7 +26834,8 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* to be freed */
     return u;
 }
 
-/* How many rows of a sorted table, of `columns` numbers each, have a first code point of at most c. */
+/* Returns how many rows of a sorted table begin with a code point of at most c. A row has `columns`
+   numbers. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
     int low = 0, high = rows;
@@ -26801,8 +26847,8 @@ static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
     return low;
 }
 
-/* The blocks that BERT's tokenizer splits into single characters. U+2B820..U+2B91F is missing in the Rust
-   package `tokenizers`, which is the reference, by a typing error; so it is here. */
+/* Returns whether BERT's tokenizer splits a code point off as a single character. U+2B820..U+2B91F is missing
+   because of a typing error in the Rust package `tokenizers`, which is the reference. */
 static bool tt__is_cjk(uint32_t c)
 {
     return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
@@ -26821,19 +26867,19 @@ static int tt__grapheme_class(const tt__unicode *u, uint32_t c)
     return (int)(u->graphemes[row][1] & 15);
 }
 
-/* 0 of a starter; marks of a higher combining class have a higher rank. */
+/* Returns the rank of a mark's combining class; higher classes have higher ranks. 0: c is a starter. */
 static uint32_t tt__mark_rank(const tt__unicode *u, uint32_t c)
 {
     int row = c < 0x300 ? -1 : tt__rows_to(&u->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
     return row >= 0 && c - (u->marks[row][0] >> 11) <= (u->marks[row][0] & 0x7FF) ? u->marks[row][1] : 0;
 }
 
-/* Lower case of a code point: 1, or 2 of U+0130. */
+/* Writes the lower case of a code point. Returns the number of code points: 1, or 2 for U+0130. */
 static size_t tt__lower_case(const tt__unicode *u, uint32_t c, uint32_t out[2])
 {
     out[0] = c;
     if (c == 0x130) return out[0] = 'i', out[1] = 0x307, 2;
-    /* The run with c is one of the last that begin before it. */
+    /* The run that has c is one of the last that begin before c. */
     const int row = tt__rows_to(&u->lower[0][0], TT__LOWER_RUNS, 2, c) - 1;
     for (int k = row; k >= 0 && k >= row - TT__LOWER_LOOK_BACK; k--) {
         const uint32_t run = u->lower[k][0], offset = c - (run >> 11);
@@ -26844,13 +26890,13 @@ static size_t tt__lower_case(const tt__unicode *u, uint32_t c, uint32_t out[2])
     return 1;
 }
 
-/* Decomposes a code point, also by compatibility (NFKD) if asked; Hangul by arithmetic: the Unicode Standard,
-   section 3.12. Returns how many result: 1 to 18, without `compat` 1 to 4. */
+/* Decomposes a code point; if `compat`, also by compatibility (NFKD). Hangul is decomposed by arithmetic
+   (Unicode Standard, section 3.12). Returns how many code points result: 1 to 18, without `compat` 1 to 4. */
 enum { TT__DECOMPOSED = 18 };
 static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
 {
     size_t n = 0;
-    uint32_t last[4]; /* what is taken off the end, from the last on */
+    uint32_t last[4]; /* parts taken off the end, last part first */
     int taken = 0;
     const int at = compat && c >= 0xA0 ? tt__rows_to(&u->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
     if (at >= 0 && u->compat[at][0] >> 11 == c) {
@@ -26879,7 +26925,7 @@ static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint3
     return n;
 }
 
-/* What two code points compose to; 0: nothing. */
+/* Returns the composition of two code points. 0: they do not compose. */
 static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 {
     if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
@@ -26899,8 +26945,9 @@ static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 /* ===========================================================================================================
    FILES                                                                                            src/files/
    Lists of strings, UTF-8, JSON and safetensors. Uses base.
-   Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
-   loop worse than n log n.
+
+   Files are not trusted. Every number from a file is checked before use, and no input makes a loop take more
+   than n log n steps.
    ======================================================================================================== */
 
 #include <locale.h>
@@ -26909,14 +26956,14 @@ static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 #error "tinytrain copies the little-endian numbers of files as they are: this machine is big-endian"
 #endif
 
-/* Orders by bytes, as strcmp, for strings that may hold a NUL. */
+/* Compares strings by bytes, like strcmp. The strings may hold a NUL. */
 static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
     return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-/* Strings whose pointers are `stride` bytes apart, as in an array of structs. */
+/* An array of strings whose pointers are `stride` bytes apart, as in an array of structs. */
 typedef struct tt__strings { const char *const *first; size_t stride; } tt__strings;
 
 static const char *tt__string_at(const tt__strings *s, uint32_t i)
@@ -26931,8 +26978,8 @@ static bool tt__less_string(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* The numbers 0..n - 1 of strings in the order of their bytes, to be freed; NULL and an error without memory.
-   *twice: a string that is there more than once, else NULL. */
+/* Returns the numbers 0..n - 1 of strings in the order of the strings' bytes. The caller frees them. NULL and
+   an error: out of memory. Sets *twice to a string that occurs more than once, or to NULL. */
 static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const char **twice)
 {
     uint32_t *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof *order);
@@ -26946,8 +26993,8 @@ static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const c
     return order;
 }
 
-/* Many small pieces of memory that are released together. Unlike tt__alloc, tt__chunks_take leaves no error
-   when memory is out, since background threads use it: the thread that talks to the user does that. */
+/* A list of many small allocations that are released together. Unlike tt__alloc, tt__chunks_take sets no
+   error when memory is out, since background threads call it: the thread that talks to the user sets it. */
 typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__chunk;
 
 static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
@@ -26969,7 +27016,7 @@ static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
     return (char *)(chunk + 1) + chunk->used - padded;
 }
 
-/* Copies a text, with a NUL behind it. */
+/* Copies a text and adds a NUL. */
 static char *tt__chunks_text(tt_context *ctx, tt__chunk **chunks, const char *text, size_t bytes)
 {
     char *copy = bytes < SIZE_MAX ? (char *)tt__chunks_take(ctx, chunks, bytes + 1) : NULL;
@@ -26990,7 +27037,7 @@ static void tt__free_all(tt_context *ctx, void *const *memory, int n)
 
 #define TT__PATH 1024
 
-/* folder/name, with one slash between them. */
+/* Writes folder/name to `path`, with one slash between them. */
 static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char *folder, const char *name)
 {
     size_t n = strlen(folder);
@@ -27005,13 +27052,13 @@ static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char 
 
 #define TT__INVALID 0xFFFFFFFFu
 
-/* Returns the code point at text[*at] and moves on. Bytes that are no UTF-8 (overlong forms, surrogates, cut
-   sequences) are TT__INVALID; *at then moves past the longest start of a valid sequence, as the Unicode
-   Standard, section 3.9, advises. */
+/* Returns the code point at text[*at] and moves *at past it. Returns TT__INVALID for bytes that are not UTF-8
+   (overlong forms, surrogates, cut sequences); *at then moves past the longest start of a valid sequence, as
+   the Unicode Standard, section 3.9, advises. */
 static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
 {
     const unsigned char *p = (const unsigned char *)text;
-    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* of the next byte */
+    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* range of the next byte */
     int more = c < 0xE0 ? 1 : c < 0xF0 ? 2 : 3;
     if (c < 0x80) return c;
     if (c < 0xC2 || c > 0xF4) return TT__INVALID;
@@ -27036,7 +27083,7 @@ static int tt__utf8_put(uint32_t c, char to[4]) /* returns the number of bytes *
     return more + 1;
 }
 
-/* Where the last character of a text in UTF-8, which has one, begins. */
+/* Returns where the last character of a UTF-8 text begins. The text must not be empty. */
 static size_t tt__utf8_last(const char *text, size_t bytes)
 {
     do {
@@ -27045,7 +27092,7 @@ static size_t tt__utf8_last(const char *text, size_t bytes)
     return bytes;
 }
 
-/* Offset of the first byte that is no UTF-8; `bytes` if there is none. */
+/* Returns the offset of the first byte that is not UTF-8. `bytes`: there is none. */
 static size_t tt__utf8_invalid(const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -27060,26 +27107,27 @@ static bool tt__is_utf8(const char *text) { return !text[tt__utf8_invalid(text, 
 /* ==== src/files/json.h */
 /* -------------------------------------------------------------------------------------------------- JSON */
 
-/* RFC 8259. Where the RFC leaves a choice, duplicate keys, unpaired surrogates, numbers beyond double and
-   nesting beyond TT__JSON_DEPTH are refused. A leading byte order mark is skipped. */
+/* JSON as in RFC 8259. Refuses duplicate keys, unpaired surrogates, numbers beyond double, and nesting beyond
+   TT__JSON_DEPTH; the RFC leaves these to the reader. Skips a leading byte order mark. */
 #define TT__JSON_DEPTH 64
-#define TT__JSON_NUMBER 512 /* longest number, in characters */
+#define TT__JSON_NUMBER 512 /* max characters of a number */
 
 typedef enum tt__json_kind {
     TT__JSON_NULL, TT__JSON_FALSE, TT__JSON_TRUE, TT__JSON_NUMBER_KIND, TT__JSON_STRING, TT__JSON_ARRAY,
     TT__JSON_OBJECT
 } tt__json_kind;
 
-/* Nodes lie in the order of the text: the first child of node i is i + 1, its next sibling nodes[i].after. */
+/* A value of a JSON text. Nodes are stored in the order of the text: the first child of node i is i + 1, its
+   next sibling nodes[i].after. */
 typedef struct tt__json_node {
     uint8_t kind;
-    bool exact;              /* a number written as an integer that int64 holds: `integer` is it */
+    bool exact;              /* the number is an integer that int64 can hold: `integer` */
     int32_t count;           /* members of an array or object; bytes of a string */
-    int32_t after;           /* the node behind this one and all that it holds */
-    uint32_t offset;         /* of its first byte in the text */
-    uint32_t key, key_bytes; /* of a member of an object: in `pool`, with a NUL behind */
+    int32_t after;           /* number of the node after this one and all its members */
+    uint32_t offset;         /* of the value's first byte in the text */
+    uint32_t key, key_bytes; /* of a member of an object: place in `pool`, bytes without its NUL */
     double number;   /* in a safetensors header, of a tensor: its number; of other members: -1 */
-    int64_t integer; /* a string: its place in `pool`; an object: that of its sorted members in `sorted` */
+    int64_t integer; /* string: place in `pool`; object: place of its sorted members in `sorted` */
 } tt__json_node;
 
 typedef struct tt__json {
@@ -27090,9 +27138,9 @@ typedef struct tt__json {
     size_t base;             /* offset of the text in its file, for errors */
     tt__json_node *nodes;
     int count, capacity;
-    uint32_t *sorted;        /* of each object, its members by key: for lookups, and to find duplicates */
+    uint32_t *sorted;        /* members of all objects, sorted by key: for lookups and duplicates */
     int n_sorted, cap_sorted;
-    char *pool;              /* all strings, without escapes, a NUL behind each */
+    char *pool;              /* all strings, without escapes, each with a NUL */
     size_t used;
 } tt__json;
 
@@ -27116,10 +27164,10 @@ static bool tt__json_fail(const tt__json *j, size_t offset, const char *format, 
     return false;
 }
 
-/* The next character; 0 at the end. */
+/* Returns the next character. 0: end of the text. */
 static char tt__json_peek(const tt__json *j) { return j->at < j->bytes ? j->text[j->at] : 0; }
 
-/* Fails at `offset`, saying what was expected and what is next instead. */
+/* Fails at `offset`; the message says what was expected and what was found. */
 static bool tt__json_expected(const tt__json *j, size_t offset, const char *expected)
 {
     char found[32];
@@ -27130,7 +27178,7 @@ static bool tt__json_expected(const tt__json *j, size_t offset, const char *expe
     return tt__json_fail(j, offset, "%s, found %s", expected, found);
 }
 
-static bool tt__json_take(tt__json *j, char c) /* moves on if it is next */
+static bool tt__json_take(tt__json *j, char c) /* passes c if it is next */
 {
     if (tt__json_peek(j) != c) return false;
     j->at++;
@@ -27157,7 +27205,7 @@ static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: 
     return j->count++;
 }
 
-static bool tt__json_hex4(tt__json *j, uint32_t *value) /* the four digits of \uXXXX */
+static bool tt__json_hex4(tt__json *j, uint32_t *value) /* four digits of \uXXXX */
 {
     static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     *value = 0;
@@ -27170,7 +27218,7 @@ static bool tt__json_hex4(tt__json *j, uint32_t *value) /* the four digits of \u
     return true;
 }
 
-static bool tt__json_escape(tt__json *j) /* at the backslash */
+static bool tt__json_escape(tt__json *j) /* from the backslash on */
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     size_t from = j->at++;
@@ -27202,8 +27250,8 @@ static bool tt__json_escape(tt__json *j) /* at the backslash */
     return true;
 }
 
-/* Reads a string, from its opening quote on, into the pool. The pool never overflows: a decoded string and
-   its NUL are shorter than the same string with its quotes. */
+/* Reads a string, from its opening quote on, into the pool. The pool cannot overflow: a decoded string and
+   its NUL are shorter than the string with its quotes. */
 static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
 {
     size_t opened = j->at++;
@@ -27231,7 +27279,7 @@ static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
     return true;
 }
 
-/* strtod, whatever the locale's decimal point is. */
+/* Returns the number that strtod reads, with a point as decimal point in any locale. */
 static double tt__json_double(const char *number, size_t n)
 {
     char copy[TT__JSON_NUMBER + 1], *point, *end;
@@ -27302,7 +27350,7 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of a finished object by key and refuses duplicates. */
+/* Sorts the members of a complete object by key. Refuses duplicate keys. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
@@ -27327,7 +27375,7 @@ static bool tt__json_index(tt__json *j, int object)
 
 static bool tt__json_value(tt__json *j, int depth)
 {
-    static const char *const words[] = {"null", "false", "true"}; /* as in tt__json_kind */
+    static const char *const words[] = {"null", "false", "true"}; /* in the order of tt__json_kind */
     char c = tt__json_peek(j), close = c == '{' ? '}' : ']';
     bool object = c == '{';
     if (c == '-' || tt__json_digit(j)) return tt__json_number(j);
@@ -27382,8 +27430,8 @@ static bool tt__json_value(tt__json *j, int depth)
     return !object || tt__json_index(j, self);
 }
 
-/* Reads one value and nothing behind it; node 0 is its root. The text must stay only during the call, path
-   and context for the life of j, which is to be freed in any case. */
+/* Parses a text that is one JSON value; node 0 is its root. The text is needed only during the call, path and
+   context as long as j. The caller frees j in any case. */
 static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text,
                                 size_t bytes)
 {
@@ -27417,7 +27465,7 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
     return status;
 }
 
-/* The member `key` of an object, -1 if it has none or is no object. */
+/* Returns the member `key` of an object. -1: the object has none, or the node is not an object. */
 static int tt__json_get(const tt__json *j, int object, const char *key)
 {
     if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT || !j->nodes[object].count) return -1;
@@ -27434,7 +27482,7 @@ static int tt__json_get(const tt__json *j, int object, const char *key)
     return -1;
 }
 
-/* The text of a string node; NULL for another kind, and for a string that holds a NUL. */
+/* Returns the text of a string node. NULL: the node is not a string, or the string holds a NUL. */
 static const char *tt__json_text(const tt__json *j, int node)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -27449,7 +27497,7 @@ static const char *tt__json_kind_name(const tt__json *j, int node)
     return names[j->nodes[node].kind];
 }
 
-/* found: what the member is; NULL: its kind */
+/* Fails because a member is wrong. found: what the member is; NULL: names its kind. */
 static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *found,
                                 const char *expected)
 {
@@ -27458,12 +27506,12 @@ static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, co
                     expected);
 }
 
-/* The functions tt__json_read_... read a member of a configuration. Where the key is absent or null, *value
-   stays as it is, which is an error if the key is `required`. A value of another kind or out of range is an
-   error that names file, key and byte.
+/* The functions tt__json_read_... read a member of a configuration. If the key is absent or null, *value
+   keeps its contents; if the key is also `required`, that is an error. A value of another kind or out of
+   range is an error that names file, key and byte.
 
-   Finds the member, which must be of one of `kinds` (bits 1 << TT__JSON_...). Returns -1 where it is absent
-   or null, and on errors. */
+   Finds the member of an object, which must be of one of `kinds` (bits 1 << TT__JSON_...). Returns -1 if the
+   member is absent or null, and on errors. */
 static int tt__json_member(const tt__json *j, int object, const char *key, bool required, int kinds,
                            const char *expected, tt_status *status)
 {
@@ -27491,7 +27539,7 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
     return tt__json_wrong(j, key, node, at->exact ? found : NULL, expected);
 }
 
-/* The number at `node` as a float in [least, below). */
+/* Reads the number at `node` as a float in [least, below). */
 static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float least, float below,
                                    float *value)
 {
@@ -27523,7 +27571,7 @@ static tt_status tt__json_read_bool(const tt__json *j, int object, const char *k
 }
 
 static tt_status tt__json_read_string(const tt__json *j, int object, const char *key, bool required,
-                                      const char **value) /* as long as j */
+                                      const char **value) /* lives as long as j */
 {
     static const char expected[] = "a string without U+0000";
     tt_status status;
@@ -27564,7 +27612,7 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
     return tt__write_bytes(ctx, path, text, strlen(text));
 }
 
-/* Writes what `print` prints into a file of a folder. */
+/* Writes the text that `print` prints to a file of a folder. */
 static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
                                   void (*print)(tt__text *to, const void *arg), const void *arg)
 {
@@ -27572,7 +27620,7 @@ static tt_status tt__save_printed(tt_context *ctx, const char *folder, const cha
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__path_join(ctx, path, folder, file);
     if (status != TT_OK) return status;
-    print(&text, arg); /* how long it is */
+    print(&text, arg); /* measures the text */
     text.capacity = text.length + 1;
     text.length = 0;
     text.to = (char *)tt__alloc(ctx, text.capacity);
@@ -27593,10 +27641,10 @@ static tt_status tt__make_folder(tt_context *ctx, const char *folder)
 /* ==== src/files/safetensors.h */
 /* ------------------------------------------------------------------------------------------- safetensors */
 
-/* The file: a little-endian uint64, the length of the header; the header, a JSON object of name -> {dtype,
-   shape, data_offsets: [begin, end) in the rest}, and "__metadata__", strings to strings; the tensors' bytes
-   without a hole. */
-#define TT__SAFETENSORS_HEADER 100000000u /* the limit that the format sets */
+/* A safetensors file has three parts. First, the length of the header, a little-endian uint64. Then the
+   header, a JSON object of name -> {dtype, shape, data_offsets: [begin, end) in the third part}, with
+   "__metadata__", strings to strings. Last, the bytes of the tensors, without gaps. */
+#define TT__SAFETENSORS_HEADER 100000000u /* the format's limit */
 
 static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8},
@@ -27604,7 +27652,7 @@ static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6},
     {"F4", 4},
 };
-/* The first rows of the table: those that can be read as floats or int32. */
+/* The first rows of the table, which can be read as floats or int32. */
 enum {
     TT__ST_F32, TT__ST_BF16, TT__ST_F16, TT__ST_F64, TT__ST_I64, TT__ST_I32, TT__ST_I16, TT__ST_I8, TT__ST_U8,
     TT__ST_BOOL, TT__ST_U16, TT__ST_U32, TT__ST_U64
@@ -27617,7 +27665,7 @@ static int tt__safetensors_type(const char *name)
     return -1;
 }
 
-/* Counts the bytes of a tensor. Returns false when they do not fit a size_t or are no whole number. */
+/* Computes the bytes of a tensor. Returns false if they are too many for size_t or not a whole number. */
 static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *bytes)
 {
     size_t bits, elements = 1;
@@ -27631,17 +27679,17 @@ static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *b
 
 struct tt_safetensors {
     tt_context *ctx;
-    int shared;      /* by how many others, each of which closes it too */
+    int shared;      /* number of other owners, each of which closes it too */
     char *path;
-    void *file;      /* open */
-    size_t size;     /* of the file, when it was opened */
-    tt__json json;   /* keeps the names and the metadata */
-    size_t data;     /* where the first tensor begins in the file */
+    void *file;      /* the open file */
+    size_t size;     /* bytes of the file when it was opened */
+    tt__json json;   /* holds the names and the metadata */
+    size_t data;     /* offset of the first tensor in the file */
     int count;
     tt_tensor_info *infos;
-    size_t *begin;   /* of each tensor, from `data` on */
-    int *nodes;      /* of each tensor, for errors */
-    uint32_t *order; /* tensors by place in the file, while it is checked */
+    size_t *begin;   /* by tensor: offset from `data` */
+    int *nodes;      /* by tensor: its node, for errors */
+    uint32_t *order; /* tensors in the order of the file, during its check */
 };
 
 void tt_safetensors_close(tt_safetensors *s)
@@ -27658,7 +27706,7 @@ static bool tt__safetensors_before(const void *arg, uint32_t a, uint32_t b)
 {
     const tt_safetensors *s = (const tt_safetensors *)arg;
     if (s->begin[a] != s->begin[b]) return s->begin[a] < s->begin[b];
-    /* empty ones first */
+    /* empty tensors first */
     if (s->infos[a].bytes != s->infos[b].bytes) return s->infos[a].bytes < s->infos[b].bytes;
     return a < b;
 }
@@ -27676,7 +27724,7 @@ static tt_status tt__safetensors_fail(const tt_safetensors *s, const char *name,
                     s->json.base + s->json.nodes[node].offset, name, what);
 }
 
-/* Reads what the header says of a tensor. */
+/* Reads and checks the header's description of a tensor. */
 static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, size_t data_bytes)
 {
     const tt__json *j = &s->json;
@@ -27730,7 +27778,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
                                 bytes, info->dtype, info->bytes);
 }
 
-/* Reads the header and its length, which comes first. */
+/* Reads the header and, before it, its length. */
 static tt_status tt__safetensors_read_header(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
@@ -27758,7 +27806,7 @@ static tt_status tt__safetensors_read_header(tt_safetensors *s)
     return status;
 }
 
-/* Reads the header, and checks all that it says. */
+/* Reads the header and checks all of it. */
 static tt_status tt__safetensors_check(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
@@ -27843,7 +27891,7 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
     return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
 }
 
-/* Is there a tensor i, and does it have n elements, or bytes, from `first` on? */
+/* Fails unless tensor i exists and has n elements, or bytes, from `first` on. */
 static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n,
                                        bool elements)
 {
@@ -27866,7 +27914,7 @@ tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size
     return tt__file_read(s->ctx, s->path, s->file, (uint64_t)s->data + s->begin[i] + first, to, n);
 }
 
-/* Converts n floats of a row of the table. Returns how many: `found` tells the next, which does not fit. */
+/* Converts n numbers of a type of the table to float. Returns how many fit; writes the next to `found`. */
 static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, float *to, char found[32])
 {
     const uint16_t *half = (const uint16_t *)from;
@@ -27880,7 +27928,7 @@ static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, flo
     return n;
 }
 
-/* The same of integers. */
+/* Converts n numbers of a type of the table to int32. Returns how many fit; writes the next to `found`. */
 static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, int32_t *to, char found[32])
 {
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
@@ -27898,7 +27946,7 @@ static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, i
     return n;
 }
 
-/* Reads n elements from `first` on, in pieces, to floats, or to int32 if `integers`. */
+/* Reads n elements from `first` on, in parts, as floats or, if `integers`, as int32. */
 static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_t first, int64_t n,
                                           bool integers, void *to)
 {
@@ -27942,7 +27990,7 @@ tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first,
 struct tt_safetensors_writer {
     tt_context *ctx;
     int count;
-    size_t *ends;     /* of each tensor, from the start of the data */
+    size_t *ends;     /* by tensor: its end in the data */
     char **names;     /* for errors */
     size_t written;
     tt__writer file;
@@ -27955,7 +28003,7 @@ static void tt__safetensors_writer_free(tt_safetensors_writer *w)
     tt__free_all(w->ctx, owned, TT__COUNT(owned));
 }
 
-/* The whole header without its padding; prints in the order of `tensors`. */
+/* Prints the whole header without its padding. Tensors are in the order of `tensors`. */
 static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors, int count,
                                    const size_t *ends, const char *const *metadata)
 {
@@ -27977,7 +28025,7 @@ static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors
     tt__print(text, "}");
 }
 
-/* All that would make the file invalid; fills w->ends and w->names. */
+/* Fails if the file would be invalid. Fills w->ends and w->names. */
 static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *path,
                                          const tt_tensor_info *tensors, int count,
                                          const char *const *metadata)
@@ -28037,8 +28085,8 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     w->ctx = ctx;
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
-    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* measures */
-    uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* so that the data starts at a multiple of 8 */
+    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* length only */
+    uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
     if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes; the format allows "
                           "%u", path, (unsigned long long)padded, TT__SAFETENSORS_HEADER);
@@ -28088,7 +28136,7 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
     return status;
 }
 
-/* Ends the file; after an error `status` of the caller, which stays, nothing is written. w NULL is fine. */
+/* Ends the file. If `status`, the caller's, is an error, writes nothing and returns it. w may be NULL. */
 static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
 {
     if (!w) return status;
@@ -28099,113 +28147,118 @@ static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
 /* ==== src/text/types.h */
 /* ===========================================================================================================
    TEXT                                                                                              src/text/
-   Tokenizers: a text is normalized and split, a model makes tokens of each word, and the post-processor puts
-   ids around all. Uses base and files.
+   Tokenizers. A text is normalized and split into words, a model turns each word into tokens, and the
+   post-processor puts ids around the result. Uses base and files.
    ======================================================================================================== */
 
 /* --------------------------------------------------------------------------------------- tokenizer: parts */
 
-/* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py and compare_bpe.py compare the
-   two. A text is cut at the added tokens that are spelled out in it; the rest is normalized, cut at the added
-   tokens that are spelled out then, and cut into words by splitters; a model makes tokens of each word:
-   WordPiece, byte-pair encoding or Unigram; the post-processor's ids go around all. */
-#define TT__IDS_LIMIT (1 << 22)     /* a larger id is refused: memory is by id */
-#define TT__ADDED_BYTES 4096        /* a longer added token is refused: it is looked for at every byte */
+/* These tokenizers do what the Rust package `tokenizers` does; tests/golden/compare_tokens.py and
+   compare_bpe.py compare the two. Steps: cut the text at added tokens that it spells out; normalize the rest;
+   cut that at the added tokens that it then spells out; cut it into words with splitters; turn each word into
+   tokens with a model (WordPiece, byte-pair encoding or Unigram); put the post-processor's ids around all. */
+#define TT__IDS_LIMIT (1 << 22)     /* larger ids are refused: memory is allocated by id */
+#define TT__ADDED_BYTES 4096        /* longer added tokens are refused: each byte is a candidate */
 
-#define TT__VOCAB_BYTES ((size_t)1 << 28) /* a larger vocab.txt is refused; offsets into it have 32 bits */
+#define TT__VOCAB_BYTES ((size_t)1 << 28) /* larger vocab.txt files are refused; offsets have 32 bits */
 #define TT__NO_TOKEN UINT32_MAX
 
 enum {
-    TT__STEP_LIMIT = 16, /* normalizers, splitters or decoders in a row */
-    TT__AROUND = 16,     /* ids that stand before or behind those of a text, at most */
-    TT__FEW = 4096       /* bytes of a text that needs no memory from the heap */
+    TT__STEP_LIMIT = 16, /* max normalizers, splitters or decoders in a row */
+    TT__AROUND = 16,     /* max ids before a text, and after a text */
+    TT__FEW = 4096       /* bytes of a short text, which needs no heap memory */
 };
 
 typedef enum tt__step_kind {
+    /* Normalizers; CLEAN, CJK and NONSPACING are BERT's. */
     TT__STEP_NFC, TT__STEP_NFD, TT__STEP_NFKD, TT__STEP_ACCENTS, TT__STEP_LOWER, TT__STEP_CLEAN,
-    TT__STEP_CJK, TT__STEP_NONSPACING,                            /* normalizers, of BERT the last three */
-    TT__STEP_PREPEND, TT__STEP_REPLACE, TT__STEP_SPACES, TT__STEP_TRIM, TT__STEP_PRECOMPILED,  /* too */
+    TT__STEP_CJK, TT__STEP_NONSPACING,
+    TT__STEP_PREPEND, TT__STEP_REPLACE, TT__STEP_SPACES, TT__STEP_TRIM, TT__STEP_PRECOMPILED,
+    /* Splitters. */
     TT__STEP_REGEX, TT__STEP_TRIPLES, TT__STEP_DIGITS, TT__STEP_PUNCTUATION, TT__STEP_WHITE,
-    TT__STEP_METASPACE, TT__STEP_BERT, TT__STEP_BYTES,                                   /* splitters */
-    TT__STEP_BYTE_FALLBACK, TT__STEP_FUSE, TT__STEP_STRIP, TT__STEP_WORDPIECE           /* decoders */
+    TT__STEP_METASPACE, TT__STEP_BERT, TT__STEP_BYTES,
+    /* Decoders. */
+    TT__STEP_BYTE_FALLBACK, TT__STEP_FUSE, TT__STEP_STRIP, TT__STEP_WORDPIECE
 } tt__step_kind;
 
-/* The regular expressions that GPT-2 began:
-   contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last |
+/* Regular expressions in the style of GPT-2:
+   contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last character |
    white space */
 typedef struct tt__pattern {
-    bool any_case;   /* of contractions: 's 't 're 've 'm 'll 'd */
-    bool any_prefix; /* what may stand before letters: anything but a line end or a digit; else a space */
-    bool line_ends;  /* others take line ends behind them; white space ends at its last line end */
-    int digits;      /* at most so many together; 0: any number, and a space before them */
+    bool any_case;   /* case of contractions ('s 't 're 've 'm 'll 'd) is ignored */
+    bool any_prefix; /* prefix of letters: any character but line ends and digits; else a space */
+    bool line_ends;  /* others take the line ends after them; white space ends at its last line end */
+    int digits;      /* max digits in a match; 0: any number, with a space before them */
 } tt__pattern;
 
 typedef struct tt__step {
     tt__step_kind kind;
     tt__pattern pattern;
-    bool each;                     /* DIGITS, PUNCTUATION: each is a word; else each run. WORDPIECE: spaces
-                                      before some punctuation and contractions are left out */
-    bool splits;                   /* BYTES: by GPT-2's pattern; METASPACE: before each replacement */
+    bool each;                     /* DIGITS, PUNCTUATION: each character is a word; else each run is.
+                                      WORDPIECE: cleanup removes spaces before some punctuation and
+                                      contractions */
+    bool splits;                   /* BYTES: with GPT-2's pattern; METASPACE: before each replacement */
     bool prefix_space;             /* BYTES */
     bool prefix_always, prefix_first; /* METASPACE */
-    bool left, right;              /* TRIM: the ends that lose their white space */
-    const char *from, *to;         /* REPLACE, PREPEND (to), METASPACE (to), STRIP (from), SPACES (to: what
-                                      stands for two or more); PRECOMPILED: units, and texts that end with a
-                                      NUL */
+    bool left, right;              /* TRIM: ends at which white space is removed */
+    const char *from, *to;         /* REPLACE, PREPEND (to), METASPACE (to), STRIP (from), SPACES (to:
+                                      replaces two or more spaces); PRECOMPILED: units, and texts that end
+                                      with a NUL */
     size_t from_bytes, to_bytes;
-    int64_t start, stop;           /* STRIP: characters at most */
+    int64_t start, stop;           /* STRIP: max characters */
 } tt__step;
 
 typedef struct tt__step_list { tt__step all[TT__STEP_LIMIT]; int n; } tt__step_list;
 
-typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: there is none */
-/* The first 8 bytes of a text, with zeros behind a shorter one, and how many it has; id -1: free. */
+typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: none */
+/* head: the first 8 bytes of a text, padded with zeros; bytes: its length; id -1: free slot. */
 typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
-/* Texts to ids: open addressing, at most half full. */
+/* Hash table from texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
-    const char *base;        /* of the texts, whose first bytes may be left out: so many */
+    /* Base of the texts. Their first `skipped` bytes are left out. */
+    const char *base;
     uint32_t skipped;
     const tt__slice *slices; /* by id */
     tt__bucket *slots;
     uint32_t mask;
-    uint32_t longest;        /* bytes of a text */
+    uint32_t longest;        /* max bytes of a text */
 } tt__ids_by_text;
 
-/* A tree of the bytes of tokens: node 0 is its root. An edge is in a hash table with open addressing, at
-   most half full: its parent (28 bits), byte (8) and child (28); UINT64_MAX: none. */
+/* Tree of the bytes of tokens. Node 0 is the root. Edges are in a hash table with open addressing, at most
+   half full. An edge is its parent (28 bits), byte (8) and child (28); UINT64_MAX: free. */
 typedef struct tt__prefixes {
     uint64_t *edges;
     size_t slots;
-    int shift;         /* of a hash, to a slot */
+    int shift;         /* from a hash to a slot */
     int32_t *ids;      /* (count) the token that ends at a node; -1: none */
     int count, capacity;
 } tt__prefixes;
 
 typedef struct tt__added_tree {
-    tt__prefixes prefixes; /* for ids the places among the added tokens */
-    bool begins[256];      /* does one begin with that byte? */
-    int first;             /* the byte that all begin with; -1: they begin with several */
+    tt__prefixes prefixes; /* its ids are places in `added` */
+    bool begins[256];      /* does a token begin with the byte? */
+    int first;             /* the byte that all tokens begin with; -1: they differ */
 } tt__added_tree;
 
 typedef struct tt__added {
-    const char *text;  /* as it is looked for and decoded: normalized, where that is asked for */
+    const char *text;  /* text to search for and to decode; normalized if `normalized` */
     size_t bytes;
     int32_t id;
     bool single_word, lstrip, rstrip, normalized, special;
-    bool skipped;      /* special, and its text is as the file has it: left out of what is decoded */
+    bool skipped;      /* special, with the text of the file: left out of decoded texts */
 } tt__added;
 
-/* Pair UINT64_MAX: free. */
+/* A merge of byte-pair encoding. pair UINT64_MAX: free slot. */
 typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bpe_rule;
 
 typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept_file;
 
 typedef struct tt__vocab {
-    char *texts, *words;          /* of all tokens; what they stand for in a text, which may be the same */
+    char *texts, *words;          /* of all tokens; the words that they stand for (may be the same) */
     tt__slice *text, *word;       /* (size) */
-    size_t used;                  /* bytes of `texts` so far */
-    int own;                      /* ids below this may be the vocabulary's; others are added */
+    size_t used;                  /* bytes of `texts` in use */
+    int own;                      /* the vocabulary's max id plus 1; ids from there on are added tokens */
     tt__ids_by_text by_text, by_word, by_added;
 } tt__vocab;
 
@@ -28213,51 +28266,51 @@ typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPI
 
 typedef struct tt__model {
     tt__model_kind kind;
-    int unk;                      /* -1: what has no token is left out */
-    bool byte_fallback;           /* of byte-pair encoding and Unigram */
-    int32_t fallback[256];        /* "<0x0A>" and the like; -1: none */
-    int64_t word_chars;           /* WordPiece: a word of more is unknown */
-    const char *piece;            /* what the tokens that continue a word begin with */
-    tt__ids_by_text rest;         /* those tokens, without that */
-    tt__prefixes prefixes;        /* of Unigram, as the scores */
-    double *scores;               /* (vocab.own) */
+    int unk;                      /* unknown token; -1: text without a token is left out */
+    bool byte_fallback;           /* byte-pair encoding, Unigram */
+    int32_t fallback[256];        /* tokens "<0x00>" to "<0xFF>"; -1: none */
+    int64_t word_chars;           /* WordPiece: longer words are unknown */
+    const char *piece;            /* WordPiece: prefix of tokens that continue a word */
+    tt__ids_by_text rest;         /* WordPiece: those tokens, by their text without the prefix */
+    tt__prefixes prefixes;        /* Unigram */
+    double *scores;               /* (vocab.own) Unigram */
     double unk_score;
-    bool fuse_unk, ignore_merges; /* of byte-pair encoding, as all that follows */
+    bool fuse_unk, ignore_merges; /* byte-pair encoding, as all fields below */
     int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
-    uint8_t *whole;               /* (size) does its text become this token? 0: not known, 1: yes, 2: no */
+    uint8_t *whole;               /* (size) do merges make the token of its text? 0: unknown, 1: yes, 2: no */
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
-    bool cuts;                    /* no merge is across the start of a run of U+2581: words end there */
+    bool cuts;                    /* no merge crosses the start of a run of U+2581: words end there */
 } tt__model;
 
 typedef struct tt__around { int32_t ids[TT__AROUND]; int n; } tt__around;
 
 typedef struct tt__finisher {
-    tt__around before, behind;     /* ids around those of a text */
+    tt__around before, behind;     /* ids before and after those of a text */
     int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
     tt__step_list decode;
-    bool decodes;                  /* there is a decoder; else tokens are joined by spaces */
+    bool decodes;                  /* has a decoder; otherwise spaces join tokens */
 } tt__finisher;
 
 struct tt_tokenizer {
     tt_context *ctx;
     tt__unicode *unicode;
-    tt__chunk *chunks;            /* the texts of steps and added tokens */
+    tt__chunk *chunks;            /* texts of steps and added tokens */
     tt__step_list normalize, split;
-    bool maps_ascii;              /* `ascii` is all that normalizers do to ASCII; above 0x7F: they drop it */
+    bool maps_ascii;              /* normalizers map ASCII only by `ascii`; a value above 0x7F: dropped */
     uint8_t ascii[128];
-    int mapped_at;                /* splitters from here on see bytes as characters; split.n: none */
+    int mapped_at;                /* splitters after this one see bytes as characters; split.n: none do */
     tt__vocab vocab;
     tt__model model;
     tt__finisher finish;
-    int size;                     /* the largest id, and 1 */
+    int size;                     /* max id plus 1 */
     tt__added *added;
     int n_added, cap_added;
-    int32_t *added_of;            /* (size) which of these an id is; -1: none */
-    tt__added_tree trees[2];      /* those looked for before and after normalization */
-    bool lowercase;               /* of a vocab.txt, of which nothing is kept */
-    tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
+    int32_t *added_of;            /* (size) place of an id in `added`; -1: not added */
+    tt__added_tree trees[2];      /* added tokens to find before and after normalization */
+    bool lowercase;               /* of a vocab.txt, which is not kept */
+    tt__kept_file kept[6];        /* files that tt_tokenizer_save writes */
     int n_kept;
 };
 
@@ -28278,7 +28331,7 @@ void tt_tokenizer_free(tt_tokenizer *k)
 }
 
 /* ==== src/text/lookups.h */
-/* ---- bytes as characters (GPT-2): the printable ones of Latin-1 are themselves, others U+0100 to U+0143 */
+/* ---- bytes as characters (GPT-2): printable ones of Latin-1 as themselves, others as U+0100 to U+0143 */
 
 static bool tt__byte_prints(uint32_t b)
 {
@@ -28290,7 +28343,7 @@ static uint32_t tt__byte_char(uint32_t b)
     return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
 }
 
-static int tt__char_byte(uint32_t c) /* -1: of none */
+static int tt__char_byte(uint32_t c) /* -1: c stands for no byte */
 {
     if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
     if (c > 0x143) return -1;
@@ -28300,23 +28353,23 @@ static int tt__char_byte(uint32_t c) /* -1: of none */
 
 /* ---- texts */
 
-/* How many ASCII letters the next 8 bytes begin with. */
+/* Returns how many ASCII letters the next 8 bytes begin with. */
 static inline size_t tt__ascii_letters(const char *text)
 {
     const uint64_t ones = 0x0101010101010101u;
     uint64_t all;
     memcpy(&all, text, 8);
-    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* what follows are bits 7 of bytes */
+    const uint64_t lower = (all | 0x20 * ones) & 0x7F * ones; /* from here on, bits 7 of bytes count */
     const uint64_t below = ~(lower + (0x80 - 'a') * ones), above = lower + (0x7F - 'z') * ones;
     const uint64_t others = (below | above | all) & 0x80 * ones;
     return others ? (size_t)__builtin_ctzll(others) >> 3 : 8;
 }
 
-/* Where the run of characters ends from `at` on whose bits & mask are `value`. */
+/* Returns the end of the run of characters from `at` on whose bits & mask equal `value`. */
 static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
                                   size_t at)
 {
-    const bool letters = (bits[0x61] & mask) == value; /* of a, as of all letters of ASCII */
+    const bool letters = (bits[0x61] & mask) == value; /* the answer for 'a' holds for all ASCII letters */
     for (size_t n = 8; letters && n == 8 && bytes - at >= 8; at += n) n = tt__ascii_letters(text + at);
     for (size_t next;; at = next) {
         while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
@@ -28326,7 +28379,7 @@ static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, cons
     }
 }
 
-/* Where the white space begins that a text ends with, not before `from`. */
+/* Returns where the white space at the end of a text begins, not before `from`. */
 static size_t tt__white_begin(const uint8_t *bits, const char *text, size_t from, size_t end)
 {
     while (end > from) {
@@ -28351,7 +28404,7 @@ static bool tt__is_ascii(const char *text, size_t bytes)
 
 /* ---- lookups */
 
-/* The first 8 bytes of a text, or zeros behind it. `readable` bytes may be read. */
+/* Returns the first 8 bytes of a text, padded with zeros. `readable`: bytes that may be read there. */
 static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t readable)
 {
     uint64_t head = 0;
@@ -28363,13 +28416,13 @@ static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t rea
     return head;
 }
 
-/* The slot that holds a text, or the free one where it belongs. */
+/* Returns the slot that holds a text, or the free slot where the text belongs. */
 static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *text, size_t bytes,
                                          uint64_t head)
 {
     uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
     for (size_t i = 8; i < bytes; i += 8) {
-        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two may overlap */
+        memcpy(&word, text + (i < bytes - 8 ? i : bytes - 8), 8); /* the last two words may overlap */
         hash = (hash ^ hash >> 32 ^ word) * 0xFF51AFD7ED558CCDu;
     }
     for (uint32_t at = (uint32_t)(hash >> 32 ^ hash) & t->mask;; at = (at + 1) & t->mask) {
@@ -28386,7 +28439,7 @@ static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t byt
     return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* The same among all tokens, the vocabulary's and added ones. */
+/* Returns the id of a text among all tokens: those of the vocabulary and added ones. -1: none. */
 static int tt__any_token(const tt_tokenizer *k, const char *text, size_t bytes)
 {
     const int id = tt__token_find(&k->vocab.by_text, text, bytes);
@@ -28400,18 +28453,19 @@ static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: paren
     return at;
 }
 
-static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no token goes on so */
+static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no token continues so */
 {
     const uint64_t edge = t->edges[tt__prefix_slot(t, (uint64_t)node << 8 | (uint8_t)byte)];
     return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);
 }
 
 /* ==== src/text/encoder.h */
-/* ---- a text's way to ids */
+/* ---- the state of a text that is being encoded */
 
 typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
 
-/* Room for n items of which the contents do not matter. NULL leaves no error: loader threads use it. */
+/* Returns memory for n items, with any contents. NULL: out of memory, without an error: loader threads call
+   it. */
 static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
 {
     size_t bytes;
@@ -28424,7 +28478,7 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-enum { /* buffers of an encoder: of normalized texts two in turn, of splitters' one for each */
+enum { /* buffers of an encoder; normalizers use two in turn, and each splitter has its own */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
     TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
@@ -28434,16 +28488,17 @@ struct tt__encoder {
     const tt_tokenizer *k;
     void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
     int32_t *ids;
-    int64_t count, room;   /* ids so far, of which `room` are kept */
-    bool whole;            /* count all ids; else some of those beyond room */
+    int64_t count, room;   /* ids so far; how many are kept */
+    bool whole;            /* counts all ids; else not all of those beyond room */
     bool failed;           /* out of memory */
-    bool ascii;            /* all of the text is */
-    const char *origin;    /* the text at hand, normalized, of so many bytes */
+    bool ascii;            /* the whole text is ASCII */
+    const char *origin;    /* the current text, normalized, and its bytes */
     size_t origin_bytes;
-    size_t front;          /* so many bytes at its front stand for its first character before that: a part of
-                              a splitter's that begins with one of them is the text's first */
+    size_t front;          /* number of bytes at the start of `origin` that stand for the text's first
+                              character before normalization. A splitter's part that begins with one of them
+                              is the first part of the text */
     tt__buffer buffers[TT__BUFFERS];
-    char few[TT__SPLIT_TEXT][TT__FEW]; /* the first of these texts, while they are short */
+    char few[TT__SPLIT_TEXT][TT__FEW]; /* the first buffers, for short texts */
 };
 
 static void tt__encoder_init(tt__encoder *e, const tt_tokenizer *k)
@@ -28473,21 +28528,21 @@ static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
     return memory;
 }
 
-/* tt__token_head of a part of a text. */
+/* Returns the tt__token_head of a part of the encoder's text. */
 static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, size_t bytes)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* The token that a word of a text stands for; -1: none. */
+/* Returns the token whose word is `text`. -1: none. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;
     return bytes > t->longest ? -1 : tt__token_slot(t, text, bytes, tt__part_head(e, text, bytes))->id;
 }
 
-/* The next character, of bytes that stand for one each if `mapped`. */
+/* Returns the next character and moves *at past it. mapped: each byte stands for one character. */
 static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_t *at)
 {
     return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
@@ -28496,24 +28551,24 @@ static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_
 /* ==== src/text/normalize.h */
 /* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
-/* A new text that a normalizer makes of an old one, and how much of the new one's front stands for the front
-   of the old one (see tt__encoder), as `tokenizers` aligns them (NormalizedString): what is put with a change
-   of 0 stands for the old text's next character, with a change of -n for the n characters behind that too,
-   and with a change of 1 for the same as what was put before. */
+/* A new text that a normalizer makes of an old one. It also tracks which bytes of the new text stand for the
+   front of the old text (see tt__encoder), as NormalizedString of `tokenizers` aligns them. A piece that is
+   put with a change of 0 stands for the next character of the old text, with a change of -n also for the n
+   characters after that, and with a change of 1 for the same as the piece put before. */
 typedef struct tt__rewrite {
     tt__encoder *e;
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* does the front matter? Else the rest is not used. */
+    bool aligns;           /* does the front matter? Otherwise the fields below are unused. */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* what of the old text is passed; the new front, so far */
-    size_t size;           /* of what was put last, whose change may still become less; 0: of none */
+    size_t at, to_front;   /* bytes of the old text passed so far; bytes of the new front so far */
+    size_t size;           /* of the piece put last, whose change may still decrease; 0: none */
     int64_t change;
 } tt__rewrite;
 
-/* Room for so many bytes more. False: there is none, now or before. */
+/* Makes room for `more` bytes. Returns false if memory is out, now or earlier. */
 static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 {
     tt_context *ctx = w->e->k->ctx;
@@ -28530,7 +28585,7 @@ static bool tt__rewrite_room(tt__rewrite *w, size_t more)
     return true;
 }
 
-/* Begins a text in one of the encoder's buffers. */
+/* Begins a new text in one of the encoder's buffers. */
 static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *text, size_t bytes, bool aligns)
 {
     tt__rewrite w = {e, &e->buffers[buffer], NULL, 0, 0, aligns, text, bytes, e->front, 0, 0, 0, 0};
@@ -28541,7 +28596,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Passes what was put last. */
+/* Ends the piece put last: adds it to the new front if it stands for the old one, and passes its old
+   characters. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -28575,7 +28631,7 @@ static void tt__rewrite_skip(tt__rewrite *w, size_t bytes)
     w->at += bytes;
 }
 
-/* Puts a text that stands for a part of the old one; to NULL: the part itself. */
+/* Puts `to`, which stands for `part` of the old text. NULL: puts `part` itself. */
 static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, const char *to, size_t to_bytes)
 {
     int64_t old = 0, made = 0;
@@ -28589,10 +28645,10 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
         tt__utf8_next(to, to_bytes, &at);
         tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) w->change -= old - made; /* of none, where the text begins with what is taken away */
+    if (made < old) w->change -= old - made; /* has no effect where removed text comes first */
 }
 
-/* Ends the new text. */
+/* Ends the new text and returns it. */
 static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 {
     tt__rewrite_pass(w);
@@ -28601,11 +28657,11 @@ static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
     return w->out;
 }
 
-/* ---- composition and decomposition: the Unicode Standard, section 3.11 */
+/* ---- composition and decomposition (Unicode Standard, section 3.11) */
 
 typedef struct tt__changed { uint32_t point; int32_t change; } tt__changed;
 
-/* Sorts each run of marks by combining class; spare has room for as many. */
+/* Sorts each run of marks by combining class. `spare` has room for n characters. */
 static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__changed *spare)
 {
     for (size_t i = 0, end; i < n; i = end + 1) {
@@ -28617,7 +28673,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
             lowest = rank < lowest ? rank : lowest;
             before = rank;
         }
-        while (!sorted && to < end) { /* a pass for each class that there is, of at most 63 */
+        while (!sorted && to < end) { /* one sweep per class, at most 63 */
             uint32_t next = UINT32_MAX;
             for (size_t k = i; k < end; k++) {
                 rank = tt__mark_rank(u, c[k].point);
@@ -28630,11 +28686,11 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
     }
 }
 
-/* Composes what is decomposed and sorted. Returns how many remain. */
+/* Composes characters that are decomposed and sorted. Returns how many remain. */
 static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count)
 {
     size_t kept = 0, starter = SIZE_MAX;
-    uint32_t before = 0; /* the rank of what was kept behind the starter; 0: nothing was */
+    uint32_t before = 0; /* rank of the character kept after the starter; 0: none */
     for (size_t i = 0; i < count; i++) {
         const uint32_t rank = tt__mark_rank(u, c[i].point);
         const bool free_way = starter != SIZE_MAX && (kept == starter + 1 || before < rank);
@@ -28651,13 +28707,13 @@ static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count
     return kept;
 }
 
-/* Puts a part of the old text decomposed, and composed again for NFC. Nothing moves or composes over the ends
-   of the part. */
+/* Puts a part of the old text decomposed, and for NFC composed. No mark moves, and nothing composes, across
+   the ends of the part. */
 static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
     tt__changed few[2][640], *c = few[0], *spare = few[1];
-    /* Characters but the first have two bytes at least. */
+    /* All characters but the first have at least two bytes. */
     size_t count = 0, most = (size_t)(kind == TT__STEP_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
     if (bytes > INT32_MAX) { w->e->failed = true; return; }
     if (most > TT__COUNT(few[0])) {
@@ -28675,7 +28731,7 @@ static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const cha
     for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
 }
 
-/* Does nothing move or compose over the start of this character? */
+/* Returns whether a character is a boundary: no mark moves, and nothing composes, across its start. */
 static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
 {
     uint32_t to[TT__DECOMPOSED];
@@ -28685,7 +28741,7 @@ static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
     return !tt__mark_rank(u, to[0]);
 }
 
-/* NFC, NFD and NFKD. */
+/* Normalizes a text to NFC, NFD or NFKD. */
 static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
@@ -28701,11 +28757,11 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 
 /* ---- Precompiled */
 
-/* Where the grapheme that begins at `at` ends. */
+/* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* a picture and what extends it; and a joiner */
-    bool consonant = false, linked = false;   /* a consonant and what extends it, with a linker in that */
+    bool picture = false, joined = false;     /* after a picture and its extenders; after a joiner there */
+    bool consonant = false, linked = false;   /* after a consonant and its extenders; with a linker in them */
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
@@ -28738,10 +28794,10 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
     return bytes;
 }
 
-/* What a Precompiled has for the shortest start of a text that it knows; NULL: it knows none. Its units are a
-   double-array trie (Aoe 1989; Yata's darts-clone): a byte leads from a node to its position xor the byte,
-   where the unit's lowest bits repeat the byte. Bit 8 of a unit: a text is known here, and the first unit
-   behind has its place. */
+/* Returns the text that a Precompiled map has for the shortest prefix of `text` that it knows. NULL: it knows
+   none. The map is a double-array trie (Aoe 1989; Yata's darts-clone). A byte leads from a node to the unit
+   at position xor byte, whose lowest bits repeat the byte. Bit 8 of a unit: the map knows the prefix up to
+   here, and the node's first unit has the place of its text. */
 static const char *tt__precompiled_find(const tt__step *s, const char *text, size_t bytes, size_t *to_bytes)
 {
     const size_t count = s->from_bytes / 4;
@@ -28755,7 +28811,7 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
             memcpy(&unit, s->from + 4 * at, 4);
             const size_t place = unit & INT32_MAX;
             if (place > s->to_bytes || ((uint8_t)s->to[place] & 0xC0) == 0x80) return NULL;
-            *to_bytes = strlen(s->to + place); /* a NUL is behind the last one too */
+            *to_bytes = strlen(s->to + place); /* the last text, too, ends with a NUL */
             return s->to + place;
         }
         if (i == bytes || !text[i]) return NULL;
@@ -28767,8 +28823,9 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
     return NULL;
 }
 
-/* A Precompiled, as `tokenizers` applies it: to graphemes of less than 6 bytes, of which it replaces all by
-   what it has for their start, and to the characters of others. */
+/* Applies a Precompiled map as `tokenizers` does. A grapheme of less than 6 bytes is replaced by the map's
+   text for the grapheme's start. In other graphemes, and if the map has no such text, each character is
+   replaced separately. */
 static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -28793,7 +28850,8 @@ static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const cha
 
 /* ---- normalizers of single characters, and of strings */
 
-/* What a character becomes by StripAccents, Lowercase or one of BERT's: so many code points. */
+/* Maps a character by StripAccents, Lowercase or a step of BERT's normalizer. Returns the number of code
+   points. */
 static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, uint32_t to[3])
 {
     to[0] = c;
@@ -28811,7 +28869,7 @@ static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, u
     }
 }
 
-/* The same of ASCII, of which there is most; above 0x7F: it is dropped. */
+/* Maps an ASCII character, the most frequent kind. A result above 0x7F: the character is dropped. */
 static uint8_t tt__mapped_ascii(tt__step_kind kind, uint8_t c)
 {
     if (kind == TT__STEP_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
@@ -28840,11 +28898,11 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
     }
 }
 
-/* Replaces every `from` of a step, or runs of two and more spaces: the replacement stands for the last
-   character. */
+/* Replaces every `from` of a step, or every run of two or more spaces. The replacement stands for the last
+   character that it replaces. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
-    size_t from = 0; /* what is not in the new text yet */
+    size_t from = 0; /* bytes before it are in the new text */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
         n = 0;
         if (text[at] != s->from[0]) continue;
@@ -28871,7 +28929,7 @@ static const char *tt__trim(tt__encoder *e, const tt__step *s, const char *text,
     return text + from;
 }
 
-/* Does a normalizer leave the text as it is? */
+/* Returns whether a normalizer leaves a text unchanged. */
 static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *text, size_t bytes)
 {
     if (kind > TT__STEP_NONSPACING || kind == TT__STEP_LOWER || kind == TT__STEP_CLEAN) return false;
@@ -28879,7 +28937,7 @@ static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *
     return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
-/* What all normalizers do to ASCII, of which there is most. */
+/* Computes what all normalizers together do to ASCII, the most frequent text. */
 static void tt__normalize_ascii_by(tt_tokenizer *k)
 {
     bool maps = false, others = false;
@@ -28894,11 +28952,11 @@ static void tt__normalize_ascii_by(tt_tokenizer *k)
     k->maps_ascii = maps && !others;
 }
 
-/* Returns what the normalizers make of a text, which stays where it is if they change nothing. */
+/* Returns the normalized text: `text` itself if the normalizers change nothing. */
 static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
     const tt_tokenizer *k = e->k;
-    bool aligns = false; /* does it matter what is the text's front? */
+    bool aligns = false; /* does any splitter need to know the text's front? */
     for (int i = 0; i < k->split.n; i++) aligns |= k->split.all[i].prefix_first;
     e->front = 0;
     if (*bytes) tt__utf8_next(text, *bytes, &e->front);
@@ -28915,7 +28973,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
         const tt__step *s = &k->normalize.all[i];
         if (s->kind == TT__STEP_TRIM) text = tt__trim(e, s, text, bytes);
         if (s->kind == TT__STEP_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
-        /* the text may be in the other one */
+        /* Two buffers take turns, as the text may be in the other one. */
         tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
         size_t first = 0;
         switch (s->kind) {
@@ -28943,7 +29001,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
 
-/* The bytes of a contraction behind its apostrophe; 0: there is none. U+017F is an s in another case. */
+/* Returns the bytes of a contraction after its apostrophe. 0: there is none. U+017F is a kind of "s". */
 static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
 {
     const char other = any_case ? 0x20 : 0;
@@ -28954,7 +29012,7 @@ static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
     return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
 }
 
-/* Where the match that begins at `at` ends; every character is in one. */
+/* Returns the end of the match of a pattern that begins at `at`. Every character is in a match. */
 static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
                               size_t at)
 {
@@ -28962,7 +29020,7 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
     size_t next = at, after, end;
     const uint32_t c = tt__utf8_next(text, bytes, &next);
     const int kind = bits[c] & kinds;
-    int then = -1; /* what is behind c; -1: the end */
+    int then = -1; /* class of the character after c; -1: end of text */
     after = next;
     if (c == '\'' && (end = tt__contraction(text + next, bytes - next, p->any_case)) > 0) return next + end;
     if (kind == TT__IS_LETTER) return tt__bits_end(bits, kinds, kind, text, bytes, next);
@@ -28989,14 +29047,14 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
     return tt__utf8_last(text, end);
 }
 
-static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* three of them */
+static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are the next three digits? */
 {
     size_t n = 0;
     while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
     return n == 3;
 }
 
-/* Where the piece ends that a splitter makes at `at`. */
+/* Returns the end of the piece that a splitter makes from `at` on. */
 static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
@@ -29025,7 +29083,8 @@ static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Is the part that begins at text + from the text's first? first: so could be one that begins with `text`. */
+/* Returns whether the part that begins at text + from is the first part of the whole text. first: a part that
+   begins with `text` may be. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
@@ -29034,8 +29093,8 @@ static bool tt__is_first(const tt__encoder *e, bool first, const char *text, siz
 
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first);
 
-/* Cuts a text into words between white space, and of BERT, punctuation, and these by the splitters from
-   `step` on. */
+/* Cuts a text at white space and, in BERT's splitter, also before and after punctuation. Splitters from
+   `step` on cut the resulting words. */
 static void tt__split_white(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
@@ -29052,7 +29111,7 @@ static void tt__split_white(tt__encoder *e, int step, const char *text, size_t b
     }
 }
 
-/* Cuts a text into words by the splitters from `step` on. first: see tt__is_first. */
+/* Cuts a text into words with the splitters from `step` on. first: see tt__is_first. */
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
@@ -29087,7 +29146,7 @@ static void tt__split_text(tt__encoder *e, int step, const char *text, size_t by
 /* ==== src/text/wordpiece.h */
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
-/* The longest token that a part of a word begins with, of at most so many bytes, and how many it has; -1:
+/* Returns the longest token that a text of `bytes` bytes begins with, and sets *taken to its bytes. -1:
    none. */
 static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
                               size_t *taken)
@@ -29101,9 +29160,9 @@ static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, co
     return id;
 }
 
-/* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
-   on; one unknown token where that ends before the word does. Within tt__wordpiece_word most words would pay
-   for its registers. */
+/* Adds the tokens of a word by WordPiece (Devlin et al. 2019): the longest token that the word begins with,
+   then the longest that continues it, and so on. Adds one unknown token if a part of the word has none. It is
+   not inlined: in tt__wordpiece_word, most words would pay for its registers. */
 static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29127,7 +29186,7 @@ static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const
 static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__vocab *v = &e->k->vocab;
-    int id = -1; /* most words are short, and one token */
+    int id = -1; /* most words are short and one token */
     if (bytes <= 8 && bytes <= (uint64_t)e->k->model.word_chars)
         id = tt__token_slot(&v->by_word, text, bytes, tt__part_head(e, text, bytes))->id;
     if (id >= 0) tt__encoder_id(e, id);
@@ -29137,11 +29196,13 @@ static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 /* ==== src/text/bpe.h */
 /* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
 
-/* Sennrich et al. 2016: the symbols of a word are merged, those of the earliest merge first. Most words are
-   one token: whether the merges make the token of its text is found out when the word is first met. */
-enum { TT__BPE_SHORT = 64 }; /* bytes of a word whose merges are found by looking through all */
+/* Byte-pair encoding (Sennrich et al. 2016): merges the symbols of a word, earliest merges first. Most words
+   are one token. Whether the merges turn a token's text into that token is tested when the word first occurs,
+   and noted in `whole`. */
+/* Max bytes of a word whose next merge is found by a scan of all pairs. */
+enum { TT__BPE_SHORT = 64 };
 
-/* Pair UINT64_MAX: none. */
+/* Returns the merge of two symbols. If they have none, its `pair` is UINT64_MAX. */
 static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, int32_t right)
 {
     const tt__model *m = &k->model;
@@ -29151,8 +29212,8 @@ static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, in
     return &m->merges[at];
 }
 
-/* The symbols of one character: its token, else those of its bytes, else an unknown one, which waits in
-   *unknown for more of its kind. Returns how many are added. */
+/* Writes the symbols of one character: its token, else the tokens of its bytes, else the unknown token. That
+   one is only noted in *unknown, as more unknown characters may join it. Returns how many are written. */
 static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, bool *unknown)
 {
     char text[4];
@@ -29176,7 +29237,7 @@ static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, boo
     return n;
 }
 
-/* The symbols of a word: at most 2 for each byte, and one. */
+/* Writes the symbols of a word, at most 2 for each byte and one more. Returns how many. */
 static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *to)
 {
     const bool mapped = k->mapped_at < k->split.n;
@@ -29197,7 +29258,7 @@ static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_
     const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
     for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
     while (n > 1) {
-        uint32_t best = UINT32_MAX; /* the rank where there is no merge */
+        uint32_t best = UINT32_MAX; /* rank of pairs without a merge */
         size_t at = 0;
         for (size_t i = 0; i + 1 < n; i++)
             if (merges[i]->rank < best) best = merges[i]->rank, at = i;
@@ -29249,14 +29310,14 @@ static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
     return top;
 }
 
-/* The same of a word of any length, in n log n. */
+/* Merges the symbols of a word of any length in place, in time n log n. Returns how many are left. */
 static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
 {
     const tt_tokenizer *k = e->k;
     size_t pairs = 0, left = 0;
     if (n > INT32_MAX / 2) { e->failed = true; return 0; }
     tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
-    /* each symbol begins a pair, and each merge makes two */
+    /* Each symbol begins a pair, and each merge makes two pairs. */
     tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
     if (e->failed) return 0;
     for (size_t i = 0; i < n; i++) {
@@ -29270,7 +29331,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
         if (first->id < 0 || first->after < 0) continue;
         tt__bpe_link *second = &links[first->after];
         const tt__bpe_rule *m = tt__bpe_merge(k, first->id, second->id);
-        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one of the two is another by now */
+        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one symbol of the pair has changed */
         first->id = top.id;
         first->after = second->after;
         second->id = -1;
@@ -29283,7 +29344,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
     return left;
 }
 
-/* The ids of a word without the start of a run of U+2581 inside. */
+/* Adds the ids of a word that has no start of a run of U+2581 inside. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29322,22 +29383,23 @@ static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 /* ==== src/text/unigram.h */
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* The best way to spell a word up to a byte, and from it on. */
+/* Best spelling of a word up to a byte, and from that byte on. */
 typedef struct tt__spelling {
     double score;
-    int32_t from, id;      /* the last token: where it begins; -1: there is no way yet */
-    int32_t to, next;      /* the next token of the best way through the word: where it ends */
+    int32_t from, id;      /* last token: its start (-1: no spelling yet) and id */
+    int32_t to, next;      /* next token of the word's best spelling: its end and id */
 } tt__spelling;
 
 static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
 {
-    if (s->from >= 0 && !(score > s->score)) return; /* of two with the same score the first stays */
+    if (s->from >= 0 && !(score > s->score)) return; /* of two equal scores the first counts */
     s->score = score;
     s->from = (int32_t)from;
     s->id = id;
 }
 
-/* The ids of characters that no token spells: a token that is all of them, else their bytes, else one id. */
+/* Adds the ids of characters that no token spells: one token for all of them if there is one, else the tokens
+   of their bytes, else one unknown token. */
 static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29348,8 +29410,9 @@ static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
     for (size_t i = 0; i < bytes && fallback; i++) tt__encoder_id(e, k->model.fallback[(uint8_t)text[i]]);
 }
 
-/* Unigram (Kudo 2018, section 3.2): the tokens whose scores have the largest sum, by the algorithm of Viterbi
-   over the bytes of a word. Where no token is the character at hand, an unknown one is tried too. */
+/* Encodes a word with Unigram (Kudo 2018, section 3.2): finds the tokens with the largest sum of scores, by
+   Viterbi's algorithm over the bytes of the word. Where no token equals the current character, an unknown
+   token is tried too. */
 static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -29389,14 +29452,14 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
 }
 
 /* ==== src/text/encode.h */
-/* ----------------------------------------------------------------------------------------- tokenizer: ids */
+/* --------------------------------------------------------------------------- tokenizer: from texts to ids */
 
 static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes, size_t at)
 {
     return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
-/* Cuts a text at the added tokens of a tree: 0 before normalization, 1 after it. */
+/* Cuts a text at added tokens and encodes the rest. tree: 0 before normalization, 1 after it. */
 static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t bytes, bool first);
 
 static void tt__cut_between(tt__encoder *e, int tree, const char *text, size_t bytes, bool first)
@@ -29415,7 +29478,7 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
     const tt_tokenizer *k = e->k;
     const tt__added_tree *t = &k->trees[tree];
     const uint8_t *bits = k->unicode->bits;
-    size_t from = 0, white_to = 0; /* what is before white_to, and behind a token, is white space */
+    size_t from = 0, white_to = 0; /* text before white_to and after a token is white space */
     for (size_t at = 0; t->prefixes.count && at < bytes && !tt__encoder_done(e);) {
         const char *next = t->first < 0 ? text + at : (const char *)memchr(text + at, t->first, bytes - at);
         if (!next) break;
@@ -29443,8 +29506,8 @@ static void tt__cut_text(tt__encoder *e, int tree, const char *text, size_t byte
     if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, tree, text + from, bytes - from, starts);
 }
 
-/* The ids of a text without those around it, of which `room` are kept. Returns how many there are: of those
-   beyond room, all if `whole`, else some. -1: out of memory. */
+/* Encodes a text, without the ids around it. Keeps the first `room` ids. Returns the number of ids; those
+   beyond `room` are all counted only if `whole`. -1: out of memory. */
 static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
                           bool whole)
 {
@@ -29458,7 +29521,7 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     e.whole = whole;
     e.ascii = tt__is_ascii(text, bytes);
     const size_t valid = e.ascii ? bytes : tt__utf8_invalid(text, bytes);
-    if (valid < bytes) { /* U+FFFD for what is no UTF-8 */
+    if (valid < bytes) { /* U+FFFD for invalid bytes */
         tt__rewrite w = tt__rewrite_begin(&e, TT__CLEAN_TEXT, text, bytes, false);
         tt__rewrite_put(&w, text, valid, 0);
         for (size_t at = valid; at < bytes;) {
@@ -29472,8 +29535,8 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     return e.failed ? -1 : e.count;
 }
 
-/* tt_tokenize, which reads on to the end of a text that is longer if `whole`, and returns how many ids it
-   has: of those beyond max_tokens, all if `whole`, else some. */
+/* Does the work of tt_tokenize. Returns the number of ids of the text; those beyond max_tokens are all
+   counted only if `whole`, which reads to the end of the text. -1: out of memory. */
 static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
                         bool whole)
 {
@@ -29508,9 +29571,9 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
 }
 
 /* ==== src/text/decode.h */
-/* --------------------------------------------------------------------------------------- tokenizer: texts */
+/* --------------------------------------------------------------------------- tokenizer: from ids to texts */
 
-/* Parts of a text, one behind the other. */
+/* Parts of a text, one after another in one buffer. */
 typedef struct tt__parts {
     tt_context *ctx;
     char *text;
@@ -29532,7 +29595,7 @@ static void tt__parts_add(tt__parts *p, const char *text, size_t bytes)
     p->used += bytes;
 }
 
-static void tt__parts_end(tt__parts *p) /* ends the part at hand */
+static void tt__parts_end(tt__parts *p) /* ends the current part */
 {
     p->failed |= !TT__GROW(p->ctx, p->ends, p->n, p->capacity);
     if (!p->failed) p->ends[p->n++] = p->used;
@@ -29544,7 +29607,7 @@ static void tt__parts_free(tt__parts *p)
     tt__free(p->ctx, p->ends);
 }
 
-/* Adds a text, with U+FFFD for what is no UTF-8. */
+/* Adds a text, with U+FFFD in place of bytes that are not UTF-8. */
 static void tt__parts_valid(tt__parts *p, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -29559,14 +29622,14 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-static int tt__byte_token(const char *text, size_t bytes) /* what "<0x0A>" stands for; -1: nothing */
+static int tt__byte_token(const char *text, size_t bytes) /* the byte of "<0x0A>" and the like; else -1 */
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-/* Adds the parts `bytes`, which are one byte each: a text, or where they are none U+FFFD for each. */
+/* Adds single bytes as one part, their text, if they are UTF-8. Otherwise adds one U+FFFD for each byte. */
 static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
 {
     if (!*n) return;
@@ -29582,7 +29645,7 @@ static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
     *n = 0;
 }
 
-/* Replaces every `from` by a text that is no longer, in place. Returns the bytes. */
+/* Replaces every `from` by `to`, which is no longer, in place. Returns the new number of bytes. */
 static size_t tt__shorten(char *text, size_t bytes, const char *from, const char *to)
 {
     const size_t from_bytes = strlen(from), to_bytes = strlen(to);
@@ -29597,7 +29660,8 @@ static size_t tt__shorten(char *text, size_t bytes, const char *from, const char
     return n;
 }
 
-/* A token that goes on is joined to the one before; others get a space in front, or are cleaned of it. */
+/* Adds a WordPiece token. A token that continues a word is joined to the token before. Other tokens get a
+   space before them. Cleanup removes some of these spaces. */
 static void tt__decode_piece(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     static const char *const cleaned[][2] = {
@@ -29636,7 +29700,8 @@ static void tt__decode_part(const tt__step *s, const char *text, size_t bytes, b
     tt__parts_end(to);
 }
 
-/* Bytes that stand for characters become bytes again; a token that has other characters stays. */
+/* Adds a token of byte-level encoding, each character turned into the byte that it stands for. A token with
+   other characters is added unchanged. */
 static void tt__decode_bytes(const char *text, size_t bytes, tt__parts *to)
 {
     const size_t used = to->used;
@@ -29685,7 +29750,7 @@ static void tt__decode_step(const tt__step *s, const tt__parts *from, tt__parts 
     tt__free(to->ctx, run);
 }
 
-/* The text of an id as decoders get it; NULL: it has none. */
+/* Returns the text of an id as decoders receive it. NULL: the id has no text. */
 static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
     if (id < 0 || id >= k->size) return NULL;
@@ -29729,22 +29794,24 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
     return bytes;
 }
 
-/* What a text begins with depends on what is decoded before it (a first word has no space before it, a
-   character may have begun), so new ids are decoded behind some that are decoded already: a context. */
+/* A decoder of ids that arrive one after another. What a text begins with depends on the ids before it: a
+   first word has no space before it, and a character may have begun. New ids are therefore decoded together
+   with a context: some ids that are decoded already. */
 struct tt_decode_stream {
     const tt_tokenizer *k;
     bool skip_special;
-    bool bytes;         /* tokens may end inside of a character */
-    bool runs;          /* of tokens for single bytes */
-    bool whole;         /* decoders look at the whole text: nothing is certain before its end */
-    int32_t *ids;       /* the context, and those behind it whose text is not certain yet */
+    bool bytes;         /* a token may end inside a character */
+    bool runs;          /* there may be runs of single-byte tokens */
+    bool whole;         /* decoders need the whole text: nothing is final before its end */
+    int32_t *ids;       /* the context, then ids whose text is not final yet */
     int n, capacity;
-    int context;        /* ids that it has */
-    size_t given;       /* bytes of the text of `ids` that were returned */
-    tt__parts text;     /* which the caller may be reading */
+    int context;        /* number of ids of the context */
+    size_t given;       /* bytes of the text of `ids` returned so far */
+    tt__parts text;     /* the caller may still be reading it */
 };
 
-enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 }; /* more than this many are cut to the last of them */
+/* Max ids to keep, and the number of last ids to which a longer list is cut. */
+enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 };
 
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
 {
@@ -29752,7 +29819,7 @@ tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
     if (!s) return NULL;
     s->k = k;
     s->skip_special = skip_special;
-    bool fused = false; /* do decoders see the text in one? */
+    bool fused = false; /* does a step join all parts into one? */
     for (int i = 0; i < k->finish.decode.n; i++) {
         const tt__step *d = &k->finish.decode.all[i];
         size_t at = 0;
@@ -29774,7 +29841,8 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Leaves ids away whose text is given, but for a context with a text. clean: all of it is given. */
+/* Removes ids whose text has been returned, all but a context that has a text. clean: all has been
+   returned. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context
@@ -29850,7 +29918,7 @@ int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
 /* ==== src/text/read.h */
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
-/* A string of JSON, which may hold a NUL; NULL for another kind. */
+/* Returns a JSON string, which may hold a NUL. NULL: the node is not a string. */
 static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -29858,7 +29926,7 @@ static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
     return j->pool + j->nodes[node].integer;
 }
 
-/* Keeps a text as long as k. */
+/* Copies a text into memory that lives as long as k. */
 static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *from, size_t bytes,
                                const char **text)
 {
@@ -29866,7 +29934,7 @@ static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *f
     return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
 }
 
-/* The string `key` of an object, of at least one character, which is kept. */
+/* Reads the string `key` of an object, of at least one character, and keeps it as long as k. */
 static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, const char *key,
                                const char **text, size_t *bytes)
 {
@@ -29887,8 +29955,7 @@ static tt_status tt__unsupported(const tt__json *j, int node, const char *what, 
 
 typedef struct tt__step_name { const char *type; tt__step_kind kind; } tt__step_name;
 
-/* Adds the step that a type names. NULL and an error: the type is none of `known`, or there are too many
-   steps. */
+/* Adds the step that a type names. NULL and an error: the type is not in `names`, or steps are too many. */
 static tt__step *tt__read_step(const tt__json *j, int node, const char *what, const char *type,
                                const tt__step_name *names, int n, const char *known, tt__step_list *steps)
 {
@@ -29906,7 +29973,7 @@ static tt__step *tt__read_step(const tt__json *j, int node, const char *what, co
 
 typedef tt_status (*tt__reader)(tt_tokenizer *k, const tt__json *j, int node);
 
-/* Reads the members of a Sequence, the array `key`, one after the other. */
+/* Reads the members of a Sequence, in order, from its array `key`. */
 static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node, const char *key,
                                   tt__reader read)
 {
@@ -29919,8 +29986,8 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     return status;
 }
 
-/* The "type" of a component that is no Sequence. NULL: it is null, or a Sequence, the array `key`, that is
-   read now, or *status is an error. */
+/* Returns the "type" of a component. NULL: the component is null; or it is a Sequence, whose members in the
+   array `key` are now read; or *status is an error. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {
@@ -29935,7 +30002,7 @@ static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, c
     return NULL;
 }
 
-/* {"pattern": {"String": from}, "content": to}, or a regular expression instead of a String */
+/* Reads {"pattern": {"String": from}, "content": to}, or a known regular expression instead. */
 static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
@@ -29960,7 +30027,7 @@ static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, 
                     j->base + j->nodes[node].offset);
 }
 
-/* A digit of base 64 (RFC 4648); -1: none. */
+/* Returns the value of a base-64 digit (RFC 4648). -1: c is not a digit. */
 static int tt__base64_digit(char c)
 {
     if (c >= 'A' && c <= 'Z') return c - 'A';
@@ -29969,7 +30036,8 @@ static int tt__base64_digit(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* {"precompiled_charsmap": base 64 of the bytes of a trie, that trie, and texts with a NUL behind each} */
+/* Reads {"precompiled_charsmap": ...}: in base 64, the bytes of a trie, the trie, and texts that each end
+   with a NUL. */
 static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char key[] = "precompiled_charsmap";
@@ -30006,7 +30074,7 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* "clean_text", "handle_chinese_chars", "lowercase", "strip_accents" (null: as "lowercase") */
+/* Reads "clean_text", "handle_chinese_chars", "lowercase" and "strip_accents" (null: like "lowercase"). */
 static tt_status tt__read_bert(tt_tokenizer *k, const tt__json *j, int node)
 {
     bool clean = true, cjk = true, lower = true, accents = true;
@@ -30046,7 +30114,7 @@ static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int nod
     return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
 }
 
-/* The regular expressions that splitters know. */
+/* The regular expressions that splitters support. */
 static const struct { const char *regex; tt__step_name name; tt__pattern pattern; } tt__patterns[] = {
     {"[0-9][0-9][0-9]", {"", TT__STEP_TRIPLES}, {false, false, false, 0}}, /* Falcon */
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
@@ -30082,7 +30150,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
     const tt__step_name *name = &tt__patterns[known].name;
     const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    const bool whole = name->kind == TT__STEP_REGEX; /* every character is in a match, and nothing between */
+    const bool whole = name->kind == TT__STEP_REGEX; /* each character is in exactly one match */
     if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
@@ -30094,7 +30162,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
     return TT_OK;
 }
 
-/* "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files */
+/* Reads "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files. */
 static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node, const char **mark,
                                     size_t *bytes, const char **scheme)
 {
@@ -30205,7 +30273,7 @@ static tt_status tt__read_decoder(tt_tokenizer *k, const tt__json *j, int node)
     }
 }
 
-/* The id at `node`, in range. */
+/* Reads the id at `node` and checks its range. */
 static tt_status tt__read_id(const tt__json *j, int node, const char *what, int *id)
 {
     const tt__json_node *at = &j->nodes[node];
@@ -30220,7 +30288,7 @@ static tt_status tt__read_id(const tt__json *j, int node, const char *what, int 
 /* ==== src/text/template.h */
 /* ---- ids around a text */
 
-/* Puts an id among those around a text. */
+/* Inserts an id among the ids around a text, at place `at`. */
 static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, tt__around *to, int at,
                                 int id)
 {
@@ -30234,13 +30302,13 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...], "special_tokens": {name:
-   {"ids": [...]}}} */
+/* Reads a template: {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...],
+   "special_tokens": {name: {"ids": [...]}}}. */
 static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
 {
     tt_status status;
     int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    int sequences = 0, before = 0; /* so many of its ids stand before the text */
+    int sequences = 0, before = 0; /* number of ids before the text */
     tt__finisher *finish = &k->finish;
     for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
          child = j->nodes[child].after) {
@@ -30268,7 +30336,8 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
     return status;
 }
 
-/* The token of "cls" or "sep", [text, id], around a text. An id that is null is looked up. */
+/* Reads "cls" or "sep", [text, id], and puts that token before or after a text. If the id is null, the text
+   is looked up. */
 static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, const char *key)
 {
     int pair = tt__json_get(j, node, key), id = -1;
@@ -30292,7 +30361,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     tt_status status = TT_OK;
     const char *type = node < 0 ? NULL : tt__read_type(k, j, node, "post_processor", "processors",
                                                        tt__read_processor, &status);
-    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* that is of offsets */
+    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* ByteLevel only changes offsets */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
     if (strcmp(type, "RobertaProcessing") != 0 && strcmp(type, "BertProcessing") != 0)
         return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
@@ -30304,11 +30373,11 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
 /* ==== src/text/vocabulary.h */
 /* ---------------------------------------------------------------------------------- tokenizer: vocabulary */
 
-/* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
-   as "add_prefix_space" of tokenizer_config.json says, or as tt__llama_way. */
+/* How AutoTokenizer of transformers 5 marks the first word: as tokenizer.json says (FILE), as
+   "add_prefix_space" of tokenizer_config.json says (BYTES), or by tt__llama_way (LLAMA). */
 typedef enum tt__first_word { TT__FIRST_FILE, TT__FIRST_BYTES, TT__FIRST_LLAMA } tt__first_word;
 
-/* Room for `size` ids in a table. */
+/* Allocates a hash table for `size` ids. */
 static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
                           size_t size)
 {
@@ -30331,26 +30400,26 @@ static void tt__token_put(tt__ids_by_text *t, int id)
     t->longest = bytes > t->longest ? bytes : t->longest;
 }
 
-typedef struct tt__recipe { /* what a tokenizer is made of */
-    const tt__json *j;            /* tokenizer.json, or what stands for it without the vocabulary */
-    const char *text;             /* what j was parsed from */
-    const tt__json *way;          /* what has the pipeline in place of j; NULL: nothing */
+typedef struct tt__recipe { /* sources of a tokenizer */
+    const tt__json *j;            /* tokenizer.json, or a substitute without a vocabulary */
+    const char *text;             /* the text that j was parsed from */
+    const tt__json *way;          /* source of the pipeline; NULL: j */
     tt__first_word first;
-    const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j, or in lines */
+    const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j or in lines */
     const tt__file_bytes *lines;  /* vocab.txt, or NULL */
     const tt__file_bytes *merges; /* merges.txt; NULL: merges are in j */
-    const char *path;             /* of vocab.txt or merges.txt */
-    const tt__json *config;       /* tokenizer_config.json; NULL, or empty: there is none */
+    const char *path;             /* path of vocab.txt or merges.txt */
+    const tt__json *config;       /* tokenizer_config.json; NULL or empty: none */
 } tt__recipe;
 
 typedef struct tt__vocab_reader {
     const tt__recipe *r;
     const tt__json *j;
-    int node, child, place;       /* the vocabulary; the next token's node and number */
-    size_t at, offset;            /* the next line's place; that of a token of JSON */
+    int node, child, place;       /* node of the vocabulary; node and number of the next token */
+    size_t at, offset;            /* place of the next line; offset of the last JSON token */
 } tt__vocab_reader;
 
-/* The next line of vocab.txt. */
+/* Reads the next line of vocab.txt. */
 static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes)
 {
     const char *text = v->r->lines->bytes + v->at;
@@ -30361,13 +30430,13 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     if ((!tt__is_ascii(text, end) && tt__utf8_invalid(text, end) < end) || memchr(text, 0, end))
         return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
                         "one token a line", v->r->path, v->place + 1);
-    *token = text; /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
+    *token = text; /* like `tokenizers`, drops white space at a line's end, as in "\r\r\n" */
     *bytes = tt__white_begin(k->unicode->bits, text, 0, end);
     return TT_OK;
 }
 
-/* The next token of a vocabulary: a member of {token: id, ...}, or a line or [token, score] whose number is
-   the id. *token: NULL behind the last one. */
+/* Reads the next token of a vocabulary: a member of {token: id, ...}, or a line or [token, score], whose
+   number is the id. *token is NULL after the last token. */
 static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes,
                                 int *id)
 {
@@ -30398,8 +30467,8 @@ static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char
                     j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
 }
 
-/* The bytes that a token of byte-level encoding stands for, at `to`. Returns how many; TT__NO_TOKEN: no text
-   has it. */
+/* Writes the bytes that a token of byte-level encoding stands for. Returns how many. TT__NO_TOKEN: it stands
+   for no bytes. */
 static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
 {
     uint32_t made = 0;
@@ -30411,7 +30480,7 @@ static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
     return made;
 }
 
-/* Room for a vocabulary of so many tokens and bytes, with the ids below k->size. */
+/* Allocates the memory of a vocabulary of `count` tokens and `bytes` bytes, with ids below k->size. */
 static bool tt__vocab_room(tt_tokenizer *k, size_t count, size_t bytes)
 {
     tt__vocab *v = &k->vocab;
@@ -30464,7 +30533,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
                             "id %d", j->path, reader.offset, id);
         memcpy(v->texts + v->used, key, n);
         v->texts[v->used + n] = 0;
-        v->text[id] = slice; /* of tokens that are there twice the last counts */
+        v->text[id] = slice; /* of equal tokens the last counts */
         tt__token_put(&v->by_text, id);
         if (!mapped) continue;
         v->word[id].start = slice.start;
@@ -30475,7 +30544,7 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     return status;
 }
 
-static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* room for twice as many edges */
+static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* makes room for twice as many edges */
 {
     const size_t slots = t->slots ? 2 * t->slots : 1024;
     uint64_t *old = t->edges;
@@ -30499,7 +30568,7 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
     for (size_t i = 0; i <= bytes; i++) {
         const int32_t parent = node;
         if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* the last one is an edge that is free */
+            if (t->count == (1 << 28) - 1) /* else an edge could be UINT64_MAX: free */
                 return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
                                 t->count);
             if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
@@ -30510,16 +30579,16 @@ static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *
             if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
         }
     }
-    if (bytes) t->ids[node] = id; /* of two tokens with the same text the last counts */
+    if (bytes) t->ids[node] = id; /* of two equal tokens the last counts */
     return TT_OK;
 }
 
-/* The tokens that continue a word, of WordPiece. */
+/* Makes the table of WordPiece's tokens that continue a word. */
 static tt_status tt__rest_of_vocab(tt_tokenizer *k)
 {
     tt__ids_by_text *t = &k->model.rest;
     const uint32_t piece = (uint32_t)strlen(k->model.piece);
-    for (int turn = 0, count = 0; turn < 2; turn++) { /* they are counted first */
+    for (int turn = 0, count = 0; turn < 2; turn++) { /* the first turn counts them */
         if (turn && !tt__token_table(k->ctx, t, k->vocab.texts + piece, k->vocab.text, (size_t)count))
             return TT_ERR_MEMORY;
         t->skipped = piece;
@@ -30534,7 +30603,7 @@ static tt_status tt__rest_of_vocab(tt_tokenizer *k)
     return TT_OK;
 }
 
-/* The tree of the tokens. */
+/* Makes the tree of all tokens. */
 static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 {
     tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1); /* the root */
@@ -30550,9 +30619,9 @@ static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
 /* ==== src/text/read_models.h */
 /* ----------------------------------------------------------------------- tokenizer: reading of the models */
 
-/* A number as the JSON reader of `tokenizers` takes it: its digits as an integer, of as many as 64 bits hold,
-   by a power of ten. That is not always the nearest double, and which of two spellings is better may hang on
-   the last bit. `at`: a number of valid JSON. */
+/* Returns a number as the JSON reader of `tokenizers` computes it: as many digits as 64 bits hold, as an
+   integer, times a power of ten. This is not always the nearest double, and the last bit may decide which of
+   two spellings of a word is better. `at` points to a number of valid JSON. */
 static double tt__unigram_score(const char *at)
 {
     const bool negative = *at == '-';
@@ -30584,7 +30653,7 @@ static double tt__unigram_score(const char *at)
     return negative ? -score : score;
 }
 
-/* The scores of Unigram's vocabulary, which has been read from `text`. */
+/* Reads the scores of Unigram's vocabulary. `text`: the text that j was parsed from. */
 static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char *text, int model)
 {
     const int node = tt__json_get(j, model, "vocab");
@@ -30604,18 +30673,18 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
                             "double", j->path, j->base + number->offset, id);
         least = m->scores[id] < least ? m->scores[id] : least;
     }
-    m->unk_score = least - 10; /* Kudo's and Richardson's SentencePiece has this penalty */
+    m->unk_score = least - 10; /* SentencePiece (Kudo and Richardson) has this penalty */
     return TT_OK;
 }
 
-typedef struct tt__bpe_merging { /* what a merge is read from, for errors, and room for what it makes */
+typedef struct tt__bpe_merging { /* where a merge is read, for errors; memory for its result */
     const char *path;
     size_t offset, count;
     char *joined;
     size_t room;
 } tt__bpe_merging;
 
-/* Room for so many merges. */
+/* Makes room for `count` merges. */
 static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_merging *m)
 {
     size_t slots = 64;
@@ -30636,7 +30705,7 @@ static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_mer
     return TT_OK;
 }
 
-/* The next merge, of two tokens into one that the vocabulary has. */
+/* Adds the next merge, of two tokens into a token of the vocabulary. */
 static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const char *left, size_t left_bytes,
                                    const char *right, size_t right_bytes)
 {
@@ -30656,14 +30725,14 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;
     to->id = id;
-    /* Is the start of a run of U+2581 in what it makes? */
+    /* Words cannot be cut at runs of U+2581 if a merge's result has the start of a run inside. */
     for (size_t i = 1; k->model.cuts && i + 3 <= left_bytes + right_bytes; i++)
         if (memcmp(m->joined + i, "\xE2\x96\x81", 3) == 0 &&
             (i < 3 || memcmp(m->joined + i - 3, "\xE2\x96\x81", 3) != 0)) k->model.cuts = false;
     return TT_OK;
 }
 
-/* [["a", "b"], ...], or ["a b", ...] of older files */
+/* Reads merges: [["a", "b"], ...], or ["a b", ...] in older files. */
 static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
 {
     tt_status status;
@@ -30682,7 +30751,7 @@ static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
                 right = space + 1;
                 right_bytes = left_bytes - (size_t)(right - left);
                 left_bytes = (size_t)(space - left);
-                *space = 0; /* for errors */
+                *space = 0; /* ends `left` in errors */
             }
             if (space && memchr(right, ' ', right_bytes)) right = NULL;
         } else if (at->kind == TT__JSON_ARRAY && at->count == 2) {
@@ -30698,7 +30767,7 @@ static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
     return TT_OK;
 }
 
-/* A line "a b" a merge, but for the first, "#version: ...". */
+/* Reads merges.txt: a merge "a b" on each line. Skips lines that begin with "#version". */
 static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt__file_bytes *file)
 {
     tt__bpe_merging m = {path, 0, 0, NULL, 0};
@@ -30727,7 +30796,7 @@ static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt
     return status;
 }
 
-/* What decides ids beside vocabulary and merges. */
+/* Reads the options of a model that affect ids, all but vocabulary and merges. */
 static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, const char **unk)
 {
     tt__model *m = &k->model;
@@ -30745,7 +30814,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
         m->unk = (int)id;
         return status == TT_OK ? tt__json_read_bool(j, model, "byte_fallback", &m->byte_fallback) : status;
     }
-    /* older files of DistilBERT have no "type" */
+    /* Older files of DistilBERT have no "type". */
     const bool untyped = tt__json_get(j, model, "type") < 0;
     const bool wordpiece = untyped ? tt__json_get(j, model, "max_input_chars_per_word") >= 0
                                    : strcmp(type, "WordPiece") == 0;
@@ -30755,7 +30824,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
     status = tt__json_read_string(j, model, "unk_token", false, unk);
     if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
     if (status == TT_OK && wordpiece) {
-        m->word_chars = 100; /* as `tokenizers` has them where a file says nothing */
+        m->word_chars = 100; /* default of `tokenizers` */
         if (!*unk) *unk = "[UNK]";
         if (tt__json_get(j, model, "continuing_subword_prefix") < 0) prefix = "##";
         status = tt__keep_text(k, j, prefix, strlen(prefix), &m->piece);
@@ -30775,7 +30844,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
     return status;
 }
 
-/* What a model needs of its vocabulary. unk: the text of the unknown token, or NULL. */
+/* Prepares what a model needs from its vocabulary. unk: the text of the unknown token, or NULL. */
 static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int model, const char *unk)
 {
     tt__model *m = &k->model;
@@ -30810,8 +30879,8 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
 /* ==== src/text/added.h */
 /* -------------------------------------------------------------------------------- tokenizer: added tokens */
 
-/* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of
-   two of the same text the later counts. */
+/* Reads an added token: an object with "content" and perhaps "id". `id` is used if the object has no "id". Of
+   two tokens with the same text the later one counts. */
 static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, int id)
 {
     tt__added a;
@@ -30846,7 +30915,7 @@ static tt_status tt__read_added_list(tt_tokenizer *k, const tt__json *j, int lis
     return status;
 }
 
-/* Gives an added token the text that it is looked for as, among texts that are normalized. */
+/* Gives an added token the text that is searched for in normalized texts: its own text, normalized. */
 static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *path)
 {
     tt__encoder e;
@@ -30863,7 +30932,7 @@ static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *
     return TT_OK;
 }
 
-/* Gives the added tokens their ids and makes what they are found by. */
+/* Gives the added tokens their ids and fills the tables that find them. */
 static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 {
     tt__vocab *v = &k->vocab;
@@ -30872,7 +30941,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         tt__added *a = &k->added[i];
         const int there = tt__any_token(k, a->text, a->bytes);
         if (a->id < 0) a->id = there;
-        if (a->id < 0) continue; /* a default that this vocabulary has not */
+        if (a->id < 0) continue; /* a default that the vocabulary lacks */
         if (there >= 0 ? there != a->id : v->text[a->id].bytes != TT__NO_TOKEN)
             return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
                             path, a->text, a->id, there >= 0
@@ -30891,7 +30960,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
         if (a->id < 0 || k->added_of[a->id] != i) continue;
         a->skipped = a->special;
         if (a->normalized && k->normalize.n) status = tt__normalize_added(k, a, path);
-        if (status != TT_OK || !a->bytes) continue; /* a normalizer removes all of it */
+        if (status != TT_OK || !a->bytes) continue; /* a normalizer removes all of its text */
         tt__added_tree *t = &k->trees[a->normalized];
         const uint8_t byte = (uint8_t)a->text[0];
         t->first = t->prefixes.count && t->first != byte ? -1 : byte;
@@ -30904,7 +30973,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 /* ==== src/text/build.h */
 /* ------------------------------------------------------------------------------------ tokenizer: building */
 
-/* "add_prefix_space", and of LlamaTokenizer "legacy", of tokenizer_config.json. */
+/* Applies "add_prefix_space" of tokenizer_config.json and, for LlamaTokenizer, its "legacy". */
 static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const tt__json *config)
 {
     const bool llama = first == TT__FIRST_LLAMA;
@@ -30918,14 +30987,14 @@ static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const 
         tt__step *s = &k->split.all[i];
         if (s->kind == TT__STEP_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
         if (!llama) continue;
-        s->prefix_always = prefix && legacy; /* of each part between added tokens, or of the first alone */
+        s->prefix_always = prefix && legacy; /* every part between added tokens, or only the first */
         s->prefix_first = prefix && !legacy;
     }
-    if (llama && !prefix) k->finish.decode.n--; /* which strips it */
+    if (llama && !prefix) k->finish.decode.n--; /* the step that strips the prefix */
     return status;
 }
 
-/* The added tokens of tokenizer_config.json, {id: {"content": ...}, ...}. */
+/* Reads the added tokens of tokenizer_config.json: {id: {"content": ...}, ...}. */
 static tt_status tt__read_added_decoder(tt_tokenizer *k, const tt__json *config)
 {
     const int list = config->count ? tt__json_get(config, 0, "added_tokens_decoder") : -1;
@@ -30943,8 +31012,7 @@ static tt_status tt__read_added_decoder(tt_tokenizer *k, const tt__json *config)
     return status;
 }
 
-/* A text that spells out one of these of BERT has that token there. The first three must be in a
-   vocab.txt. */
+/* Tokens of BERT. A text that spells one out has that token there. A vocab.txt must have the first three. */
 static const struct { const char *text; tt_special_token role; } tt__bert_tokens[] = {
     {"[UNK]", TT_TOKEN_UNK}, {"[CLS]", TT_TOKEN_CLS}, {"[SEP]", TT_TOKEN_SEP}, {"[PAD]", TT_TOKEN_PAD},
     {"[MASK]", TT_TOKEN_MASK}};
@@ -30967,7 +31035,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
                         tt__json_kind_name(j, 0));
     const int model = tt__json_get(j, 0, "model");
     tt_status status = tt__read_model(k, j, model, &unk);
-    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* BPE's alone */
+    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* only BPE has it */
     if (r.way && status == TT_OK) status = tt__read_model(k, r.way, tt__json_get(r.way, 0, "model"), &unk);
     const tt__json *way = r.way ? r.way : j;
     const struct { const tt__json *from; const char *key; tt__reader read; } parts[] = {
@@ -31034,7 +31102,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     if (!k) return NULL;
     memset(&file, 0, sizeof file);
     memset(&j, 0, sizeof j);
-    j.ctx = ctx; /* also of what is not read */
+    j.ctx = ctx; /* tt__json_free needs it in any case */
     snprintf(text, sizeof text, format, lowercase ? "true" : "false");
     tt_status status = tt__file_open(ctx, vocab_path, &file);
     if (status == TT_OK && file.size > TT__VOCAB_BYTES)
@@ -31058,7 +31126,7 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     return NULL;
 }
 
-/* What of tokenizer_config.json changes ids. */
+/* Reads the members of tokenizer_config.json that affect ids. */
 static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
 {
     tt_status status = TT_OK;
@@ -31071,7 +31139,7 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
                         tt__json_kind_name(j, 0));
     for (int k = 0; k < TT__COUNT(members) && status == TT_OK; k++) {
         status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
-        if (k == 0) accents = *lowercase; /* strip_accents follows do_lower_case when it is null */
+        if (k == 0) accents = *lowercase; /* strip_accents null: like do_lower_case */
     }
     const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
                             : !cjk                  ? "\"tokenize_chinese_chars\" is false"
@@ -31085,8 +31153,8 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
 /* ==== src/text/folders.h */
 /* ------------------------------------------------------------------------------------- tokenizer: folders */
 
-/* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
-   freed in any case. */
+/* Opens a JSON file of a folder, if it exists; else j->count is 0. Writes the file's path to `path`, which j
+   points to. The caller frees j in any case. */
 static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
                                         const char *file)
 {
@@ -31097,8 +31165,8 @@ static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[
     return status == TT_OK && there ? tt__json_open(j, ctx, path) : status;
 }
 
-/* Reads a file of the folder, if it is there, and keeps it for tt_tokenizer_save. NULL: not there, or an
-   error. */
+/* Reads a file of the folder, if it exists, and keeps it for tt_tokenizer_save. NULL: the file does not
+   exist, or an error. */
 static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, const char *name,
                                            char path[TT__PATH], tt_status *status)
 {
@@ -31114,7 +31182,8 @@ static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, 
     return &kept->file;
 }
 
-/* The same of a file that is JSON. */
+/* Reads a JSON file of the folder, if it exists, keeps it for tt_tokenizer_save, and parses it into j. NULL:
+   the file does not exist, or an error. */
 static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, const char *name,
                                            char path[TT__PATH], tt__json *j, tt_status *status)
 {
@@ -31126,7 +31195,7 @@ static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, 
 static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
                                                            "cls_token", "sep_token", "mask_token"};
 
-/* Which token each role has, where a JSON object of the folder says so: a text, or an object with one. */
+/* Sets the tokens of roles that a JSON object names: as a text, or as an object with "content". */
 static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -31139,7 +31208,8 @@ static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* config.json's bos_token_id and so on: a number, or a list of which the first counts. */
+/* Sets the tokens of roles that config.json gives as bos_token_id and so on: a number, or the first of a
+   list. */
 static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -31154,7 +31224,8 @@ static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* Is that token one of ordinary texts: neither an added one nor called as "</s>" or "[SEP]" are? */
+/* Returns whether a token occurs in ordinary texts: it is not an added token, nor named like "</s>" or
+   "[SEP]". */
 static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
 {
     if (id < 0 || k->added_of[id] >= 0 || !k->vocab.text[id].bytes) return false;
@@ -31162,9 +31233,9 @@ static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
     return !(first == '<' && last == '>') && !(first == '[' && last == ']');
 }
 
-/* Classes that read "add_prefix_space" of tokenizer_config.json, and what a vocab.json and a merges.txt leave
-   to them; NULL: these are not read. Tokens that a vocabulary has not are left out; "added_tokens_decoder" of
-   tokenizer_config.json has more. */
+/* Classes that follow "add_prefix_space" of tokenizer_config.json. json: the rest of a tokenizer that
+   consists of vocab.json and merges.txt; NULL: such a tokenizer is not read. Tokens that the vocabulary lacks
+   are left out. "added_tokens_decoder" of tokenizer_config.json may add more. */
 static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPT2Tokenizer", "gpt2",
      "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
@@ -31186,7 +31257,7 @@ static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPTNeoXTokenizer", "gpt_neox", NULL},
 };
 
-/* How LlamaTokenizer of transformers 5 marks words, whatever the pipeline of the tokenizer.json. */
+/* The pipeline that LlamaTokenizer of transformers 5 uses in place of the one in tokenizer.json. */
 static const char tt__llama_way[] =
     "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
     "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
@@ -31195,20 +31266,20 @@ static const char tt__llama_way[] =
     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
     "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
 
-/* The text of a member of a file of a folder, which may not be there (empty); NULL: there is none. */
+/* Returns the text of a member of a file that may be missing (then it is empty). NULL: no such text. */
 static const char *tt__folder_text(const tt__json *j, const char *key)
 {
     return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
 }
 
-/* Is that the name of the class, or of its twin of transformers 4? */
+/* Returns whether a name is that of a class, or of the class's twin in transformers 4. */
 static bool tt__class_is(const char *name, const char *which)
 {
     const size_t n = strlen(which);
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
 
-/* Which of tt__classes a name, or else a type of model, asks for; -1: none. */
+/* Returns the row of tt__classes that a name or, without a name, a model type asks for. -1: none. */
 static int tt__class_of(const char *name, const char *type)
 {
     for (int i = 0; i < TT__COUNT(tt__classes); i++)
@@ -31230,8 +31301,8 @@ static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *
     return tt__class_of(name, type) >= 0 ? TT__FIRST_BYTES : TT__FIRST_FILE;
 }
 
-/* What tt__classes have for a folder's tokenizer_config.json or config.json, of which either may be empty;
-   NULL and an error: none has. */
+/* Returns the json of tt__classes for a folder's tokenizer_config.json or config.json; either may be empty.
+   NULL and an error: no row fits. */
 static const char *tt__class_json(tt_context *ctx, const char *folder, const tt__json *config,
                                   const tt__json *model)
 {
@@ -31245,7 +31316,7 @@ static const char *tt__class_json(tt_context *ctx, const char *folder, const tt_
     return NULL;
 }
 
-/* The error of a folder without a tokenizer. */
+/* Fails because a folder has no tokenizer that can be read. */
 static tt_status tt__no_tokenizer(tt_context *ctx, const char *folder)
 {
     static const char *const names[] = {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model"};
@@ -31262,7 +31333,7 @@ static tt_status tt__no_tokenizer(tt_context *ctx, const char *folder)
                     "its vocab.txt, or its vocab.json and merges.txt", folder);
 }
 
-/* What a folder has of a tokenizer, of which all but the first may be empty, and the paths of the files. */
+/* The files of a tokenizer's folder and their paths. All but the first may be empty. */
 typedef struct tt__tokenizer_folder {
     const char *folder;
     tt__json json, config, map, vocab, model, way;
@@ -31300,14 +31371,14 @@ static tt_status tt__load_merges(tt_tokenizer *k, tt__tokenizer_folder *f)
     return status == TT_OK ? tt__build_tokenizer(k, &r) : status;
 }
 
-/* Which tokens begin and end texts, and so on. */
+/* Sets which tokens begin and end texts, and the other roles. */
 static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
 {
     int32_t *eos = &k->finish.roles[TT_TOKEN_EOS];
     if (f->config.count) tt__read_roles(k, &f->config);
     if (f->map.count) tt__read_roles(k, &f->map);
     if (k->model.kind == TT__MODEL_WORDPIECE) tt__roles_of_bert(k);
-    const bool told = *eos >= 0; /* by a file of the tokenizer's own */
+    const bool told = *eos >= 0; /* by a file of the tokenizer itself */
     if (f->model.count) tt__read_role_ids(k, &f->model);
     const int32_t own = tt_tokenizer_find(k, "<|endoftext|>"), end = *eos;
     const bool ordinary = !told && tt__is_ordinary(k, end);
@@ -31362,7 +31433,7 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
         f->folder = folder;
         status = tt__load_folder(k, f);
         for (int i = 0; i < TT__COUNT(all); i++) {
-            all[i]->ctx = ctx; /* also of what was not opened */
+            all[i]->ctx = ctx; /* free needs it, even if not opened */
             tt__json_free(all[i]);
         }
     }
@@ -33144,7 +33215,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
 }
 
 /* ==== src/text/save.h */
-/* ---- a tokenizer as a Hugging Face folder holds it */
+/* ---- a tokenizer saved as a Hugging Face folder */
 
 static void tt__print_vocab(tt__text *to, const void *tokenizer)
 {

@@ -5,26 +5,27 @@
 
 /* -------------------------------------------------------------------------------------------------- JSON */
 
-/* RFC 8259. Where the RFC leaves a choice, duplicate keys, unpaired surrogates, numbers beyond double and
-   nesting beyond TT__JSON_DEPTH are refused. A leading byte order mark is skipped. */
+/* JSON as in RFC 8259. Refuses duplicate keys, unpaired surrogates, numbers beyond double, and nesting beyond
+   TT__JSON_DEPTH; the RFC leaves these to the reader. Skips a leading byte order mark. */
 #define TT__JSON_DEPTH 64
-#define TT__JSON_NUMBER 512 /* longest number, in characters */
+#define TT__JSON_NUMBER 512 /* max characters of a number */
 
 typedef enum tt__json_kind {
     TT__JSON_NULL, TT__JSON_FALSE, TT__JSON_TRUE, TT__JSON_NUMBER_KIND, TT__JSON_STRING, TT__JSON_ARRAY,
     TT__JSON_OBJECT
 } tt__json_kind;
 
-/* Nodes lie in the order of the text: the first child of node i is i + 1, its next sibling nodes[i].after. */
+/* A value of a JSON text. Nodes are stored in the order of the text: the first child of node i is i + 1, its
+   next sibling nodes[i].after. */
 typedef struct tt__json_node {
     uint8_t kind;
-    bool exact;              /* a number written as an integer that int64 holds: `integer` is it */
+    bool exact;              /* the number is an integer that int64 can hold: `integer` */
     int32_t count;           /* members of an array or object; bytes of a string */
-    int32_t after;           /* the node behind this one and all that it holds */
-    uint32_t offset;         /* of its first byte in the text */
-    uint32_t key, key_bytes; /* of a member of an object: in `pool`, with a NUL behind */
+    int32_t after;           /* number of the node after this one and all its members */
+    uint32_t offset;         /* of the value's first byte in the text */
+    uint32_t key, key_bytes; /* of a member of an object: place in `pool`, bytes without its NUL */
     double number;   /* in a safetensors header, of a tensor: its number; of other members: -1 */
-    int64_t integer; /* a string: its place in `pool`; an object: that of its sorted members in `sorted` */
+    int64_t integer; /* string: place in `pool`; object: place of its sorted members in `sorted` */
 } tt__json_node;
 
 typedef struct tt__json {
@@ -35,9 +36,9 @@ typedef struct tt__json {
     size_t base;             /* offset of the text in its file, for errors */
     tt__json_node *nodes;
     int count, capacity;
-    uint32_t *sorted;        /* of each object, its members by key: for lookups, and to find duplicates */
+    uint32_t *sorted;        /* members of all objects, sorted by key: for lookups and duplicates */
     int n_sorted, cap_sorted;
-    char *pool;              /* all strings, without escapes, a NUL behind each */
+    char *pool;              /* all strings, without escapes, each with a NUL */
     size_t used;
 } tt__json;
 
@@ -61,10 +62,10 @@ static bool tt__json_fail(const tt__json *j, size_t offset, const char *format, 
     return false;
 }
 
-/* The next character; 0 at the end. */
+/* Returns the next character. 0: end of the text. */
 static char tt__json_peek(const tt__json *j) { return j->at < j->bytes ? j->text[j->at] : 0; }
 
-/* Fails at `offset`, saying what was expected and what is next instead. */
+/* Fails at `offset`; the message says what was expected and what was found. */
 static bool tt__json_expected(const tt__json *j, size_t offset, const char *expected)
 {
     char found[32];
@@ -75,7 +76,7 @@ static bool tt__json_expected(const tt__json *j, size_t offset, const char *expe
     return tt__json_fail(j, offset, "%s, found %s", expected, found);
 }
 
-static bool tt__json_take(tt__json *j, char c) /* moves on if it is next */
+static bool tt__json_take(tt__json *j, char c) /* passes c if it is next */
 {
     if (tt__json_peek(j) != c) return false;
     j->at++;
@@ -102,7 +103,7 @@ static int tt__json_push(tt__json *j, tt__json_kind kind, size_t offset) /* -1: 
     return j->count++;
 }
 
-static bool tt__json_hex4(tt__json *j, uint32_t *value) /* the four digits of \uXXXX */
+static bool tt__json_hex4(tt__json *j, uint32_t *value) /* four digits of \uXXXX */
 {
     static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     *value = 0;
@@ -115,7 +116,7 @@ static bool tt__json_hex4(tt__json *j, uint32_t *value) /* the four digits of \u
     return true;
 }
 
-static bool tt__json_escape(tt__json *j) /* at the backslash */
+static bool tt__json_escape(tt__json *j) /* from the backslash on */
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     size_t from = j->at++;
@@ -147,8 +148,8 @@ static bool tt__json_escape(tt__json *j) /* at the backslash */
     return true;
 }
 
-/* Reads a string, from its opening quote on, into the pool. The pool never overflows: a decoded string and
-   its NUL are shorter than the same string with its quotes. */
+/* Reads a string, from its opening quote on, into the pool. The pool cannot overflow: a decoded string and
+   its NUL are shorter than the string with its quotes. */
 static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
 {
     size_t opened = j->at++;
@@ -176,7 +177,7 @@ static bool tt__json_string(tt__json *j, uint32_t *start, uint32_t *bytes)
     return true;
 }
 
-/* strtod, whatever the locale's decimal point is. */
+/* Returns the number that strtod reads, with a point as decimal point in any locale. */
 static double tt__json_double(const char *number, size_t n)
 {
     char copy[TT__JSON_NUMBER + 1], *point, *end;
@@ -247,7 +248,7 @@ static bool tt__json_less(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* Sorts the members of a finished object by key and refuses duplicates. */
+/* Sorts the members of a complete object by key. Refuses duplicate keys. */
 static bool tt__json_index(tt__json *j, int object)
 {
     int from = j->n_sorted, member = object + 1;
@@ -272,7 +273,7 @@ static bool tt__json_index(tt__json *j, int object)
 
 static bool tt__json_value(tt__json *j, int depth)
 {
-    static const char *const words[] = {"null", "false", "true"}; /* as in tt__json_kind */
+    static const char *const words[] = {"null", "false", "true"}; /* in the order of tt__json_kind */
     char c = tt__json_peek(j), close = c == '{' ? '}' : ']';
     bool object = c == '{';
     if (c == '-' || tt__json_digit(j)) return tt__json_number(j);
@@ -327,8 +328,8 @@ static bool tt__json_value(tt__json *j, int depth)
     return !object || tt__json_index(j, self);
 }
 
-/* Reads one value and nothing behind it; node 0 is its root. The text must stay only during the call, path
-   and context for the life of j, which is to be freed in any case. */
+/* Parses a text that is one JSON value; node 0 is its root. The text is needed only during the call, path and
+   context as long as j. The caller frees j in any case. */
 static tt_status tt__json_parse(tt__json *j, tt_context *ctx, const char *path, size_t base, const char *text,
                                 size_t bytes)
 {
@@ -362,7 +363,7 @@ static tt_status tt__json_open(tt__json *j, tt_context *ctx, const char *path)
     return status;
 }
 
-/* The member `key` of an object, -1 if it has none or is no object. */
+/* Returns the member `key` of an object. -1: the object has none, or the node is not an object. */
 static int tt__json_get(const tt__json *j, int object, const char *key)
 {
     if (object < 0 || j->nodes[object].kind != TT__JSON_OBJECT || !j->nodes[object].count) return -1;
@@ -379,7 +380,7 @@ static int tt__json_get(const tt__json *j, int object, const char *key)
     return -1;
 }
 
-/* The text of a string node; NULL for another kind, and for a string that holds a NUL. */
+/* Returns the text of a string node. NULL: the node is not a string, or the string holds a NUL. */
 static const char *tt__json_text(const tt__json *j, int node)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -394,7 +395,7 @@ static const char *tt__json_kind_name(const tt__json *j, int node)
     return names[j->nodes[node].kind];
 }
 
-/* found: what the member is; NULL: its kind */
+/* Fails because a member is wrong. found: what the member is; NULL: names its kind. */
 static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, const char *found,
                                 const char *expected)
 {
@@ -403,12 +404,12 @@ static tt_status tt__json_wrong(const tt__json *j, const char *key, int node, co
                     expected);
 }
 
-/* The functions tt__json_read_... read a member of a configuration. Where the key is absent or null, *value
-   stays as it is, which is an error if the key is `required`. A value of another kind or out of range is an
-   error that names file, key and byte.
+/* The functions tt__json_read_... read a member of a configuration. If the key is absent or null, *value
+   keeps its contents; if the key is also `required`, that is an error. A value of another kind or out of
+   range is an error that names file, key and byte.
 
-   Finds the member, which must be of one of `kinds` (bits 1 << TT__JSON_...). Returns -1 where it is absent
-   or null, and on errors. */
+   Finds the member of an object, which must be of one of `kinds` (bits 1 << TT__JSON_...). Returns -1 if the
+   member is absent or null, and on errors. */
 static int tt__json_member(const tt__json *j, int object, const char *key, bool required, int kinds,
                            const char *expected, tt_status *status)
 {
@@ -436,7 +437,7 @@ static tt_status tt__json_read_int(const tt__json *j, int object, const char *ke
     return tt__json_wrong(j, key, node, at->exact ? found : NULL, expected);
 }
 
-/* The number at `node` as a float in [least, below). */
+/* Reads the number at `node` as a float in [least, below). */
 static tt_status tt__json_float_at(const tt__json *j, const char *key, int node, float least, float below,
                                    float *value)
 {
@@ -468,7 +469,7 @@ static tt_status tt__json_read_bool(const tt__json *j, int object, const char *k
 }
 
 static tt_status tt__json_read_string(const tt__json *j, int object, const char *key, bool required,
-                                      const char **value) /* as long as j */
+                                      const char **value) /* lives as long as j */
 {
     static const char expected[] = "a string without U+0000";
     tt_status status;
@@ -509,7 +510,7 @@ static tt_status tt__write_text(tt_context *ctx, const char *path, const char *t
     return tt__write_bytes(ctx, path, text, strlen(text));
 }
 
-/* Writes what `print` prints into a file of a folder. */
+/* Writes the text that `print` prints to a file of a folder. */
 static tt_status tt__save_printed(tt_context *ctx, const char *folder, const char *file,
                                   void (*print)(tt__text *to, const void *arg), const void *arg)
 {
@@ -517,7 +518,7 @@ static tt_status tt__save_printed(tt_context *ctx, const char *folder, const cha
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__path_join(ctx, path, folder, file);
     if (status != TT_OK) return status;
-    print(&text, arg); /* how long it is */
+    print(&text, arg); /* measures the text */
     text.capacity = text.length + 1;
     text.length = 0;
     text.to = (char *)tt__alloc(ctx, text.capacity);

@@ -4,8 +4,9 @@
 /* ===========================================================================================================
    FILES                                                                                            src/files/
    Lists of strings, UTF-8, JSON and safetensors. Uses base.
-   Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
-   loop worse than n log n.
+
+   Files are not trusted. Every number from a file is checked before use, and no input makes a loop take more
+   than n log n steps.
    ======================================================================================================== */
 
 #include <locale.h>
@@ -14,14 +15,14 @@
 #error "tinytrain copies the little-endian numbers of files as they are: this machine is big-endian"
 #endif
 
-/* Orders by bytes, as strcmp, for strings that may hold a NUL. */
+/* Compares strings by bytes, like strcmp. The strings may hold a NUL. */
 static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
     return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
 }
 
-/* Strings whose pointers are `stride` bytes apart, as in an array of structs. */
+/* An array of strings whose pointers are `stride` bytes apart, as in an array of structs. */
 typedef struct tt__strings { const char *const *first; size_t stride; } tt__strings;
 
 static const char *tt__string_at(const tt__strings *s, uint32_t i)
@@ -36,8 +37,8 @@ static bool tt__less_string(const void *arg, uint32_t a, uint32_t b)
     return order ? order < 0 : a < b;
 }
 
-/* The numbers 0..n - 1 of strings in the order of their bytes, to be freed; NULL and an error without memory.
-   *twice: a string that is there more than once, else NULL. */
+/* Returns the numbers 0..n - 1 of strings in the order of the strings' bytes. The caller frees them. NULL and
+   an error: out of memory. Sets *twice to a string that occurs more than once, or to NULL. */
 static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const char **twice)
 {
     uint32_t *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof *order);
@@ -51,8 +52,8 @@ static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const c
     return order;
 }
 
-/* Many small pieces of memory that are released together. Unlike tt__alloc, tt__chunks_take leaves no error
-   when memory is out, since background threads use it: the thread that talks to the user does that. */
+/* A list of many small allocations that are released together. Unlike tt__alloc, tt__chunks_take sets no
+   error when memory is out, since background threads call it: the thread that talks to the user sets it. */
 typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__chunk;
 
 static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
@@ -74,7 +75,7 @@ static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
     return (char *)(chunk + 1) + chunk->used - padded;
 }
 
-/* Copies a text, with a NUL behind it. */
+/* Copies a text and adds a NUL. */
 static char *tt__chunks_text(tt_context *ctx, tt__chunk **chunks, const char *text, size_t bytes)
 {
     char *copy = bytes < SIZE_MAX ? (char *)tt__chunks_take(ctx, chunks, bytes + 1) : NULL;
@@ -95,7 +96,7 @@ static void tt__free_all(tt_context *ctx, void *const *memory, int n)
 
 #define TT__PATH 1024
 
-/* folder/name, with one slash between them. */
+/* Writes folder/name to `path`, with one slash between them. */
 static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char *folder, const char *name)
 {
     size_t n = strlen(folder);

@@ -6,10 +6,10 @@
 
 /* ------------------------------------------------------------------------------------------- safetensors */
 
-/* The file: a little-endian uint64, the length of the header; the header, a JSON object of name -> {dtype,
-   shape, data_offsets: [begin, end) in the rest}, and "__metadata__", strings to strings; the tensors' bytes
-   without a hole. */
-#define TT__SAFETENSORS_HEADER 100000000u /* the limit that the format sets */
+/* A safetensors file has three parts. First, the length of the header, a little-endian uint64. Then the
+   header, a JSON object of name -> {dtype, shape, data_offsets: [begin, end) in the third part}, with
+   "__metadata__", strings to strings. Last, the bytes of the tensors, without gaps. */
+#define TT__SAFETENSORS_HEADER 100000000u /* the format's limit */
 
 static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8},
@@ -17,7 +17,7 @@ static const struct { const char *name; int bits; } tt__safetensors_types[] = {
     {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6},
     {"F4", 4},
 };
-/* The first rows of the table: those that can be read as floats or int32. */
+/* The first rows of the table, which can be read as floats or int32. */
 enum {
     TT__ST_F32, TT__ST_BF16, TT__ST_F16, TT__ST_F64, TT__ST_I64, TT__ST_I32, TT__ST_I16, TT__ST_I8, TT__ST_U8,
     TT__ST_BOOL, TT__ST_U16, TT__ST_U32, TT__ST_U64
@@ -30,7 +30,7 @@ static int tt__safetensors_type(const char *name)
     return -1;
 }
 
-/* Counts the bytes of a tensor. Returns false when they do not fit a size_t or are no whole number. */
+/* Computes the bytes of a tensor. Returns false if they are too many for size_t or not a whole number. */
 static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *bytes)
 {
     size_t bits, elements = 1;
@@ -44,17 +44,17 @@ static bool tt__safetensors_size(const tt_tensor_info *info, int type, size_t *b
 
 struct tt_safetensors {
     tt_context *ctx;
-    int shared;      /* by how many others, each of which closes it too */
+    int shared;      /* number of other owners, each of which closes it too */
     char *path;
-    void *file;      /* open */
-    size_t size;     /* of the file, when it was opened */
-    tt__json json;   /* keeps the names and the metadata */
-    size_t data;     /* where the first tensor begins in the file */
+    void *file;      /* the open file */
+    size_t size;     /* bytes of the file when it was opened */
+    tt__json json;   /* holds the names and the metadata */
+    size_t data;     /* offset of the first tensor in the file */
     int count;
     tt_tensor_info *infos;
-    size_t *begin;   /* of each tensor, from `data` on */
-    int *nodes;      /* of each tensor, for errors */
-    uint32_t *order; /* tensors by place in the file, while it is checked */
+    size_t *begin;   /* by tensor: offset from `data` */
+    int *nodes;      /* by tensor: its node, for errors */
+    uint32_t *order; /* tensors in the order of the file, during its check */
 };
 
 void tt_safetensors_close(tt_safetensors *s)
@@ -71,7 +71,7 @@ static bool tt__safetensors_before(const void *arg, uint32_t a, uint32_t b)
 {
     const tt_safetensors *s = (const tt_safetensors *)arg;
     if (s->begin[a] != s->begin[b]) return s->begin[a] < s->begin[b];
-    /* empty ones first */
+    /* empty tensors first */
     if (s->infos[a].bytes != s->infos[b].bytes) return s->infos[a].bytes < s->infos[b].bytes;
     return a < b;
 }
@@ -89,7 +89,7 @@ static tt_status tt__safetensors_fail(const tt_safetensors *s, const char *name,
                     s->json.base + s->json.nodes[node].offset, name, what);
 }
 
-/* Reads what the header says of a tensor. */
+/* Reads and checks the header's description of a tensor. */
 static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, size_t data_bytes)
 {
     const tt__json *j = &s->json;
@@ -143,7 +143,7 @@ static tt_status tt__safetensors_tensor(tt_safetensors *s, int index, int node, 
                                 bytes, info->dtype, info->bytes);
 }
 
-/* Reads the header and its length, which comes first. */
+/* Reads the header and, before it, its length. */
 static tt_status tt__safetensors_read_header(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
@@ -171,7 +171,7 @@ static tt_status tt__safetensors_read_header(tt_safetensors *s)
     return status;
 }
 
-/* Reads the header, and checks all that it says. */
+/* Reads the header and checks all of it. */
 static tt_status tt__safetensors_check(tt_safetensors *s)
 {
     tt_context *ctx = s->ctx;
@@ -256,7 +256,7 @@ const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key)
     return tt__json_text(&s->json, tt__json_get(&s->json, tt__json_get(&s->json, 0, "__metadata__"), key));
 }
 
-/* Is there a tensor i, and does it have n elements, or bytes, from `first` on? */
+/* Fails unless tensor i exists and has n elements, or bytes, from `first` on. */
 static tt_status tt__safetensors_range(const tt_safetensors *s, int i, uint64_t first, uint64_t n,
                                        bool elements)
 {
@@ -279,7 +279,7 @@ tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size
     return tt__file_read(s->ctx, s->path, s->file, (uint64_t)s->data + s->begin[i] + first, to, n);
 }
 
-/* Converts n floats of a row of the table. Returns how many: `found` tells the next, which does not fit. */
+/* Converts n numbers of a type of the table to float. Returns how many fit; writes the next to `found`. */
 static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, float *to, char found[32])
 {
     const uint16_t *half = (const uint16_t *)from;
@@ -293,7 +293,7 @@ static int64_t tt__safetensors_floats(int type, const void *from, int64_t n, flo
     return n;
 }
 
-/* The same of integers. */
+/* Converts n numbers of a type of the table to int32. Returns how many fit; writes the next to `found`. */
 static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, int32_t *to, char found[32])
 {
     size_t width = (size_t)(tt__safetensors_types[type].bits / 8);
@@ -311,7 +311,7 @@ static int64_t tt__safetensors_integers(int type, const void *from, int64_t n, i
     return n;
 }
 
-/* Reads n elements from `first` on, in pieces, to floats, or to int32 if `integers`. */
+/* Reads n elements from `first` on, in parts, as floats or, if `integers`, as int32. */
 static tt_status tt__safetensors_elements(const tt_safetensors *s, int i, int64_t first, int64_t n,
                                           bool integers, void *to)
 {
@@ -355,7 +355,7 @@ tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first,
 struct tt_safetensors_writer {
     tt_context *ctx;
     int count;
-    size_t *ends;     /* of each tensor, from the start of the data */
+    size_t *ends;     /* by tensor: its end in the data */
     char **names;     /* for errors */
     size_t written;
     tt__writer file;
@@ -368,7 +368,7 @@ static void tt__safetensors_writer_free(tt_safetensors_writer *w)
     tt__free_all(w->ctx, owned, TT__COUNT(owned));
 }
 
-/* The whole header without its padding; prints in the order of `tensors`. */
+/* Prints the whole header without its padding. Tensors are in the order of `tensors`. */
 static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors, int count,
                                    const size_t *ends, const char *const *metadata)
 {
@@ -390,7 +390,7 @@ static void tt__safetensors_header(tt__text *text, const tt_tensor_info *tensors
     tt__print(text, "}");
 }
 
-/* All that would make the file invalid; fills w->ends and w->names. */
+/* Fails if the file would be invalid. Fills w->ends and w->names. */
 static tt_status tt__safetensors_declare(tt_safetensors_writer *w, const char *path,
                                          const tt_tensor_info *tensors, int count,
                                          const char *const *metadata)
@@ -450,8 +450,8 @@ tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, c
     w->ctx = ctx;
     tt__text text = {NULL, 0, 0};
     tt_status status = tt__safetensors_declare(w, path, tensors, count, metadata);
-    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* measures */
-    uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* so that the data starts at a multiple of 8 */
+    if (status == TT_OK) tt__safetensors_header(&text, tensors, count, w->ends, metadata); /* length only */
+    uint64_t padded = (text.length + 7) & ~(uint64_t)7; /* the data starts at a multiple of 8 */
     if (status == TT_OK && padded > TT__SAFETENSORS_HEADER)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': the header would have %llu bytes; the format allows "
                           "%u", path, (unsigned long long)padded, TT__SAFETENSORS_HEADER);
@@ -501,7 +501,7 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w)
     return status;
 }
 
-/* Ends the file; after an error `status` of the caller, which stays, nothing is written. w NULL is fine. */
+/* Ends the file. If `status`, the caller's, is an error, writes nothing and returns it. w may be NULL. */
 static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
 {
     if (!w) return status;

@@ -5,13 +5,13 @@
 
 #define TT__INVALID 0xFFFFFFFFu
 
-/* Returns the code point at text[*at] and moves on. Bytes that are no UTF-8 (overlong forms, surrogates, cut
-   sequences) are TT__INVALID; *at then moves past the longest start of a valid sequence, as the Unicode
-   Standard, section 3.9, advises. */
+/* Returns the code point at text[*at] and moves *at past it. Returns TT__INVALID for bytes that are not UTF-8
+   (overlong forms, surrogates, cut sequences); *at then moves past the longest start of a valid sequence, as
+   the Unicode Standard, section 3.9, advises. */
 static uint32_t tt__utf8_next(const char *text, size_t bytes, size_t *at)
 {
     const unsigned char *p = (const unsigned char *)text;
-    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* of the next byte */
+    uint32_t c = p[(*at)++], low = 0x80, high = 0xBF; /* range of the next byte */
     int more = c < 0xE0 ? 1 : c < 0xF0 ? 2 : 3;
     if (c < 0x80) return c;
     if (c < 0xC2 || c > 0xF4) return TT__INVALID;
@@ -36,7 +36,7 @@ static int tt__utf8_put(uint32_t c, char to[4]) /* returns the number of bytes *
     return more + 1;
 }
 
-/* Where the last character of a text in UTF-8, which has one, begins. */
+/* Returns where the last character of a UTF-8 text begins. The text must not be empty. */
 static size_t tt__utf8_last(const char *text, size_t bytes)
 {
     do {
@@ -45,7 +45,7 @@ static size_t tt__utf8_last(const char *text, size_t bytes)
     return bytes;
 }
 
-/* Offset of the first byte that is no UTF-8; `bytes` if there is none. */
+/* Returns the offset of the first byte that is not UTF-8. `bytes`: there is none. */
 static size_t tt__utf8_invalid(const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {

@@ -7,33 +7,34 @@
 #include "groups.h"
 
 /* -------------------------------------------------------------------------------------------- collectives
-   Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
-   a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
-   members of a process are a power of two, they are one node, and no byte is sent that need not be. */
+   The members of a process have consecutive numbers, and each process has equally many. `grain` of them, a
+   power of two, form a node: a whole subtree of the tree of sums, whose sum is one of the numbers that
+   messages carry. If the members of a process are a power of two, they form one node, and no byte is sent
+   that need not be. */
 
 /* Collectives of one op that a rank runs together, and the ranks that take part. */
 typedef struct tt__collective {
     tt__crew *crew;
-    tt__launch *l;          /* n of them */
+    tt__launch *l;          /* array of n launches */
     int n;
-    tt__members all, near;  /* members; those of this process, or the two of a pair */
-    int rank, me, low;      /* this rank, and which member it is; the first member of this process */
-    int processes, own;     /* that have members; which of these this one is */
-    int grain, nodes;       /* nodes of a process */
-    int leader, tag;        /* the rank that sends and receives for this process, and with what */
+    tt__members all, near;  /* all members; those of this process, or both of a pair */
+    int rank, me, low;      /* this rank; its member number; that of this process's first member */
+    int processes, own;     /* number of processes with members; which of these this one is */
+    int grain, nodes;       /* members of a node; nodes of a process */
+    int leader, tag;        /* the rank that sends and receives for this process; the tag of its messages */
     bool apart;             /* kernels of some of `near` cannot load from the memory of others */
-    bool direct;            /* messages begin and end where ranks have the data, not in the host's memory */
+    bool direct;            /* messages begin and end in ranks' memory, not in the host's staging memory */
 } tt__collective;
 
 static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
 
-/* Is a collective between two of its members? */
+/* Returns whether a collective is between two of its members. */
 static bool tt__is_pair(const tt__instr *i)
 {
     return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
 }
 
-/* Can a member not load from another's memory? */
+/* Returns whether a member cannot load from another member's memory. */
 static bool tt__is_apart(const tt__crew *c, tt__members m)
 {
     for (int a = 0; a < m.count; a++)
@@ -67,8 +68,8 @@ static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members al
     return c;
 }
 
-/* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
-   device goes. */
+/* Makes a barrier of streams: the stream of this rank's device waits for all work that the members have
+   issued on theirs. On the host's device, where launches are done when they return, only the ranks wait. */
 static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -83,7 +84,7 @@ static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream
         if (other != rank) status = b->after(d, stream, c->event[other]);
     }
     if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
-    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
+    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again now */
 }
 
 static tt_status tt__meet_near(const tt__collective *c)
@@ -91,8 +92,8 @@ static tt_status tt__meet_near(const tt__collective *c)
     return tt__sync(c->crew, c->rank, c->near, c->l->instr->stream);
 }
 
-/* Waits until a stream of the rank's device has done all that it was given: messages, and updates in the
-   host's memory, are of what it left. */
+/* Waits until a stream of the rank's device has done all its work: messages, and updates in the host's
+   memory, read the results. */
 static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
 {
     const tt__backend *b = c->kind->backend;
@@ -102,7 +103,7 @@ static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
     return tt__device_status(c->ctx, c, rank, status);
 }
 
-/* Runs a phase of n collectives on a rank. */
+/* Launches one phase of n collectives on a rank, then waits at a barrier. */
 static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
 {
     tt_status status = c->crew->kind->backend->launch(l, n);
@@ -110,8 +111,8 @@ static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
     return status == TT_OK ? tt__meet_near(c) : status;
 }
 
-/* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
-   the host's. */
+/* Launches one phase of one collective where some members cannot load from others' memory. Sends the data of
+   these through the host's memory, a part at a time. */
 static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 {
     tt__crew *crew = c->crew;
@@ -135,16 +136,16 @@ static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
 
 /* ---- messages */
 
-/* What goes from one rank to another one has a tag of its own. */
+/* Returns the tag of messages from one rank to another. */
 static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
 
-/* Messages of an instruction on their way. */
+/* Messages of an instruction in flight. */
 typedef struct tt__mail {
     const tt__crew *crew;
     const tt_tape *tape;
     const tt__instr *i;
     int tag, count;
-    tt__request *r;         /* of each message */
+    tt__request *r;         /* `count` of them, one per message */
 } tt__mail;
 
 static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
@@ -153,25 +154,25 @@ static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
     return m;
 }
 
-/* "reduce 'd(w)'" */
+/* Writes the place of an error, as in "reduce 'd(w)'". */
 static void tt__net_where(const tt__mail *m, char to[128])
 {
     const tt__value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
     snprintf(to, 128, "%s '%.96s'", tt__instr_name(m->i), x->name);
 }
 
-/* Fails because messages of a collective have not come, or others have failed. */
+/* Fails because messages of a collective have not arrived, or because another process has failed. */
 static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
 {
     char where[128];
     tt__net *net = m->crew->ctx->net;
-    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank of this process */
+    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank here has failed */
     if (own) return TT_ERR_DEVICE;
     tt__net_where(m, where);
     return tt__net_waited(net, where, late, why);
 }
 
-/* Waits for all messages, of which there are no more then. */
+/* Waits for all messages of m, and leaves m empty. */
 static tt_status tt__net_all_there(tt__mail *m)
 {
     tt__net *net = m->crew->ctx->net;
@@ -193,7 +194,7 @@ static tt_status tt__net_all_there(tt__mail *m)
     return come ? TT_OK : tt__net_late(m, late, why);
 }
 
-/* Waits for the first n; the others are still on their way then. */
+/* Waits for the first n messages of m; the others stay in flight. */
 static tt_status tt__net_first_there(tt__mail *m, int n)
 {
     tt__mail first = *m;
@@ -204,7 +205,7 @@ static tt_status tt__net_first_there(tt__mail *m, int n)
     return status;
 }
 
-/* Sends or receives in messages of `most` bytes, each a request. */
+/* Sends or receives bytes as messages of at most `most` bytes, one request each. */
 static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t most, bool comes)
 {
     tt__net *n = m->crew->ctx->net;
@@ -222,7 +223,7 @@ static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes
     return why ? tt__net_late(m, -1, why) : TT_OK;
 }
 
-/* In short messages; see TT__NET_REQUESTS. */
+/* Sends or receives bytes as short messages (see TT__NET_REQUESTS). */
 static tt_status tt__net_send(tt__mail *m, int process, void *data, size_t bytes)
 {
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, false);
@@ -233,7 +234,7 @@ static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t by
     return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, true);
 }
 
-/* Counts bytes that a process must send at least. */
+/* Counts bytes that any method would have to send. */
 static void tt__net_must_send(tt__net *n, double bytes)
 {
     pthread_mutex_lock(&n->mutex);

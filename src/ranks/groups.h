@@ -4,23 +4,23 @@
 
 /* ----------------------------------------------------------------------------------------- device groups */
 
-/* The ranks that programs run on together: devices of a kind, and a thread for each that is of this process:
-   `local` of them, from `first` on. What the others have, this process does not see. */
+/* The ranks that programs run on together, each with a device of one kind. This process has `local` of them,
+   from number `first` on, each with a thread. It cannot see the memory of the others. */
 typedef struct tt__crew {
     tt_context *ctx;
     const tt__device_kind *kind;
-    int ranks, index[TT__RANKS];   /* of each rank's device, its number among those of the kind */
+    int ranks, index[TT__RANKS];   /* by rank: its device's number among those of the kind */
     int first, local;
-    int moved;                     /* index[] is so much above the numbers that the name stands for */
-    char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut where there are many */
-    tt__device *device[TT__RANKS]; /* NULL until opened, and of other processes */
+    int moved;                     /* how much index[] exceeds the numbers in the name */
+    char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut if too long */
+    tt__device *device[TT__RANKS]; /* NULL until opened, and for ranks of other processes */
     tt__device *host[TT__RANKS];   /* the CPU beside a device of another kind; NULL until updates need it */
-    tt__pool *threads;             /* of several ranks, once they are open */
-    tt__world *world;              /* ... and how these threads wait for each other */
-    /* TT__STAGE bytes of the host's; of several processes, twice as many; NULL where all memory is the host's
-       and of this process. */
+    tt__pool *threads;             /* threads of the ranks, if several, once open */
+    tt__world *world;              /* barriers and counts of these threads */
+    /* Staging memory on the host: TT__STAGE bytes, or twice as many with several processes. NULL where all
+       memory is the host's and of this process. */
     void *stage[TT__RANKS];
-    void *event[TT__RANKS];        /* with which devices wait for each other's streams; NULL until used */
+    void *event[TT__RANKS];        /* for waits between devices' streams; NULL until used */
     bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
     bool tried;                    /* `apart` is known */
     struct tt__crew *next;
@@ -31,26 +31,26 @@ static bool tt__is_local(const tt__crew *c, int rank)
     return rank >= c->first && rank < c->first + c->local;
 }
 
-/* The process that a rank is of. */
+/* Returns the process of a rank. */
 static int tt__process_of(const tt__crew *c, int rank) { return rank / c->local; }
 
-/* What ranks that cannot load from each other's memory copy to the host's at once. */
+/* Bytes that ranks copy to the host's memory at once, if they cannot load from each other's memory. */
 #ifndef TT__STAGE /* tests make it smaller */
 #define TT__STAGE ((size_t)4 << 20)
 #endif
-/* Of several processes, each in a part of these bytes: batches of messages on their way at a time. */
+/* Max batches of messages in flight between processes. Each batch has its part of the TT__STAGE bytes. */
 enum { TT__NET_FLIGHTS = 8 };
 
-/* Bytes of a message, with room for MPI's header: MPI asks the receiver before it sends a longer one (Open
-   MPI over TCP: 65536), and the answer waits behind what the receiver sends. The two directions of a link
-   then take turns. */
+/* Bytes of a message, with room for MPI's header. MPI asks the receiver before it sends a longer message
+   (Open MPI over TCP: above 65536 bytes), and the answer queues behind what the receiver sends. The two
+   directions of a link would then take turns. */
 #ifndef TT__NET_MESSAGE /* tests make it smaller */
 #define TT__NET_MESSAGE ((size_t)61440)
 #endif
-/* Requests for so many bytes at most, from and to all processes. */
+/* Max number of requests for `bytes` bytes to and from all processes. */
 #define TT__NET_REQUESTS(bytes) (2 * (TT__RANKS + (bytes) / TT__NET_MESSAGE))
 
-/* "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
+/* Writes the name of a device: "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
 static const char *tt__device_name(const tt__device_kind *kind, int index, char to[32])
 {
     if (index) snprintf(to, 32, "%s:%d", kind->name, index);
@@ -58,7 +58,7 @@ static const char *tt__device_name(const tt__device_kind *kind, int index, char 
     return to;
 }
 
-/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
+/* Returns the status that a function of a device returned. If that is an error, sets the device's message. */
 static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
 {
     if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */

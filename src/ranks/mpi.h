@@ -4,10 +4,11 @@
 #include "processes.h"
 
 /* ------------------------------------------------------------------------------------------------------- MPI
-   Messages between processes by MPI. Without TINYTRAIN_MPI, what a launcher has started is refused. */
+   Messages between processes through MPI. A build without TINYTRAIN_MPI refuses what a launcher has started.
+   */
 
 #ifdef TINYTRAIN_MPI
-/* tt_files.remove of processes after the first. */
+/* tt_files.remove of all processes but the first: removes nothing. */
 static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
@@ -16,7 +17,7 @@ static const char *tt__mpi_error(tt__net *n, int code)
 {
     int length = 0;
     if (code == MPI_SUCCESS) return NULL;
-    if (n->error[0]) return n->error; /* the first, which others may be reading; it ends all work */
+    if (n->error[0]) return n->error; /* keeps the first error: others may be reading it */
     if (MPI_Error_string(code, n->error, &length) != MPI_SUCCESS) snprintf(n->error, 32, "error %d", code);
     return n->error;
 }
@@ -25,7 +26,7 @@ static MPI_Comm tt__mpi_channel(const tt__net *n, int tag) { return tag < TT__DA
 
 static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* after an error, too */
+    MPI_Request q = MPI_REQUEST_NULL; /* stays so after an error */
     const int code = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, tt__mpi_channel(n, tag), &q);
     r->process = to;
     r->handle = 0;
@@ -35,7 +36,7 @@ static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, s
 
 static const char *tt__mpi_receive(tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q = MPI_REQUEST_NULL; /* after an error, too */
+    MPI_Request q = MPI_REQUEST_NULL; /* stays so after an error */
     const int code = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, tt__mpi_channel(n, tag), &q);
     r->process = from;
     r->handle = 0;
@@ -66,20 +67,20 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. It is a
-   global, as MPI is one: contexts come and go, and what ends MPI at exit is given no argument. Starting MPI
-   waits for all other processes, with no end where one is stopped, and cannot be interrupted. So a thread of
-   its own starts it, for which tt__mpi_open waits no longer than the timeout; and ends it, as the standard
-   wants of the thread that has begun. */
+/* MPI in this process, outside all contexts. MPI starts once and ends with the process. This is a global
+   because MPI itself is one: contexts come and go, and the function that ends MPI at exit gets no argument.
+   MPI_Init_thread waits for all other processes, forever if one is stopped, and cannot be interrupted.
+   Therefore a separate thread starts MPI, and tt__mpi_open waits for that thread only until the timeout. The
+   same thread ends MPI: the standard requires the thread that started it. */
 typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
 
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t wake;    /* `state` has changed */
     tt__mpi_state state;
-    int code, level;        /* what MPI_Init_thread has said */
-    /* Contexts that are open, or that were closed while other processes may be gone: MPI then waits for these
-       in vain when it is finalised. */
+    int code, level;        /* results of MPI_Init_thread */
+    /* Number of contexts that are open, or that were closed when other processes may have been gone.
+       MPI_Finalize would wait for those processes in vain. */
     int in_use;
     pthread_t thread;
 } tt__mpi = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, TT__MPI_NONE, 0, 0, 0, 0};
@@ -100,7 +101,7 @@ static void *tt__mpi_thread(void *unused)
     return unused;
 }
 
-static void tt__mpi_finalise(void) /* when the process exits */
+static void tt__mpi_finalise(void) /* at the process's exit */
 {
     pthread_mutex_lock(&tt__mpi.mutex);
     const bool ends = tt__mpi.state == TT__MPI_RUNS && tt__mpi.code == MPI_SUCCESS && !tt__mpi.in_use;
@@ -122,7 +123,7 @@ static void tt__mpi_close(tt__net *n)
 static const tt__wire tt__mpi_wire = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
                                       tt__mpi_close};
 
-/* Fails because others have not come to tt_open, and MPI does not say which. */
+/* Fails because other processes have not come to tt_open; MPI does not say which. */
 static tt_status tt__mpi_late(tt_context *ctx, const char *what)
 {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
@@ -136,7 +137,7 @@ static tt_status tt__mpi_late(tt_context *ctx, const char *what)
                     rank ? rank : "of unknown number", host, ctx->options.timeout, what);
 }
 
-/* Starts MPI, unless that has begun, and waits until it runs. */
+/* Starts MPI, unless it has begun to start, and waits until it runs. */
 static tt_status tt__mpi_start(tt_context *ctx)
 {
     const double begin = tt__seconds();
@@ -158,7 +159,7 @@ static tt_status tt__mpi_start(tt_context *ctx)
     return TT_OK;
 }
 
-/* A copy of MPI_COMM_WORLD, once all have come. */
+/* Copies MPI_COMM_WORLD, after all processes have come. */
 static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
 {
     const double begin = tt__seconds();
@@ -176,7 +177,8 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
     return TT_OK;
 }
 
-/* What this MPI says of itself, unless the environment knows better. */
+/* Returns whether MPI reads and writes the memory of GPUs, by TINYTRAIN_MPI_CUDA or else by MPI's own
+   answer. */
 static bool tt__mpi_is_cuda_aware(void)
 {
     const char *said = getenv("TINYTRAIN_MPI_CUDA");
@@ -189,7 +191,7 @@ static bool tt__mpi_is_cuda_aware(void)
     return said && *said ? strcmp(said, "0") != 0 : is != 0;
 }
 
-/* Starts MPI, or takes the one that the caller has started. */
+/* Starts MPI, or uses the MPI that the caller has started. */
 static tt_status tt__mpi_open(tt__net *n)
 {
     int has = 0, level = MPI_THREAD_SINGLE, processes = 1;
@@ -226,10 +228,10 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* What processes tell each other at the start. But for `host` and `cuda_aware`, all must have the same. */
+/* Facts that processes tell each other at the start. All but `host` and `cuda_aware` must be equal. */
 typedef struct tt__hello {
     char host[64], version[32], isa[16], bf16[16], seed[24];
-    int cuda_aware;         /* or all send by the host's memory */
+    int cuda_aware;         /* if not all are, messages go through the host's memory */
 } tt__hello;
 
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
@@ -265,8 +267,8 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
 }
 #endif
 
-/* Finds the processes that were started together with this one. Where there are several, ctx->net is set, and
-   files are written by the first alone. */
+/* Finds the processes that were started together with this one. If there are several, sets ctx->net, and
+   process 0 alone writes files. */
 static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16)
 {
     const char *by = tt__trains_alone() ? NULL : tt__launched_by();
@@ -290,13 +292,13 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
     if (status == TT_OK && n->me > 0) {
-        ctx->writes_nothing = true; /* but it makes folders, as it may look into one before the first has */
+        ctx->writes_nothing = true; /* it still makes folders: it may read one before process 0 has made it */
         ctx->options.files.remove = tt__removes_nothing;
         ctx->options.files.lock = NULL;
         ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
-    if (status != TT_OK) n->failed = 1; /* no message is waited for */
+    if (status != TT_OK) n->failed = 1; /* tt__net_close then waits for no message */
     tt__net_close(ctx);
     return status;
 #endif

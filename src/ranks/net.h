@@ -10,13 +10,14 @@
 
 /* ---- collectives of several processes */
 
-/* The process that is number k of those with members. */
+/* Returns the number of the k-th process that has members. */
 static int tt__net_process(const tt__collective *c, int k)
 {
     return tt__process_of(c->crew, c->all.first + k * c->near.count * c->all.stride);
 }
 
-/* How many members of such a process have something to reduce, and how many nodes these are. */
+/* Return how many members of the k-th process have a contribution to a reduction, and how many nodes these
+   form. */
 static int tt__net_present(const tt__collective *c, int k, int present)
 {
     return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
@@ -27,11 +28,11 @@ static int tt__net_nodes(const tt__collective *c, int k, int present)
     return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
 }
 
-/* Elements [from, from + most) of each member's piece, in collective k of those that run together. */
+/* Elements [from, from + most) of each member's shard, in collective number k of those that run together. */
 typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
 enum { TT__NET_JOBS = 128 };
 
-/* What a member's piece is a piece of: of what is summed, or gathered. */
+/* Returns the tensor that is divided into the members' shards: the one that is summed, or gathered. */
 static const tt__mat *tt__net_whole(const tt__launch *l)
 {
     return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
@@ -39,10 +40,10 @@ static const tt__mat *tt__net_whole(const tt__launch *l)
 
 static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
 
-/* The elements of a member that a job is about, from *first on. */
+/* Returns how many elements of a member's shard belong to a job, and sets *first to the first of them. */
 static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
 {
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* which has no unit */
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* member 0 has everything */
     int64_t n = member ? 0 : tt__elements(&l->in[0]);
     *first = 0;
     if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
@@ -63,7 +64,7 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Runs another op in place of a collective, on its stream. */
+/* Launches another op in place of a collective, on the collective's stream. */
 static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int op)
 {
     tt__instr other = *l->instr;
@@ -72,8 +73,8 @@ static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int 
     return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
 }
 
-/* Sums n elements of some leaves to y, or adds the sum to it. Kernels of devices load from the host's memory
-   of all ranks, and write to it. */
+/* Sums n elements of `count` leaves to y, or adds the sum to y. Kernels of devices can read and write the
+   staging memory of all ranks. */
 static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
                              char *y, int64_t n, bool add)
 {
@@ -87,7 +88,7 @@ static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const
     return tt__net_launch(c->crew, c->rank, &s, TT__OP_SUM_SLOTS);
 }
 
-/* Copies between memories of a rank's device and the host, on the stream of a collective. */
+/* Copies between a rank's device and the host, on the stream of the collective. */
 static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, void *to, const void *from,
                               int64_t bytes)
 {
@@ -98,7 +99,7 @@ static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, 
     return bytes && to != from ? tt__net_launch(c, rank, &s, TT__OP_COPY) : TT_OK;
 }
 
-/* The bytes that a process must send at least in a phase of a collective. */
+/* Returns the bytes that a process must at least send in a phase of a collective. */
 static double tt__net_least(const tt__collective *c, const tt__launch *l)
 {
     const tt__mat *x = tt__net_whole(l);
@@ -109,8 +110,8 @@ static double tt__net_least(const tt__collective *c, const tt__launch *l)
     return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : c->processes - 1) : 0;
 }
 
-/* What tt__net_reduce, tt__net_gather, tt__net_broadcast and tt__net_pair will send for the process of a rank
-   in a phase, and *least. Of one that does not lead the members: 0. */
+/* Returns the bytes that tt__net_reduce, tt__net_gather, tt__net_broadcast or tt__net_pair sends for a rank's
+   process in a phase, and sets *least to the minimum. Both are 0 for a rank that is not the leader. */
 static double tt__net_sends(const tt__collective *c, double *least)
 {
     const tt__net_job all = {0, 0, INT64_MAX};
@@ -139,23 +140,24 @@ static double tt__net_sends(const tt__collective *c, double *least)
     return bytes;
 }
 
-/* How many batches are on their way at a time: fewer of more bytes where each is for many processes. */
+/* Returns how many batches are in flight at a time: fewer, but larger, if each goes to many processes. */
 static int tt__net_flights(const tt__collective *c)
 {
     return c->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
 }
 
-/* The bytes of each in the memory that they are sent from. */
+/* Returns the bytes that a batch has in the memory that it is sent from. */
 static size_t tt__net_part(const tt__collective *c)
 {
     return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
 }
 
-/* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
+/* Fills one batch with as many jobs as fit, from element *from of collective *k on, and moves *k and *from to
+   the start of the next batch. Returns the number of jobs. */
 static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
 {
     const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
-    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of one node's shard */
     int count = 0;
     while (*k < c->n && count < TT__NET_JOBS && room) {
         const tt__launch *l = &c->l[*k];
@@ -172,13 +174,13 @@ static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_
     return count;
 }
 
-/* A batch of messages on its way, for some jobs: what each process sends each other begins at `to`, in what
-   is sent, and what comes from it at `from`. In both, jobs follow one another, of each the pieces, of each
-   the nodes. */
+/* A batch of messages in flight, for some jobs. The elements that this process sends to process q begin at
+   to[q] of the memory that is sent; those that it receives from q begin at from[q] of the memory that is
+   received. Both are ordered by job, then by shard, then by node. */
 typedef struct tt__net_batch {
     tt__net_job job[TT__NET_JOBS];
     int jobs;
-    size_t begin; /* of both, in the memory for what is sent, and in that for what comes */
+    size_t begin; /* start of the batch in both of these memories */
     size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
     tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
     tt__mail mail;
@@ -200,12 +202,12 @@ static void tt__net_place(const tt__collective *c, tt__net_batch *b)
             }
         }
         b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own stay in what is sent */
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own nodes stay in the sent memory */
     }
 }
 
-/* Where kernels of a process cannot load from each other's memory: copies what a rank has of all pieces, one
-   behind the other, to the second half of its memory of the host. */
+/* Copies a rank's elements of all shards, one after another, to the second half of the rank's staging memory.
+   Needed if kernels of a process cannot load from each other's memory. */
 static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
 {
     char *to = (char *)c->crew->stage[c->rank] + TT__STAGE + b->begin;
@@ -223,8 +225,8 @@ static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b
     return status;
 }
 
-/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. `apart`:
-   they have laid out their operands. */
+/* Sums the nodes of this process, for all members' shards, into the memory that is sent. The ranks take
+   turns. If `apart`, they read the operands that tt__net_lay_out has copied. */
 static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
 {
     tt__mat leaf[TT__RANKS];
@@ -256,7 +258,7 @@ static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, c
     return status;
 }
 
-/* Sums the nodes of all processes to this rank's piece. */
+/* Sums the nodes of all processes to this rank's shard. */
 static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
                                 const char *received)
 {
@@ -283,7 +285,7 @@ static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b,
     return status;
 }
 
-/* Waits for a batch, and sums it. */
+/* Waits for a batch and sums it. */
 static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
 {
     const char *stage = (const char *)c->crew->stage[c->leader] + b->begin;
@@ -296,8 +298,8 @@ static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
     return status;
 }
 
-/* Each member's piece of n sums. While a batch is summed, and where one direction of a link is ahead of the
-   other, other batches are on their way. */
+/* Reduces n tensors; each member gets its shard of the sums. Other batches are in flight while one is summed,
+   and while one direction of a link is ahead of the other. */
 static tt_status tt__net_reduce(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -337,8 +339,9 @@ static tt_status tt__net_reduce(const tt__collective *c)
     return status;
 }
 
-/* Where the bytes of member m's piece begin that a job is about: in the host's memory of the leader, of which
-   each piece has `room`, or where ranks have them: the pieces of other processes in the leader's result. */
+/* Returns where the elements of a job in member m's shard begin. If not `direct`: in the leader's staging
+   memory, with `room` bytes for each shard. Otherwise in the memory of the rank that has the shard or, for
+   shards of other processes, in the leader's result. */
 static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
 {
     const tt__launch *l = &c->l[job->k];
@@ -350,8 +353,8 @@ static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int 
     return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
 }
 
-/* Copies this rank's piece, or (come) all pieces that it does not have, to or from the host's memory, and
-   waits for the other ranks, which do so too. */
+/* Copies this rank's shard to staging memory or, if `come`, all shards that the rank lacks from there. Then
+   waits at a barrier for the other ranks, which do the same. */
 static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
 {
     const tt__launch *l = &c->l[job->k];
@@ -368,11 +371,11 @@ static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, 
     return status == TT_OK ? tt__meet_near(c) : status;
 }
 
-/* Exchanges pieces with other processes, between the leaders, in messages of a bounded number at a time. */
+/* Exchanges shards with other processes. The leaders send the messages, a bounded number at a time. */
 static tt_status tt__net_gather(const tt__collective *c)
 {
     enum { REQUESTS = 4 * TT__RANKS };
-    const size_t room = 2 * TT__STAGE / (size_t)c->all.count & ~(size_t)(TT__ALIGN - 1); /* of each piece */
+    const size_t room = 2 * TT__STAGE / (size_t)c->all.count & ~(size_t)(TT__ALIGN - 1); /* bytes per shard */
     const size_t most = c->direct ? TT__NET_MESSAGE : room;
     const bool leads = c->rank == c->leader, waits = leads && !c->direct;
     tt__request r[REQUESTS + TT__NET_REQUESTS(2 * TT__STAGE)];
@@ -406,7 +409,7 @@ static tt_status tt__net_gather(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* What member 0 has goes from process to process. */
+/* Sends the operand of member 0 from process to process, in a chain. */
 static tt_status tt__net_broadcast(const tt__collective *c)
 {
     const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
@@ -440,7 +443,7 @@ static tt_status tt__net_broadcast(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&out) : status;
 }
 
-/* Copies what the leader has got, and what others of this process have, on this rank. */
+/* Copies to this rank what the leader has received and what other ranks of this process have. */
 static tt_status tt__net_spread(const tt__collective *c)
 {
     const bool all = tt__net_is(c->l, TT__OF_FIRST);
@@ -460,7 +463,7 @@ static tt_status tt__net_spread(const tt__collective *c)
     return tt__launch_phase(c, c->l, c->n);
 }
 
-/* From one member to another one, of another process. */
+/* Sends n operands from a member to a member of another process, or receives them. */
 static tt_status tt__net_pair(const tt__collective *c)
 {
     const tt__instr *i = c->l->instr;
@@ -493,7 +496,7 @@ static tt_status tt__net_pair(const tt__collective *c)
     return status == TT_OK ? tt__net_all_there(&mail) : status;
 }
 
-/* A phase of collectives with members in several processes. */
+/* Runs one phase of collectives with members in several processes. */
 static tt_status tt__net_phase(const tt__collective *c)
 {
     tt_status status = TT_OK;
@@ -505,8 +508,8 @@ static tt_status tt__net_phase(const tt__collective *c)
     return status == TT_OK && c->direct ? tt__net_spread(c) : status;
 }
 
-/* Runs the collectives: in each phase all members, which wait for each other before and after. met: they have
-   waited right before. */
+/* Runs all phases of n collectives on a rank, with barriers of the members before and after each. met: the
+   members have passed a barrier right before. */
 static tt_status tt__run_collective(const tt__collective *c, bool met)
 {
     const int phases = tt__rules_of(c->l->instr)->phases;

@@ -2,87 +2,89 @@
 #include "../base/base.h"
 
 /* ------------------------------------------------------------------------------------- several processes
-   Processes that a launcher started together, as `mpirun` does, run one program: each calls the same
-   functions with the same arguments, and has as many ranks as the others, numbered on over the processes.
+   Processes that a launcher such as `mpirun` started together run one program. Each calls the same functions
+   with the same arguments and has the same number of ranks. Ranks are numbered through all processes.
 
-   Messages go from one process to another (tt__wire), as MPI's own sums have an order of their own. What
-   ranks of one process have is summed there first, where that is a part of the tree (tt__collective);
-   then each process sends each other what that one sums, once, and sends on what it has summed, once: of n
-   bytes on P processes (P - 1) n / P each way, which is the least, and no message waits for another. Halving
-   and doubling would move as much, in log2(P) turns of messages that wait for each other instead of one.
+   Messages go from one process to another (tt__wire). MPI's own sums are not used, as their order is MPI's. A
+   process first sums what its own ranks have, as far as that is a subtree of the tree of sums
+   (tt__collective). Then it sends each other process the part that the other sums, once, and sends the part
+   that it has summed to all, once. For n bytes on P processes that is (P - 1) n / P bytes each way, which is
+   the minimum, and no message waits for another. Halving and doubling would move as many bytes, in log2(P)
+   turns in which messages wait for each other.
 
-   Where all must decide alike, processes agree: each sends each other a note with its status, and what the
-   others must know (tt__agree). An error of one is then an error of all, and they may go on from there. When
-   a rank fails between, its process tells the others, which wait for it somewhere; that ends all work
-   together for good. So does a process that has closed its context, or lets others wait longer than the
-   timeout. */
+   Processes agree (tt__agree) where all must make the same decision: each sends the others a note with its
+   status and what the others must know. An error of one process is then an error of all, and all may
+   continue. If a rank fails elsewhere, its process tells the others, which wait for it somewhere; that ends
+   the common work for good. So does a process that closes its context, or that lets others wait longer than
+   the timeout. */
 
-/* What messages are about; of a collective's group: TT__DATA_TAG and on. */
+/* Tags of messages. Groups of collectives have tags from TT__DATA_TAG on. */
 enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
 
-/* A message on its way. */
+/* A message in flight. */
 typedef struct tt__request {
     uint64_t handle;        /* the wire's */
     int process;            /* that it goes to, or comes from */
-    bool done, comes;       /* comes: it is of an instruction of the other process */
+    bool done, comes;       /* comes: this process receives it, from an instruction of the other one */
 } tt__request;
 
-/* What carries messages between processes. Those of one tag from one process to another come in the order in
-   which they were sent. Functions return NULL, or what has failed. One thread calls them at a time. */
+/* A transport: carries messages between processes. Messages of one tag from one process to another arrive in
+   the order in which they were sent. Functions return NULL, or an error message. Only one thread calls them
+   at a time. */
 typedef struct tt__wire {
     const char *(*send)(struct tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r);
     const char *(*receive)(struct tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r);
     const char *(*test)(struct tt__net *n, tt__request *r); /* sets r->done */
-    /* Receives a message of TT__END_TAG, if there is one; else *from is -1. */
+    /* Receives a message of TT__END_TAG, if one has arrived; else sets *from to -1. */
     const char *(*take_end)(struct tt__net *n, int *from, void *data, size_t bytes);
     void (*close)(struct tt__net *n);
 } tt__wire;
 
-/* What a process tells the others when it stops: because a rank has failed, or as its context is closed. */
+/* A process's message to the others when it stops: a rank has failed, or its context is closed. */
 typedef struct tt__end {
     int status, failed;
     char why[1000];
 } tt__end;
 
-enum { TT__NOTE = 2048 };   /* bytes that processes tell each other when they agree, at most */
+enum { TT__NOTE = 2048 };   /* max bytes that a process tells the others when all agree */
 typedef struct tt__note {
-    char where[40];         /* the process is at */
+    char where[40];         /* the point that the process is at */
     int status, bytes;
-    unsigned char data[TT__NOTE + 1000]; /* `bytes` of them; behind these, of an error, its sentence */
+    unsigned char data[TT__NOTE + 1000]; /* `bytes` of them, then the text of an error */
 } tt__note;
 
-/* The processes. */
+/* The processes that run together, as one of them sees them. */
 typedef struct tt__net {
     tt_context *ctx;
     const tt__wire *wire;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* of the wire, and of what is said to be of the mutex below */
-    int failed;             /* atomic: they no longer work together, because of ... */
+    pthread_mutex_t mutex;  /* guards the wire and the fields marked "guarded" */
+    int failed;             /* atomic: the processes no longer work together, ... */
     tt_status status;
-    char why[1100];         /* ... this */
-    tt__end end, ended[TT__RANKS]; /* own; of the mutex: those of processes that have closed their contexts */
-    bool has_ended[TT__RANKS];     /* of the mutex */
-    char heard[TT__RANKS][128];    /* of the mutex: the last instruction of each that sent a message */
+    char why[1100];         /* ... for this reason */
+    tt__end end, ended[TT__RANKS]; /* its own; guarded: those received, by process */
+    bool has_ended[TT__RANKS];     /* guarded */
+    char heard[TT__RANKS][128];    /* guarded; by process: the instruction of its last message */
     int ranks;              /* of each process, in the program that ran last; 0: no program has memory yet */
-    tt__note *note;         /* of each process, as agreed last */
-    bool cuda_aware;        /* all: messages can begin and end in the memory of GPUs */
-    double sent, least;     /* of the mutex: bytes of collectives so far, and what no way to do the same needs
-                               less than */
+    tt__note *note;         /* by process: its note when all agreed last */
+    bool cuda_aware;        /* in all processes messages can begin and end in the memory of GPUs */
+    double sent, least;     /* guarded: bytes that collectives have sent so far; the minimum that any method
+                               must send */
 #ifdef TINYTRAIN_MPI
-    MPI_Comm talk, data;    /* notes and ends; collectives */
+    MPI_Comm talk, data;    /* for notes and ends; for collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
 #endif
 } tt__net;
 
-/* "process 1 (host b)" */
+/* Writes the name of a process, as in "process 1 (host b)". */
 static const char *tt__process_name(const tt__net *n, int process, char to[96])
 {
     snprintf(to, 96, "process %d (%s)", process, n->host[process]);
     return to;
 }
 
-/* No process works with the others any more. With the mutex held. */
+/* Ends the common work of the processes. The caller holds the mutex. */
 static void tt__net_stop(tt__net *n, tt_status status, const char *why)
 {
     if (n->failed) return;
@@ -100,7 +102,8 @@ static tt_status tt__net_status(tt_context *ctx)
     return tt__fail(ctx, n->status, "%s", n->why);
 }
 
-/* Notes which processes have stopped. With the mutex held. */
+/* Receives an end message, if one has arrived, and notes that its process has stopped. The caller holds the
+   mutex. Returns NULL or the wire's error. */
 static const char *tt__net_ends(tt__net *n)
 {
     tt__end end;
@@ -111,13 +114,13 @@ static const char *tt__net_ends(tt__net *n)
     n->ended[from] = end;
     n->has_ended[from] = true;
     snprintf(why, sizeof why, "%s", end.why);
-    if (end.failed && strncmp(why, "process ", 8) != 0) /* where it names none yet */
+    if (end.failed && strncmp(why, "process ", 8) != 0) /* it names no process yet */
         snprintf(why, sizeof why, "%s: %s", tt__process_name(n, from, name), end.why);
     if (end.failed) tt__net_stop(n, (tt_status)end.status, why);
     return NULL;
 }
 
-/* Waits between two looks at messages. Others may need this processor to come. */
+/* Waits between two checks for messages. Other processes may need this CPU in order to send. */
 static void tt__net_rest(double waited)
 {
     const struct timespec pause = {0, 20000};
@@ -125,9 +128,9 @@ static void tt__net_rest(double waited)
     else nanosleep(&pause, NULL);
 }
 
-/* Waits until all of these messages are where they go to. False: somebody has failed; *late: the process
-   that has let this one wait for too long (-1: none), *why: the wire's error or NULL. `stop`, which may be
-   NULL, is looked at too: not 0 ends the wait. */
+/* Waits until all of these messages have been sent or received. Returns false if a process has failed, if the
+   wait took too long (*late: the process waited for; else -1), if the wire failed (*why: its error; else
+   NULL), or if *stop, unless NULL, became nonzero. */
 static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count, int *late, const char **why)
 {
     const double timeout = n->ctx->options.timeout, grace = fmin(2, timeout);
@@ -138,7 +141,8 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     for (int k = 0; k < count; k++) r[k].done = false;
     while (left > 0) {
         const int before = left;
-        int slow = -1, closed = -1; /* a process that is waited for; one that has closed its context */
+        /* slow: a process that is waited for; closed: one that has closed its context. */
+        int slow = -1, closed = -1;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count && !*why; k++) {
             if (r[k].done) continue;
@@ -165,7 +169,8 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     return true;
 }
 
-/* "rank 1, process 1 (host b),"; where a process has more, "one of the ranks 2 to 3, process 1 (host b)," */
+/* Writes the name of a process with its ranks: "rank 1, process 1 (host b)," or, if it has several, "one of
+   the ranks 2 to 3, process 1 (host b),". */
 static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
 {
     char name[96];
@@ -177,7 +182,7 @@ static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
     return to;
 }
 
-/* Fails because tt__net_wait has; `where` is what waited. */
+/* Fails with the reason why tt__net_wait returned false. `where` names the work that waited. */
 static tt_status tt__net_waited(tt__net *n, const char *where, int late, const char *why)
 {
     char name[160], heard[128];
@@ -197,7 +202,7 @@ static tt_status tt__net_waited(tt__net *n, const char *where, int late, const c
                     heard[0] ? "; its last message came in " : "", heard);
 }
 
-/* Sends own `end` to all, for so many seconds at most. False: it is not with all of them. */
+/* Sends this process's `end` to all others, for at most `seconds`. False: not all got it. */
 static bool tt__net_send_end(tt__net *n, double seconds)
 {
     tt__request r[TT__RANKS];
@@ -214,7 +219,7 @@ static bool tt__net_send_end(tt__net *n, double seconds)
         left = 0;
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count; k++) {
-            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* it will not hear of it */
+            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* that process cannot be told */
             left += !r[k].done;
         }
         pthread_mutex_unlock(&n->mutex);
@@ -223,7 +228,8 @@ static bool tt__net_send_end(tt__net *n, double seconds)
     return !left;
 }
 
-/* Ends the work of all processes together, for the context's error, which names a process then. */
+/* Ends the common work of all processes because of the context's error, to which it adds the process's
+   name. */
 static tt_status tt__net_fail(tt_context *ctx, tt_status status)
 {
     tt__net *n = ctx->net;
@@ -238,12 +244,13 @@ static tt_status tt__net_fail(tt_context *ctx, tt_status status)
     snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
     tt__net_stop(n, status, why);
     pthread_mutex_unlock(&n->mutex);
-    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay where they are */
+    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay as they are */
     return tt__net_status(ctx);
 }
 
-/* All processes come here; `where` says what for, and each brings as many bytes, which tt__noted then has. An
-   error that one brings, the first, all return. */
+/* Brings all processes to the same decision: waits until each has called it, and exchanges their statuses and
+   `bytes` bytes of each, which tt__noted then returns. All processes return the first error that any of them
+   brought. `where` names the purpose in errors. */
 static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status, const void *brought,
                            size_t bytes)
 {
@@ -281,7 +288,7 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     if (failed) {
         tt__process_name(n, (int)(failed - n->note), name);
         snprintf(text, sizeof text, "%s", (const char *)failed->data + failed->bytes);
-        const bool named = strncmp(text, "process ", 8) == 0; /* it was agreed on before */
+        const bool named = strncmp(text, "process ", 8) == 0; /* from an earlier agreement */
         status = tt__fail(ctx, (tt_status)failed->status, "%s%s%.900s", named ? "" : name, named ? "" : ": ",
                           text);
     } else if (elsewhere) {
@@ -292,13 +299,13 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     return elsewhere ? tt__net_fail(ctx, status) : status;
 }
 
-/* What a process has brought when all agreed last; alone, this one brought `own`. */
+/* Returns the bytes that a process brought when all agreed last. Without other processes, returns `own`. */
 static const void *tt__noted(const tt_context *ctx, int process, const void *own)
 {
     return ctx->net ? (const void *)ctx->net->note[process].data : own;
 }
 
-/* All processes come here, and one or, `taker` -1, all get the bytes that one of them has. */
+/* Sends bytes of process `owner` to process `taker`, or to all if taker is -1. All processes call it. */
 static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char *where, void *data,
                                size_t bytes)
 {
@@ -318,7 +325,7 @@ static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char
     return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
 }
 
-/* Ends the work together: all processes come here when they close their contexts. */
+/* Ends the common work: all processes call it when they close their contexts. */
 static void tt__net_close(tt_context *ctx)
 {
     tt__net *n = ctx->net;
@@ -345,14 +352,14 @@ static void tt__net_close(tt_context *ctx)
                     tt__process_name(n, late, name), tt__seconds() - begin);
         }
     }
-    if (all) n->wire->close(n); /* else a process is gone, which closing would wait for */
+    if (all) n->wire->close(n); /* else close would wait for a process that is gone */
     ctx->net = NULL;
     pthread_mutex_destroy(&n->mutex);
     tt__free(ctx, n->note);
     tt__free(ctx, n);
 }
 
-/* A launcher that has started this process as one of several; NULL: none has. */
+/* Returns the variable by which a launcher says that it started several processes; NULL: none does. */
 static const char *tt__launched_by(void)
 {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
@@ -366,7 +373,7 @@ static const char *tt__launched_by(void)
     return rank && several ? "PMIX_RANK" : NULL;
 }
 
-/* Is each process to train alone, though a launcher has started several? */
+/* Returns whether each process is to train alone, although a launcher has started several. */
 static bool tt__trains_alone(void)
 {
     const char *alone = getenv("TINYTRAIN_ALONE");

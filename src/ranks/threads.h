@@ -3,23 +3,23 @@
 
 /* ===========================================================================================================
    RANKS                                                                                            src/ranks/
-   The ranks of a process, a thread each, and how they wait for each other and fail together; processes and
-   their messages; groups of devices; collectives. Uses all above.
+   The ranks of a process, one thread each: barriers, and how they fail together. Processes and their
+   messages, device groups, collectives. Uses all above.
 
-   The tree of sums. What a step adds up over its micro-batches (gradients, and what losses count) has the
-   same bits for any number of data ranks: tt_parallel.groups says how many leaves a sum has, and micro-batch
-   m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so on, each sum
-   rounded to the dtype of what is summed, leaves without a micro-batch left out. Data rank r of n runs micro-
-   batches r, r + n, r + 2 n and so on, so that it has leaves r, r + n, ...: its slots. Slot k of all ranks
-   together is a part of the tree, which a collective sums; TT__OP_SUM_SLOTS then sums the slots.
+   The tree of sums. A step adds up gradients and the counts of losses over its micro-batches. These sums have
+   the same bits for any number of data ranks. tt_parallel.groups is the number of leaves of a sum;
+   micro-batch m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so
+   on, each sum rounded to the dtype of the summed values; leaves without a micro-batch are left out. Data
+   rank r of n runs micro-batches r, r + n, r + 2 n and so on, so it has leaves r, r + n, ...: its slots. Slot
+   k of all ranks together is a subtree, which a collective sums; TT__OP_SUM_SLOTS then sums the slots.
 
-   Sums of a step (zero 0 and 1): a leaf is added up in place, in the products that make it, and the tree is
-   summed once, at the end of the step. Sums of micro-batches (zero 2 and 3, and tt_parallel.reduce_micros):
-   a leaf is one micro-batch, the tree is summed after each lap of `groups` micro-batches, and laps are added
-   one after another.
+   Sums of a step (zero 0 and 1): the matrix products that compute a gradient add it to its leaf in place, and
+   the tree is summed once, at the end of the step. Sums of micro-batches (zero 2 and 3, and
+   tt_parallel.reduce_micros): a leaf is one micro-batch, the tree is summed after each lap of `groups`
+   micro-batches, and laps are added one after another.
    ======================================================================================================== */
 
-/* Ranks that run together: threads that wait for each other, and what ends them all. */
+/* The ranks of a process that run together, one thread each: their barriers, and their common failure. */
 typedef struct tt__world {
     tt_context *ctx;
     int ranks;
@@ -27,14 +27,14 @@ typedef struct tt__world {
     pthread_mutex_t mutex;
     pthread_cond_t wake;
     int sleepers;            /* threads that wait for `wake` */
-    int spins;               /* times that a rank looks for another before it sleeps */
-    int failed;              /* atomic: a rank has failed, and none waits any more */
-    int outside;             /* atomic: ranks that wait for messages of other processes, no longer than these
-                                may take. Who waits for such a rank has to wait as long */
-    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; what each rank does, and on which value, or NULL */
-    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to meet b */
-    /* Atomic; of the micro-batches that a pipeline runs: how many values a rank has sent to the next stage
-       (0) and gradients to the one before (1), and how many it has taken of each from the other side. */
+    int spins;               /* checks for another rank before a rank sleeps */
+    int failed;              /* atomic: a rank has failed; no rank waits any more */
+    int outside;             /* atomic: ranks that wait for messages of other processes, at most as long as
+                                these may take. A rank that waits for such a rank has to wait as long */
+    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic, by rank: its current op and value; or NULL */
+    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to a barrier with b */
+    /* Atomic, for a pipeline's micro-batches, by rank: how many values it has sent to the next stage (0) and
+       gradients to the one before (1); how many of each it has taken from the other side. */
     uint64_t sent[TT__RANKS][2], taken[TT__RANKS][2];
 } tt__world;
 
@@ -48,7 +48,7 @@ static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
     w->ctx = ctx;
     w->ranks = ranks;
     w->timeout = timeout;
-    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* the others need the processor to come */
+    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* the other ranks need the CPU */
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->wake, NULL);
     return w;
@@ -76,7 +76,7 @@ static void tt__world_fail(tt__world *w)
     tt__world_wake(w);
 }
 
-/* After a failure, with no rank running: all meet again from the start. */
+/* Resets all barriers and counts after a failure. No rank may be running. */
 static void tt__world_reset(tt__world *w)
 {
     memset(w->met, 0, sizeof w->met);
@@ -87,7 +87,7 @@ static void tt__world_reset(tt__world *w)
     w->failed = 0;
 }
 
-/* Notes what a rank does, for the sentence of one that waits for it in vain. */
+/* Notes what a rank does, for the error of a rank that waits for it too long. */
 static void tt__world_note(tt__world *w, int rank, const char *op, const char *on)
 {
     __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
@@ -99,8 +99,8 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
-/* Waits until somebody wakes this thread, and no longer than so many seconds. These are to be few, as the
-   clock that counts them may be set. */
+/* Waits until another thread signals `wake`, at most `seconds`. Callers pass few seconds: the clock that
+   counts them may be set meanwhile. */
 static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
 {
     struct timespec until;
@@ -111,7 +111,8 @@ static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double second
     pthread_cond_timedwait(wake, mutex, &until);
 }
 
-/* Sleeps until a rank's count is `times` or a rank has failed. False: neither within the timeout. */
+/* Sleeps until a rank's count is `times` or a rank has failed. Returns false after the timeout, which starts
+   again while a rank waits for other processes. */
 static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 {
     double begin = tt__seconds();
@@ -129,12 +130,12 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
     return done;
 }
 
-/* Waits until a count of `rank` is `times`. False: it is not in time, or a rank has failed. */
+/* Waits until a count of `rank` is `times`. Returns false after the timeout, or if a rank has failed. */
 static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, uint64_t times)
 {
     for (int i = 0; i < w->spins && !tt__has_come(count, times); i++) tt__pause();
     const bool late = !tt__has_come(count, times) && !tt__await(w, count, times);
-    if (late && !__atomic_exchange_n(&w->failed, 1, __ATOMIC_SEQ_CST)) { /* the first that fails */
+    if (late && !__atomic_exchange_n(&w->failed, 1, __ATOMIC_SEQ_CST)) { /* this rank is the first to fail */
         char where[2][128] = {"", ""};
         for (int k = 0; k < 2; k++) {
             const char *op = __atomic_load_n(&w->op[k ? rank : me], __ATOMIC_RELAXED);
@@ -149,15 +150,16 @@ static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, 
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
 }
 
-/* Adds one to a count of this rank's, for which another may wait. */
+/* Adds one to a count of this rank, for which another rank may wait. */
 static void tt__count_on(tt__world *w, uint64_t *count)
 {
     __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
 }
 
-/* Waits until all members have come here as often as rank `me`, one of them, has come to meet each. What any
-   of them wrote before, all see afterwards. False: a rank has failed, or one has not come in time. */
+/* Waits at a barrier until each member has come as often as rank `me`, a member too, has come to it.
+   Afterwards all members see what any of them wrote before. Returns false after the timeout, or if a rank has
+   failed. */
 static bool tt__meet(tt__world *w, int me, tt__members members)
 {
     bool come = true;

@@ -11,7 +11,7 @@
 
 /* ---- collectives ---- */
 
-/* How many members, from the first on, have something to add. */
+/* Returns how many members, counted from the first, have a contribution to a collective. */
 static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
     const tt__now *now = &p->rank[rank].now;
@@ -20,8 +20,8 @@ static int tt__present(const tt_program *p, int rank, const tt__instr *i, int me
     return i->segment == TT__EACH_MICRO ? now->present : i->slot ? p->head->in_slot[i->slot - 1] : members;
 }
 
-/* Where a rank of another stage has what is `own` here and value v there: of its size, as ranks at the same
-   place of their stages have the same rows. */
+/* Returns the matrix of value v, of program q, on rank `other` of another stage. The matrix has the size of
+   `own`, this rank's: ranks at the same place of their stages have the same rows. v 0: returns `own`. */
 static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
     const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
@@ -32,8 +32,8 @@ static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, 
     return own;
 }
 
-/* The operand and the result of instruction i's counterpart on a rank of another stage. What goes from one to
-   the other has the same number there; what is summed at the step's end is found by its parameter. */
+/* Finds the operand and the result of instruction i's counterpart on a rank of another stage. A value that
+   passes between stages has one number in both tapes; a sum at the step's end is found by its parameter. */
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
@@ -53,7 +53,7 @@ static void tt__set_stage_member(const tt_program *p, int rank, int other, const
     *out = tt__on_stage(q, now, other, to, x);
 }
 
-/* Fills in what a launch says of members: other ranks, or the slots of the operand. */
+/* Fills in the launch fields that describe members: other ranks, or the slots of the operand. */
 static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *peers)
 {
     const tt__instr *i = l->instr;
@@ -79,7 +79,8 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     }
 }
 
-/* A collective of computation uses the same memory of the host as those of the other stream. */
+/* Makes a collective on the computation stream wait for collectives in flight on other streams, which use the
+   same staging memory of the host. */
 static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
 {
     const tt__rank *r = &p->rank[rank];
@@ -98,6 +99,3 @@ static tt__collective tt__collective_on(const tt_program *p, int rank, const tt_
     const tt__members all = tt__members_of(p, rank, move, &me);
     return tt__collective_of(p->settings.crew, rank, all, me, move->over);
 }
-
-/* What the ranks of this process will send in a step of one full micro-batch on each data rank, and *least:
-   the least that they could. */

@@ -16,9 +16,10 @@
 #include "ranks.h"
 
 /* ---------------------------------------------------------------------------------------------------- inputs
-   What tt_set copies to a program and tt_get from it, and where a rank has the operands of an instruction. */
+   Copies of inputs to a program (tt_set) and of values from a program (tt_get); the place of an instruction's
+   operands on a rank. */
 
-/* Of a view that has a rank's own rows: elements in front of them in the storage. */
+/* Returns how many elements of the storage precede the rows that a view has as a rank's own. */
 static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__value *v = &p->built.t->values[id];
@@ -27,7 +28,7 @@ static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, 
     return first * v->ld;
 }
 
-/* Moves m from where a storage begins to the slot, piece or rank's own rows of it that the value is. */
+/* Moves m, which points to the start of a storage, to the slot, shard or own rows that the value is. */
 static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
@@ -41,12 +42,13 @@ static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, 
     if (v->part.unit) {
         m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
-        if (!base->part.unit) data += (size_t)first * item; /* else the storage has the piece alone */
+        if (!base->part.unit) data += (size_t)first * item; /* else the storage holds only the shard */
     }
     m->data = data;
 }
 
-/* The matrix that instruction operand `id` is on a rank in a run; data NULL: in another process. */
+/* Returns the matrix that operand `id` of an instruction is on a rank in a run. Its data is NULL if the rank
+   is in another process. */
 static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
@@ -65,7 +67,7 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     return tt__resolve_in(p, &p->rank[rank].now, rank, id);
 }
 
-/* Writes a value on a rank before what is run from now on. The data may change once this returns. */
+/* Writes a value to a rank before anything that runs from now on. The caller may change `data` afterwards. */
 static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void *data, size_t bytes)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -87,7 +89,7 @@ static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Copies inputs that have arrived on a rank to where its run finds them. */
+/* Copies inputs that have arrived on a rank to the place where its run reads them. */
 static tt_status tt__take_arrivals(tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -116,8 +118,8 @@ static void tt__mark_input(tt__rank *r, int32_t v, tt__input_state state)
     r->input[v] = (unsigned char)state;
 }
 
-/* Notes that these transient bytes of a rank are written: inputs of the arena's programs are lost there, but
-   for those of `reader` (NULL: of none). */
+/* Notes that bytes [from, from + bytes) of a rank's transient memory are written: marks the inputs stored
+   there as overwritten, in all programs of the arena but `reader` (NULL: in all). */
 static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank, size_t from, size_t bytes)
 {
     for (tt_program *q = a->programs; q; q = q->next) {
@@ -131,7 +133,8 @@ static void tt__overwrite(const tt__arena *a, const tt_program *reader, int rank
     }
 }
 
-/* Sets the rows of an input's axis. Others of the axis must agree or, if it is set anew, follow. */
+/* Sets the number of rows of an input's axis. Other inputs that are set on the axis must agree; if v itself
+   was set before, the other inputs become unset instead. */
 static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t rows)
 {
     const tt__value *values = p->built.t->values, *x = &values[v];
@@ -149,7 +152,7 @@ static tt_status tt__set_rows(tt_program *p, tt__rank *r, int32_t v, int64_t row
     return TT_OK;
 }
 
-/* Sets an input, which was checked, on one rank. */
+/* Sets a checked input on one rank. */
 static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -157,15 +160,15 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
     tt_status status = x->shape.axis ? tt__set_rows(p, r, v, rows) : TT_OK;
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
-    if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
-    p->arena->results_of = NULL; /* an output may have had this place */
+    if (x->place == TT__NO_PLACE) return TT_OK; /* no instruction reads it */
+    p->arena->results_of = NULL; /* an output may have been stored here */
     tt__overwrite(p->arena, p, rank, x->place, tt__storage_bytes(x));
     if (!tt__is_here(p, rank)) return TT_OK;
     const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
     return tt__write_value(p, rank, v, data, (size_t)rows * row);
 }
 
-/* What a pipeline keeps of the inputs of its next micro-batch on a data rank. NULL: no memory. */
+/* Returns where a pipeline keeps the inputs of its next micro-batch on a data rank. NULL: out of memory. */
 static tt__fed *tt__fed_of(tt_program *p, int data_rank)
 {
     const int at = (int)p->round * p->arena->data + data_rank;
@@ -180,8 +183,8 @@ static tt__fed *tt__fed_of(tt_program *p, int data_rank)
     return f->inputs && f->rows ? f : NULL;
 }
 
-/* The same for a pipeline, which runs the micro-batches of a step at its end, or when there is one only. The
-   ranks of the first stage know what is set. */
+/* Sets a checked input of a pipeline's next micro-batch. Copies the data, as a pipeline runs micro-batches
+   later: at the end of the step or of tt_run. Ranks of the first stage keep the states of inputs. */
 static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -226,7 +229,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
     return status;
 }
 
-/* Fails where a function that is for one data rank is used with several. */
+/* Fails if a function for programs with one data rank is called with several. */
 static tt_status tt__one_data_rank(const tt_program *p, const char *function)
 {
     if (p->arena->data == 1) return TT_OK;
@@ -234,7 +237,7 @@ static tt_status tt__one_data_rank(const tt_program *p, const char *function)
                     "use %s_rank", function, p->arena->data, function);
 }
 
-/* The next run tells why, in case nobody reads the status. */
+/* Keeps the error of a refused tt_set. The next run reports that error, in case nobody reads the status. */
 static tt_status tt__note_refused(tt_program *p, tt_status status)
 {
     if (status != TT_OK && !p->refused[0]) memcpy(p->refused, p->ctx->error, sizeof p->refused);
@@ -254,7 +257,7 @@ tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 
 static bool tt__is_in_parts(const tt__value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
 
-/* As tt_get, of a parameter, or a view of one, that ranks have in parts. */
+/* Copies a parameter, or a view of a parameter, from the shards on all ranks to `to`, as tt_get does. */
 static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, size_t capacity)
 {
     const tt__value *x = &p->built.t->values[id];
@@ -270,7 +273,7 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     return status;
 }
 
-/* The last stage that has a value. */
+/* Returns the last stage that has value v. */
 static tt_program *tt__stage_with(tt_program *p, int32_t v)
 {
     for (int s = p->stages - 1; s > 0 && v > 0 && v < p->n_recorded; s--) {
@@ -336,7 +339,8 @@ static void tt__forget_inputs(tt_program *p)
     }
 }
 
-/* Does an input of a rank that instructions read have data, or has it had some? */
+/* Returns whether an input that instructions read has been set on a rank since the last run; its data may
+   have been overwritten. */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
     for (int32_t v = 1; v < p->n_recorded; v++)
@@ -368,7 +372,7 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
     return TT_OK;
 }
 
-/* Counts the data ranks that have a micro-batch, which are the first. */
+/* Counts the data ranks that have a micro-batch, always the first ones. Fails unless their inputs are set. */
 static tt_status tt__inputs_ready(tt_program *p)
 {
     const int data = p->arena->data, before = p->present;
@@ -383,34 +387,36 @@ static tt_status tt__inputs_ready(tt_program *p)
                           "earlier round of this step: only the last round may leave data ranks out", before);
     p->refused[0] = 0;
     if (status != TT_OK) p->present = before;
-    if (status != TT_OK) tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
+    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have other numbers of rows */
     return status;
 }
 
-/* Fills what an instruction is the last to use on a rank with NaN. */
+/* Fills with NaN the storages that an instruction is the last to use on a rank. */
 static void tt__poison(tt_program *p, int rank, int instruction)
 {
     const tt__arena *a = p->arena;
     for (int k = 0; k < p->built.n_boxes && instruction < p->built.t->n_code - 1; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->merged != k || box->last != instruction) continue;
-        if (p->built.t->values[box->value].stays) continue; /* other micro-batches need it */
+        if (p->built.t->values[box->value].stays) continue; /* other micro-batches need the value */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
-        if (box->space == TT__HOST) continue; /* of another kind, where a wait would order streams */
+        /* Memory beside a device is left out: the host would have to wait, which would order streams. */
+        if (box->space == TT__HOST) continue;
         char *memory = a->memory[rank] + a->persistent + box->place;
         a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
     }
 }
 
-/* Operand `id` as the host has it where it is an input or a view of one; else, on a host's device, itself. */
+/* Returns operand `id` with data that the host can read, if the operand is an input or a view of one. Returns
+   any other operand as the rank has it, which the host can read only if the device's memory is the host's. */
 static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
 {
     const tt__value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
     const tt__now *now = &p->rank[rank].now;
-    const bool waits = tt__stages(p) > 1; /* in what a pipeline was fed */
+    const bool waits = tt__stages(p) > 1; /* the data waits in tt__fed */
     if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
     const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
     const char *from = waits ? tt__fed_at(p, now->round, rank)->inputs + p->head->fed_at[x->base]
@@ -419,7 +425,8 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     return m;
 }
 
-/* What a tensor rank has of the operands and results of an instruction that are split. */
+/* Fills in which rows and columns a tensor rank has of the split operands and results of an instruction.
+   Removes the operands that tensor rank 0 alone adds. */
 static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
     const tt__instr *i = l->instr;
@@ -432,7 +439,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
         if (p->built.t->values[id].part.split != TT__WHOLE) split = id;
     }
     const tt__value *v = &p->built.t->values[split];
-    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* of an axis */
+    const bool own = v->part.split == TT__ROWS && v->shape.axis; /* rows of an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
     if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
@@ -441,8 +448,8 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
 }
 
-/* Before anything runs, indices and starts of sequences of a rank are as the ops that read them need them.
-   arg: the program. */
+/* Checks, before anything runs, that the indices and starts of sequences on a rank are valid for the ops that
+   read them. Counts the FLOPs of the micro-batch. arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
     tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
@@ -466,15 +473,16 @@ static tt_status tt__check_inputs(void *arg, int rank)
     return status;
 }
 
-/* Gradients have contributions of earlier micro-batches of the step, to which those of this run add. */
+/* Returns whether gradients hold contributions of earlier micro-batches, to which this run adds. */
 static bool tt__adds_later(const tt_program *p, tt__segment segment)
 {
     const int64_t done = segment == TT__EACH_LAP ? p->round - 1 : p->round;
     return segment != TT__EACH_STEP && done >= tt__slots(p);
 }
 
-/* The entry of such a run if it was met before. Else NULL, and the entry whose turn it is gives way if it has
-   no credit left: runs that come back keep their recordings however many others there are. */
+/* Returns the recording of runs like this one, if such a run has occurred before. Otherwise returns NULL and,
+   if the entry whose turn it is has no credit left, gives that entry to this run. Credit keeps the recordings
+   of runs that recur, however many other runs occur. */
 static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segment, int first)
 {
     tt__rank *r = &p->rank[rank];

@@ -19,15 +19,15 @@
 #include "stages.h"
 
 /* -------------------------------------------------------------------------------------------------- launches
-   A segment of a program on one rank: launches in their order, streams, events, graphs that are replayed. */
+   One segment of a program on one rank: launches in order, streams, events, recorded graphs. */
 
-/* How far a rank has come in a segment. */
+/* Progress of a rank in a segment. */
 typedef struct tt__progress {
-    tt__launch like;        /* what all launches have in common */
-    bool absent;            /* the rank has no micro-batch, and runs only what all ranks do together */
-    bool later;             /* as tt__now has it */
-    /* Ranks along this axis have waited for each other on this stream, and done nothing since: known alike on
-       all of them, also on those without a micro-batch. */
+    tt__launch like;        /* fields that all launches have in common */
+    bool absent;            /* the rank has no micro-batch and runs only what all ranks run together */
+    bool later;             /* equals tt__now.later */
+    /* The ranks along axis `met` have passed a barrier on stream `met_stream` and launched nothing since. All
+       these ranks, also those without a micro-batch, have equal values here. */
     tt__over met;
     int met_stream;
 } tt__progress;
@@ -37,7 +37,7 @@ static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
     return (at->absent && !i->always) || (i->later && !at->later);
 }
 
-/* Notes what the launch of instruction k on rank 0 has taken, when it is done. */
+/* Notes the time of the launch of instruction k on rank 0, once done, if it is the minimum so far. */
 static tt_status tt__note_time(const tt_program *p, int k, double begin)
 {
     const tt__crew *c = p->settings.crew;
@@ -47,8 +47,8 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
     return status;
 }
 
-/* Is instruction k launched in one call with the next, which is of another op and reads its result? A kernel
-   of the device does both at once where it can. Not where something is done in between. */
+/* Returns whether instruction k and the next, which is of another op and reads k's result, are launched in
+   one call. The device runs both in one kernel where it can. False: something is to be done in between. */
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
@@ -59,7 +59,7 @@ static bool tt__leads_to_next(const tt_program *p, int k)
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
 }
 
-/* Launches the instructions from number k on that run together, in one call. */
+/* Launches in one call the instructions that run together, from number k on. */
 static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, int k)
 {
     tt_status status = TT_OK;
@@ -71,7 +71,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
-    int some = 0; /* that have something to do */
+    int some = 0; /* launches that have something to do */
     if (p->settings.crew->world)
         tt__world_note(p->settings.crew->world, rank, tt__instr_name(i),
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
@@ -97,10 +97,10 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     return timed && status == TT_OK ? tt__note_time(p, k, begin) : status;
 }
 
-/* Work of other streams is done at its WAIT, as late as it may be. */
+/* Returns whether work on other streams runs only at its WAIT, as late as possible. */
 static bool tt__runs_late(const tt_program *p) { return p->ctx->late && p->settings.kind->host; }
 
-/* Starts instruction k, of another stream, behind all that computation was given so far. */
+/* Starts instruction k on its own stream, after all work issued on the computation stream so far. */
 static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
 {
     const tt__crew *c = p->settings.crew;
@@ -109,7 +109,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* keeps `met` as on ranks that start k */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -123,7 +123,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     return tt__device_status(p->ctx, c, rank, b->mark(d, stream, &x->done));
 }
 
-/* Computation goes on when what WAIT number k waits for is done. */
+/* Makes the computation stream wait for the work that WAIT number k waits for. */
 static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
 {
     const tt__crew *c = p->settings.crew;
@@ -132,7 +132,7 @@ static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
     tt__started *x = r->started, *const end = x + p->built.under_way;
     while (x < end && !(x->at && code[x->at - 1].out[0] == code[k].in[0])) x++;
     at->met = TT__ALONE;
-    if (x == end) return TT_OK; /* this rank has not started it */
+    if (x == end) return TT_OK; /* this rank has not started the work */
     const int started = x->at - 1;
     x->at = 0;
     if (tt__runs_late(p)) return tt__launch_together(p, rank, at, started);
@@ -140,7 +140,7 @@ static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
                              c->kind->backend->after(c->device[rank], TT__COMPUTE_STREAM, x->done));
 }
 
-/* Instructions of a segment that are launched, or recorded, as one. */
+/* Consecutive instructions [first, end) of a segment that are launched, or recorded, as one. */
 typedef struct tt__stretch { tt__segment segment; int first, end; } tt__stretch;
 
 static tt__stretch tt__whole_segment(const tt_program *p, tt__segment segment)
@@ -150,8 +150,8 @@ static tt__stretch tt__whole_segment(const tt_program *p, tt__segment segment)
     return s;
 }
 
-/* Launches instructions of a segment on a rank. A rank without a micro-batch runs what all ranks do
-   together. */
+/* Launches the instructions of a stretch on a rank. A rank without a micro-batch launches only instructions
+   that all ranks run together. */
 static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *like, const tt__stretch *s)
 {
     tt_status status = TT_OK;
@@ -159,7 +159,7 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     const bool absent = s->segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {s->first, s->end, {0}, 0, 0};
-    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure has left it */
+    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* left by a failure */
     for (int k = s->first, n; k < s->end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
@@ -173,7 +173,7 @@ static tt_status tt__launch_stretch(tt_program *p, int rank, const tt__launch *l
     return status;
 }
 
-/* Records launches. After an error x is without a recording, and `why` is the first. */
+/* Records the launches of a stretch. After an error x has no recording, and `why` is the first error. */
 static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s, tt__recording *x,
                                char why[512])
 {
@@ -182,20 +182,20 @@ static void tt__record_stretch(tt_program *p, int rank, tt__launch *l, const tt_
     tt_status status = b->capture(d);
     const bool began = status == TT_OK;
     if (began) status = tt__launch_stretch(p, rank, l, s);
-    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* which captured may replace */
-    if (began) x->made = b->captured(d);                        /* in any case, to end it */
+    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* captured() may replace it */
+    if (began) x->made = b->captured(d);                        /* also after an error: it ends the capture */
     if (status == TT_OK && !x->made) snprintf(why, 512, "%s", b->error(d));
     if (status == TT_OK || !x->made) return;
     b->forget(d, x->made);
     x->made = NULL;
 }
 
-/* Notes what a segment is about to write on all ranks. */
+/* Notes on all ranks which bytes a segment is about to write. */
 static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
     const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
-    if (p->stages > 1) return; /* a pipeline's wait on the host */
+    if (p->stages > 1) return; /* a pipeline's inputs wait on the host */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
@@ -205,8 +205,8 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     }
 }
 
-/* Must the launches of a segment be made one by one? In between, ranks wait for each other in a collective,
-   and the host runs its own. */
+/* Returns whether the launches of a segment must be made one by one, because ranks wait for each other in a
+   collective, or the host runs an instruction, in between. */
 static bool tt__needs_host(const tt_program *p, tt__segment segment)
 {
     const int end = tt__segment_first(p->built.t, segment + 1u);
@@ -217,7 +217,7 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
     return false;
 }
 
-/* Writes the step's settings and, where it is new, the loss scale to a rank. */
+/* Writes the step's settings and, if `scale`, the loss scale to a rank. */
 static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
@@ -231,7 +231,7 @@ static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
     return status;
 }
 
-/* What all launches of a rank have in common. */
+/* Returns a launch with the fields that all launches of a rank have in common. */
 static tt__launch tt__launch_on(const tt_program *p, int rank)
 {
     tt__launch l;
@@ -244,8 +244,9 @@ static tt__launch tt__launch_on(const tt_program *p, int rank)
     return l;
 }
 
-/* Runs a stretch on a rank. A device that can records it at the second such run, and replays that from then
-   on. One that cannot, but can run the instructions one by one, is never asked to record again. */
+/* Runs a stretch on a rank. A device that can record launches does so at the second such run and replays the
+   recording from then on. A device that fails to record what it can launch one by one is not asked to record
+   again. */
 static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const tt__stretch *s)
 {
     const tt__crew *c = p->settings.crew;
@@ -254,7 +255,7 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     char why[512] = "";
     tt_status status = TT_OK;
     const bool absent = s->segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= r->now.present;
-    /* No graph prefetches managed memory. */
+    /* A graph cannot prefetch managed memory. */
     const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
     const bool records = can_record && !absent && !tt__needs_host(p, s->segment);
     tt__recording *x = records ? tt__recording_of(p, rank, s->segment, s->first) : NULL;
@@ -268,10 +269,11 @@ static tt_status tt__run_stretch(tt_program *p, int rank, tt__launch *l, const t
     return status;
 }
 
-/* Where the results of a step whose update comes behind them are there, in front of that, one more than the
-   number of the instruction that writes them last: the host learns them while parameters are updated, and the
-   next step is launched before these are done. Else, as where something is under way on another stream, where
-   the segment ends. */
+/* Returns where the first part of stretch s ends: one more than the number of the last instruction that
+   writes the step's results, if updates follow that instruction. The host then reads the results while
+   parameters are updated, and launches the next step before the updates are done. Returns the end of s if
+   results are not read later, if work is in flight on another stream there, or if the instruction is launched
+   together with the next. */
 static int tt__results_end(const tt_program *p, const tt__stretch *s)
 {
     const tt_tape *t = p->built.t;
@@ -288,7 +290,7 @@ static int tt__results_end(const tt_program *p, const tt__stretch *s)
     return started || together || end == s->first ? s->end : end;
 }
 
-/* Has what a step has found copied to the host, beside what computation does next. */
+/* Starts the copy of a step's results to the host, beside what is computed next. */
 static tt_status tt__send_results(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
@@ -303,10 +305,10 @@ static tt_status tt__send_results(tt_program *p, int rank)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* A segment that all ranks run. sends: the first of them, its results. */
+/* A segment that all ranks run. sends: the first rank copies its results to the host. */
 typedef struct tt__segment_job { tt_program *p; tt__segment segment; bool sends; } tt__segment_job;
 
-/* Runs a segment on a rank. */
+/* Runs a segment on a rank. arg: the tt__segment_job. */
 static tt_status tt__run_rank(void *arg, int rank)
 {
     const tt__segment_job *job = (const tt__segment_job *)arg;
@@ -328,14 +330,14 @@ static tt_status tt__run_rank(void *arg, int rank)
     s.first = s.end;
     s.end = all.end;
     if (status == TT_OK && s.first < s.end) status = tt__run_stretch(p, rank, &l, &s);
-    if (status == TT_OK && sends) /* what is written next may be written where they are */
+    if (status == TT_OK && sends) /* the next work may overwrite the results */
         status = tt__device_status(p->ctx, c, rank,
                                    c->kind->backend->after(l.device, TT__COMPUTE_STREAM, r->has_found));
     tt__float_restore(mode);
     return status;
 }
 
-/* Tells the logger which devices cannot record. */
+/* Logs which devices cannot record launches. */
 static void tt__tell_graphs(tt_program *p)
 {
     char device[32];
@@ -349,7 +351,7 @@ static void tt__tell_graphs(tt_program *p)
     }
 }
 
-/* All processes agree that the inputs of a micro-batch are right, and count its operations. */
+/* Makes all processes agree that the inputs of a micro-batch are valid, and adds up its FLOPs. */
 static tt_status tt__agree_flops(tt_program *p, tt_status status)
 {
     const tt__crew *c = p->settings.crew;

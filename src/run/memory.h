@@ -16,12 +16,14 @@
 #include "ranks.h"
 
 /* ------------------------------------------------------------------------------------------ managed memory
-   An arena that is larger than what its device has free comes and goes in blocks. As a step uses most of it
-   in turn, blocks that are used least recently are the next that it uses, so some are kept, and the rest
-   takes turns in the `room` left. Instructions are cut into windows that need a quarter of that, so that the
-   window that runs and the two that are brought ahead of it fit. */
+   An arena that is larger than its device's free memory moves in and out in blocks. A step uses most of the
+   arena in turn, so the blocks that were used least recently are the next to be used. Therefore some blocks
+   are kept on the device, and the others take turns in the `room` that is left. Instructions are cut into
+   windows that need at most a quarter of `room`, so that the window that runs and the two that are fetched
+   ahead of it fit. */
 
-/* The number of bytes that a storage has in its program's arena, from byte *first on; 0: it is elsewhere. */
+/* Returns how many bytes a storage takes in its program's arena, and sets *first to the first of them.
+   Returns 0 if the storage is elsewhere. */
 static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *first)
 {
     if (x->space != TT__DEVICE) return 0;
@@ -31,14 +33,14 @@ static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *
     return tt__storage_bytes(x);
 }
 
-/* Operand j of an instruction, inputs first; 0: it has none. */
+/* Returns operand j of an instruction, inputs first. 0: the operand is absent. */
 static int32_t tt__operand(const tt__instr *i, int j)
 {
     return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
 }
 
-/* Brings the bytes of an arena to the window that began after instruction `before`. Returns the bytes of the
-   blocks that are new there and that are not kept on the device. */
+/* Adds the blocks of an arena's bytes to the window that began after stamp `before`. Returns the bytes of the
+   blocks that are new to the window and not kept on the device. */
 static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
 {
     size_t added = 0;
@@ -50,7 +52,8 @@ static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_
     return added;
 }
 
-/* The same for all that the next instruction works on. */
+/* Adds the blocks that the next instruction uses to the window that began after stamp `before`. Returns the
+   bytes of the blocks that are new to the window and not kept on the device. */
 static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t before)
 {
     tt__paging *g = p->arena->paging;
@@ -68,19 +71,19 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
 
 /* The windows of a segment. */
 typedef struct tt__windows {
-    int next, end;      /* instructions that are in no window yet */
-    int until[TT__WINDOWS]; /* where the last windows end */
-    int made, entered;  /* windows so far */
+    int next, end;      /* instructions in no window yet */
+    int until[TT__WINDOWS]; /* ends of the last windows */
+    int made, entered;  /* numbers of windows so far */
 } tt__windows;
 
-/* Brings blocks with stamps in (before, last] to the device, unless they are there: all that windows
-   have used since they were used last fits. */
+/* Prefetches the blocks with stamps in (before, last], unless they are still on the device: a block is if the
+   windows since its last use have used at most `room` bytes. Sets *any if it prefetches. */
 static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
 {
     tt__arena *a = p->arena;
     tt__paging *g = a->paging;
     tt_status status = TT_OK;
-    size_t run = 0; /* blocks right before b that are to be brought */
+    size_t run = 0; /* blocks right before b to prefetch */
     for (size_t b = 0; b <= g->blocks && status == TT_OK; b++) {
         const bool needed = b < g->blocks && g->stamp[b] > before && g->stamp[b] <= last;
         const bool absent = needed && (!g->used[b] || g->clock - g->used[b] > g->room);
@@ -97,8 +100,9 @@ static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last,
     return status;
 }
 
-/* Ends the next window of a segment where it would need too much; instructions that run together are in one,
-   or, where they need too much for that, no longer run together. Returns the last stamp of the window. */
+/* Ends the next window of a segment before the window needs more than its share of the room. Instructions
+   that run together stay in one window; a group that needs too much for one window is divided. Returns the
+   last stamp of the window. */
 static uint64_t tt__end_window(tt_program *p, tt__windows *w)
 {
     tt__paging *g = p->arena->paging;
@@ -106,15 +110,16 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     const uint64_t before = g->stamps;
     const size_t most = g->room / (TT__WINDOWS + 1);
     const int first = w->next;
-    int group = first; /* the first of those that run together with the one at hand ... */
-    size_t bytes = 0, of_group = 0; /* ... and what they need more than the window before them */
+    int group = first; /* first instruction of the group that runs together with k */
+    size_t bytes = 0, of_group = 0; /* bytes that the window needs; bytes that the group adds */
     for (int k = first; k < w->end; k++) {
         if (k > first && !code[k - 1].with_next) {
             group = k;
             of_group = 0;
         }
         const size_t added = tt__stamp_instr(p, &code[k], before);
-        const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM; /* a start stays whole */
+        /* A group on another stream is never divided. */
+        const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM;
         if (bytes && bytes + added > most && may_end) {
             w->next = group > first ? group : k;
             if (group == first && k > first) code[k - 1].with_next = false;
@@ -129,7 +134,7 @@ static uint64_t tt__end_window(tt_program *p, tt__windows *w)
     return g->stamps;
 }
 
-/* Makes the next window of a segment, if there is one, and brings its blocks. */
+/* Makes the next window of a segment, if one is left, and prefetches its blocks. */
 static tt_status tt__bring_window(tt_program *p, tt__windows *w)
 {
     tt__arena *a = p->arena;
@@ -147,8 +152,8 @@ static tt_status tt__bring_window(tt_program *p, tt__windows *w)
     return status;
 }
 
-/* Before instruction k of a segment is launched: if it is the first of a window, brings the window two ahead,
-   once all before this one is done, and waits for this one's blocks. */
+/* Runs before the launch of instruction k of a segment. If k is the first of a window, starts the prefetch of
+   the window two ahead, after all work before k, and makes k wait for the blocks of its own window. */
 static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
 {
     tt__arena *a = p->arena;
@@ -158,7 +163,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     tt_status status = TT_OK;
     if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
     while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
-        status = tt__bring_window(p, w); /* the segment before this one is in its last window */
+        status = tt__bring_window(p, w); /* the last segment is in its last window */
     if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
     if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
     if (status == TT_OK) status = tt__bring_window(p, w);
@@ -167,7 +172,7 @@ static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
     return tt__device_status(p->ctx, a->crew, 0, status);
 }
 
-/* Keeps the bytes from `first` on where at most `most` bytes of blocks are then kept. */
+/* Marks the blocks of these bytes as kept, unless more than `most` bytes of blocks would then be kept. */
 static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t most, size_t *kept)
 {
     const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
@@ -178,8 +183,8 @@ static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t mos
     *kept += added;
 }
 
-/* Chooses what is kept: the resident workspace, and persistent storages in the order of their use by the
-   programs of the arena, the oldest first. Returns the bytes of their blocks. */
+/* Chooses what stays on the device: the resident workspace, then persistent storages in the order in which
+   the programs of the arena use them, the oldest program first. Returns the bytes of these blocks. */
 static size_t tt__choose_kept(const tt__arena *a, size_t available)
 {
     int programs = 0;
@@ -202,7 +207,7 @@ static size_t tt__choose_kept(const tt__arena *a, size_t available)
     return kept;
 }
 
-/* Advises the device of what to keep of an arena in managed memory, of which it had so many bytes free. */
+/* Tells the device which blocks of an arena in managed memory to keep. available: the device's free bytes. */
 static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
 {
     const tt__backend *b = a->kind->backend;
@@ -246,7 +251,7 @@ static tt_status tt__allocate_device(tt_context *ctx, tt__arena *a, int rank)
     return tt__plan_paging(ctx, a, available);
 }
 
-/* Allocates a rank's memory, and fills its parts of parameters. `piece`: TT__BOUNCE bytes. */
+/* Allocates a rank's memory and fills its shards of parameters. `piece`: a buffer of TT__BOUNCE bytes. */
 static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, float *piece)
 {
     const tt__backend *b = a->kind->backend;
@@ -265,7 +270,7 @@ static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, fl
     return status;
 }
 
-/* The arena's memory on all ranks, with parameters filled. */
+/* Allocates the arena's memory on all ranks and fills the parameters. */
 static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 {
     tt_status status = tt__crew_open(ctx, a->crew);
@@ -280,31 +285,32 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
         tt_param *p = ctx->params[k];
         const tt__arena *other = p->holder == a ? p->again : p->again == a ? p->holder : NULL;
         if (p->holder != a && p->again != a) continue;
-        p->source_stays = other && !other->allocated; /* which may be in a process that cannot see this one */
+        /* The other arena, perhaps in a process that cannot read this one, is still to be filled. */
+        p->source_stays = other && !other->allocated;
         if (!p->source_stays) tt__param_drop_source(p);
     }
     if (status != TT_OK) tt__arena_empty(ctx, a);
     return status;
 }
 
-/* The host writes value v into memory that is the device's. */
+/* Returns whether the host writes value v to a device through a staging buffer. */
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__value *x = &p->built.t->values[v];
-    const bool input = x->storage == TT__INPUT && !x->persistent; /* and no arrival */
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* persistent inputs are arrivals */
     if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
-/* Bytes of what one micro-batch has of a storage. */
+/* Returns the bytes that one micro-batch has of a storage. */
 static size_t tt__micro_bytes(const tt__value *x)
 {
     return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
 }
 
-/* Bytes of the messages by which a stage passes a value on to one in another process, or gets it: they go
-   through the host's memory where the value lies in a device's. Sent are those of all micro-batches on their
-   way. 0: instruction i does nothing of that kind. */
+/* Returns the bytes of host memory for the messages by which instruction i passes a value to or from a stage
+   in another process. A value in a device's memory goes through the host's. A sender needs room for all
+   micro-batches in flight. 0: i passes no such value. */
 static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
 {
     const tt__crew *c = p->settings.crew;
@@ -317,7 +323,8 @@ static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
     return i->out[0] ? bytes : bytes * (size_t)p->settings.in_flight;
 }
 
-/* May the results of a step be read when the next begins? The loss scale must be known before. */
+/* Returns whether the results of a step may be read as late as in the next step. With loss scaling they may
+   not: the next step needs the new scale. */
 static bool tt__reads_later(const tt_program *p)
 {
     const tt__settings *s = &p->settings;
@@ -325,8 +332,8 @@ static bool tt__reads_later(const tt_program *p)
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
-/* Bytes of a rank's buffers: those that the host writes such values from, of which one is filled while
-   another is copied, and those of a stage's messages. */
+/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, of which one is
+   filled while the other is copied; one for results that are read later; and those of a stage's messages. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;
@@ -337,7 +344,7 @@ static size_t tt__staging_bytes(const tt_program *p)
     return bytes;
 }
 
-/* The host's memory of a rank: values there, and the buffers of what is written to the device. */
+/* Allocates a rank's memory on the host (values, staging buffers) and the events of a pipeline's stage. */
 static tt_status tt__allocate_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
@@ -371,7 +378,7 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     return TT_OK;
 }
 
-/* Fails where a rank of a pipeline cannot load from the memory of one of the stages beside it. */
+/* Fails if a rank of a pipeline cannot load from the memory of a neighbouring stage. */
 static tt_status tt__check_neighbours(const tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
@@ -386,8 +393,9 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
-/* Fails if a program, with those of the other processes of this machine, wants more of its memory than can be
-   had: it would be killed, or others, when it uses that. Memory of a caller's allocator is the caller's. */
+/* Fails if a program, together with the other processes on this machine, needs more memory than the machine
+   can give. Otherwise the system would kill this process, or others, once the memory is used. Does not check
+   memory of a caller's allocator. */
 static tt_status tt__memory_suffices(const tt_program *p)
 {
 #if defined(__linux__)
@@ -428,7 +436,7 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
-    if (!p->arena->allocated && p->head == p) { /* all look before one takes its memory */
+    if (!p->arena->allocated && p->head == p) { /* all check before one allocates */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }

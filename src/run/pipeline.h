@@ -13,10 +13,11 @@
 #include "tune.h"
 #include "results.h"
 
-/* ---- a pipeline: micro-batches wait, and run together */
+/* ---- a pipeline: micro-batches wait, and run together at the step's end */
 
-/* Action k of a stage, of two for each of `micros` micro-batches: the number of the micro-batch, and whether
-   it is its backward. `ahead`: forwards before that with which forwards and backwards begin to alternate. */
+/* Returns the number of the micro-batch of action k of a stage, and sets *backward if the action is the
+   micro-batch's backward. A stage has two actions for each of `micros` micro-batches. `ahead`: forwards
+   before forwards and backwards begin to alternate. */
 static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, bool *backward)
 {
     const int64_t first = tt__min(ahead, micros), both = 2 * (micros - first);
@@ -25,7 +26,7 @@ static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, boo
     return k >= first + both ? k - micros : *backward ? (k - first) / 2 : first + (k - first) / 2;
 }
 
-/* The same as tt__micro for a pipeline, which only takes the micro-batches: checks them, and keeps them. */
+/* Takes a micro-batch of a pipeline: checks and keeps its inputs. tt__run_pipeline runs it later. */
 static tt_status tt__feed(tt_program *p)
 {
     const int most = p->settings.options.parallel.micros;
@@ -37,7 +38,7 @@ static tt_status tt__feed(tt_program *p)
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
-    for (int d = 0; d < p->present; d++) { /* axes that passes have made are parts of these */
+    for (int d = 0; d < p->present; d++) { /* passes divide these axes into others */
         const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
         memcpy(p->fed[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
     }
@@ -66,7 +67,7 @@ static tt_status tt__write_fed(tt_program *p, int rank)
     return status;
 }
 
-/* Runs all micro-batches on a rank of a pipeline's stage. arg: the program. */
+/* Runs all micro-batches of a step on a rank of a pipeline. arg: the program. */
 static tt_status tt__run_stage(void *arg, int rank)
 {
     const tt_program *head = (const tt_program *)arg;
@@ -77,7 +78,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
     tt__float_mode mode = tt__float_default();
-    l.tuned = false; /* products are timed before the first segment that is no micro-batch */
+    l.tuned = false; /* products are timed only at the first segment after micro-batches */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
         now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
@@ -96,7 +97,7 @@ static tt_status tt__run_stage(void *arg, int rank)
     return status;
 }
 
-/* Runs the micro-batches that a pipeline has been fed. */
+/* Runs the micro-batches that a pipeline has kept. */
 static tt_status tt__run_pipeline(tt_program *p)
 {
     tt_status status = tt__check_whole(p->ctx, p->arena);
@@ -109,9 +110,9 @@ static tt_status tt__run_pipeline(tt_program *p)
     return TT_OK;
 }
 
-/* Forward, and backward of a program that trains, of a micro-batch on each of the first data ranks. Results
-   that the device has yet to compute are read if the caller wants them, else not waited for: a loss that is
-   not finite shows when the step ends. */
+/* Runs the forward, and the backward of a program that trains, of a micro-batch on each of the first data
+   ranks. wanted: waits for results that the device has yet to compute. Otherwise a loss that is not finite
+   shows only when the step ends. */
 static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const bool train = p->settings.options.train;
@@ -130,7 +131,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
     return status == TT_OK && train ? tt__check_loss(p, number) : status;
 }
 
-/* Sums the slots of a lap, in programs that do so after each. */
+/* Sums the slots of a lap, in programs that sum after each lap. */
 static tt_status tt__run_lap(tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -138,7 +139,7 @@ static tt_status tt__run_lap(tt_program *p)
     return any ? tt__run_segment(p, TT__EACH_LAP, false) : TT_OK;
 }
 
-/* Ends a round: sums the tree of a lap where that is over. */
+/* Ends a round. If the round ends a lap, sums the tree of the lap. */
 static tt_status tt__end_round(tt_program *p)
 {
     p->round++;

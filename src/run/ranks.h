@@ -15,7 +15,7 @@
    above.
    ======================================================================================================== */
 
-/* The first rank of a data rank, of the program's stage. */
+/* Returns the first rank of a data rank, in the program's stage. */
 static int tt__first_of(const tt_program *p, int data_rank)
 {
     return tt__first_rank(p->arena) + data_rank * p->arena->tensor;
@@ -26,7 +26,7 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* The stage of a rank, and the last, which has the loss. */
+/* Return the stage of a rank, and the last stage, which has the loss. */
 static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
     return p->head->stage[rank / tt__stage_ranks(p->arena)];
@@ -34,7 +34,7 @@ static tt_program *tt__stage_of(const tt_program *p, int rank)
 
 static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
-/* Has this process such a rank, and a rank of such a data rank? */
+/* Return whether this process has a rank, and whether it has any rank of a data rank. */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
 
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
@@ -48,7 +48,8 @@ static bool tt__has_data_rank(const tt_program *p, int data_rank)
     return has;
 }
 
-/* The ranks that take part in a collective of this rank, and which of them it is. */
+/* Returns the ranks that take part in a collective of this rank, and sets *me to this rank's member
+   number. */
 static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
 {
     const int tensor = p->arena->tensor, each = tt__stage_ranks(p->arena), place = rank % each;
@@ -62,8 +63,8 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* The rank of a neighbouring stage at the same place, and which way instruction i moves something: to the
-   next stage (0) or to the one before (1). */
+/* Returns the rank at the same place of the neighbouring stage with which instruction i exchanges a value.
+   Sets *way: 0 if the value moves to the next stage, 1 to the one before. */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
 {
     int me;
@@ -72,7 +73,8 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
-/* Leaves of the tree of sums that a data rank has (ranks/threads.h), and in which the round at hand is. */
+/* Return how many slots, leaves of the tree of sums, a data rank has (see ranks/threads.h); a round's
+   slot. */
 static int tt__slots(const tt_program *p)
 {
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
@@ -80,14 +82,14 @@ static int tt__slots(const tt_program *p)
 
 static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
-/* How many slots, from the first on, have contents when a segment sums them. */
+/* Returns how many slots, counted from the first, have contents when a segment sums them. */
 static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
     return (int)(segment == TT__EACH_LAP ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
 }
 
-/* What a pipeline was fed for a rank. */
+/* Returns the inputs that a pipeline keeps for a rank in a round. */
 static const tt__fed *tt__fed_at(const tt_program *p, int64_t round, int rank)
 {
     return &p->head->fed[round * p->arena->data + tt__data_rank(p, rank)];
@@ -99,7 +101,7 @@ static tt__now tt__now_of(const tt_program *head)
     return now;
 }
 
-/* The rows of each axis in a run on a rank; of a pipeline, in the micro-batch at hand. */
+/* Returns the rows of each axis in a run on a rank; in a pipeline, the rows of micro-batch now->round. */
 static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int rank)
 {
     if (now->rows) return now->rows;
@@ -107,7 +109,7 @@ static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int 
     return tt__fed_at(p, now->round, rank)->rows;
 }
 
-/* The rows that a rank has of an axis then; *first: the number of the first. */
+/* Returns how many rows of an axis a rank has in a run, and sets *first to the number of the first. */
 static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__axis *a = &p->built.t->axes[axis];
@@ -124,7 +126,8 @@ static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank
     return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
-/* Parameters of another program must have memory there, and be what this one takes them for. */
+/* Fails unless the parameters that other programs hold have memory there, with the device, layout and dtype
+   that this program was compiled for. */
 static tt_status tt__params_ready(const tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -145,14 +148,14 @@ static tt_status tt__params_ready(const tt_program *p)
     return status;
 }
 
-/* Where in a rank's memory on the device the places of storages such as x begin. */
+/* Returns the byte of a rank's device memory where the region of storages like x begins. */
 static size_t tt__region(const tt_program *p, const tt__value *x)
 {
     if (!x->persistent) return p->arena->persistent;
     return x->part.root ? p->arena->persistent + p->arena->transient : 0;
 }
 
-/* Bytes of a rank's values in the host's memory, and where those of storages such as x begin. */
+/* Return the bytes of a rank's values in host memory; the byte where the region of storages like x begins. */
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
@@ -166,7 +169,7 @@ static size_t tt__host_region(const tt_program *p, const tt__value *x)
     return x->part.root ? p->built.host_persistent + p->built.host_transient : 0;
 }
 
-/* Where a storage is on a rank; NULL: in another process. */
+/* Returns the address of a storage on a rank. NULL: the rank is in another process. */
 static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *x)
 {
     if (!tt__is_here(p, rank)) return NULL;
@@ -175,8 +178,8 @@ static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *
     return p->arena->memory[rank] + tt__region(p, x) + x->place;
 }
 
-/* Optimizer state and accumulated gradients begin at 0: once, right before they are first used, so that until
-   then nothing but parameters takes memory where pages that nobody has touched take none. */
+/* Fills optimizer states and accumulated gradients with 0, once, right before their first use. Until then
+   only parameters take physical memory, where untouched pages take none. */
 static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;

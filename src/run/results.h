@@ -15,9 +15,9 @@
 #include "tune.h"
 
 /* --------------------------------------------------------------------------------------------------- results
-   A segment on all ranks, what they have found together, and the errors of numbers that are not finite. */
+   Runs a segment on all ranks; collects results; reports numbers that are not finite. */
 
-/* Runs a segment on all ranks. sends: what it finds is copied to the host, to be read later. */
+/* Runs a segment on all ranks. sends: its results are copied to the host and read later. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
 {
     tt__segment_job job = {p, segment, sends};
@@ -29,7 +29,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     if (status == TT_OK) status = tt__zero_states(p);
     if (micro) status = tt__agree_flops(p, status);
     for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
-        if (q != p || micro) status = tt__read_unread(q); /* while its memory is as it left it */
+        if (q != p || micro) status = tt__read_unread(q); /* before its memory changes */
     if (status == TT_OK) status = tt__tune_products(p);
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
@@ -44,7 +44,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment, bool sends)
     return TT_OK;
 }
 
-/* Reads what a step has found on a rank, for which it waits. */
+/* Reads the results of a step on a rank, after waiting for that rank. */
 static tt_status tt__read_rank(tt_program *p, int rank)
 {
     const tt_tape *t = p->built.t;
@@ -55,7 +55,7 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
     const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
                               tt__resolve(p, rank, t->results).data};
-    /* By memory that the device can copy to while others work. */
+    /* The device can copy to `bounce` while other devices work. */
     void *to = from.space == TT__DEVICE && !a->kind->host ? (void *)a->bounce[rank] : &r->results;
     status = tt__read_memory(&from, to, TT_U8, sizeof r->results);
     if (status == TT_OK && to != &r->results) memcpy(&r->results, to, sizeof r->results);
@@ -63,17 +63,17 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     return status;
 }
 
-/* What data ranks of a process have found, for the others. */
+/* Results of a data rank that its process tells the others. */
 typedef struct tt__found { tt__totals totals; double flops; } tt__found;
 typedef char tt__found_fits_a_note[sizeof(tt__found) * TT__RANKS <= TT__NOTE ? 1 : -1];
 
-/* What the runs of other processes have found, on the first ranks of their data ranks. */
+/* Exchanges the results of a run between processes: sets them on the first rank of each data rank. */
 static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data;
     tt_program *last = tt__last_stage(p);
-    tt__found found[TT__RANKS]; /* of data ranks, if they are of this process */
+    tt__found found[TT__RANKS]; /* by data rank; 0 for those of other processes */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
@@ -96,13 +96,13 @@ static tt_status tt__exchange_results(tt_program *p)
     return status;
 }
 
-/* What the update has found on a rank, which another process may have. */
+/* Reads what an update has found on a rank, which may be in another process. All processes call it. */
 static tt_status tt__read_first(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for it, too */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* also waits for this process's rank */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
@@ -115,8 +115,8 @@ static void tt__add_totals(tt__totals *to, const tt__totals *x)
     to->correct += x->correct;
 }
 
-/* The same, of all ranks together: after the update on any of them, else (train = false) on those that
-   ran. */
+/* Reads the results of all ranks together. After an update each rank has them; in a program with train =
+   false, adds up the results of the data ranks that ran. */
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
@@ -137,8 +137,9 @@ static tt_status tt__read_results(tt_program *p)
     return status;
 }
 
-/* Sums what losses have counted in the micro-batches of the step so far; of several ranks, where the tree of
-   sums has not been summed yet. Notes the first data rank whose loss is not finite (0: maybe none). */
+/* Reads what losses have counted in the micro-batches of the step so far. If the tree of sums is not summed
+   yet (tape->counted), adds up its leaves. Sets *bad to the first data rank whose loss is not finite (0:
+   maybe none). */
 static tt_status tt__read_counts(tt_program *head, int *bad)
 {
     tt_program *p = tt__last_stage(head);
@@ -146,7 +147,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     const tt__value *x = &t->values[t->counted];
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data, leaves = tt__slots(p) * data;
-    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* of all leaves, those of this process */
+    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* of all leaves; of the leaves of this process */
     tt_status status = t->counted ? TT_OK : tt__read_results(head);
     *bad = 0;
     if (!t->counted) return status;
@@ -159,7 +160,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
         status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
     status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
-    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order, whatever the ranks */
+    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order for any number of ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
@@ -195,8 +196,8 @@ static void tt__begin_step(tt_program *p)
     p->outcome = TT__UPDATED;
 }
 
-/* The largest magnitude of a value on a rank; infinite if one of its numbers is not finite. Returns 0 where
-   the device does not let itself be read: what it says of that matters more. */
+/* Returns the largest magnitude of a value on a rank; infinity if a number is not finite. Returns 0 if the
+   device cannot be read: the device's own error matters more then. */
 static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
     const tt__mat m = tt__resolve(p, rank, v);
@@ -215,9 +216,9 @@ static float tt__largest_of(tt_program *p, int rank, int32_t v)
     return largest;
 }
 
-/* Of a program whose results are not finite: writes which parameter of this process is at fault, and why:
-   the first that is not finite, or else the one with the largest numbers, if those are larger than any that
-   training gives. Returns false, and writes an empty text, where there is none. */
+/* Finds the parameter of this process that explains results that are not finite: the first that is not
+   finite, else the one with the largest numbers, if they are larger than training ever gives. Writes its name
+   and the reason to `to`. Returns false, with an empty text, if it finds none. */
 static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
 {
     const float huge = 1e10f;
@@ -242,8 +243,8 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     return name != NULL;
 }
 
-/* Fails if the loss is not finite, and says whether a parameter is the cause. micro: the number of the micro-
-   batch in the step; -1: any of them. */
+/* Fails if the loss is not finite, and names a parameter that is the cause. micro: the number of the
+   micro-batch in the step; -1: any of them. */
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
     char which[64] = "", cause[300];
@@ -256,13 +257,14 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
                     bad ? cause : "check the inputs, or lower the learning rate");
 }
 
-/* Notes what the step must know of a round, which is ready to run. */
+/* Notes what the step must know of a round that is ready to run. */
 static void tt__begin_micro(tt_program *p)
 {
     const tt_program *last = tt__last_stage(p);
     const tt_tape *t = last->built.t;
     const tt__now now = tt__now_of(p);
-    if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number: undoing it is exact */
+    /* loss_norm is a power of two near the number of targets: undoing the division is exact. */
+    if (t->accumulate && !p->norm_known) {
         int exponent = 0, first = tt__first_of(last, 0);
         for (int k = 0; k < t->n_code; k++)
             if (tt__is(&t->code[k], TT__LOSS))

@@ -12,10 +12,10 @@
 #include "ranks.h"
 #include "memory.h"
 
-/* ---- from stage to stage */
+/* ---- values that pass from stage to stage */
 
-/* The same to and from a stage in another process: a SEND does not wait for its messages, a RECV does. Those
-   of a device are in the host's memory. */
+/* Sends a value to, or receives one from, a stage in another process. A SEND does not wait for its messages;
+   a RECV does. Messages of a device go through the host's memory. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -48,7 +48,7 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     return status;
 }
 
-/* Messages of a rank that are on their way go on: with some MPI libraries only while it is called. */
+/* Advances a rank's messages in flight: some MPI libraries transfer data only while they are called. */
 static void tt__go_on_passing(const tt_program *p, int rank)
 {
     tt__net *n = p->ctx->net;
@@ -61,7 +61,7 @@ static void tt__go_on_passing(const tt_program *p, int rank)
     }
 }
 
-/* Waits until the messages of micro-batch number `round` have gone this way. */
+/* Waits until the messages of micro-batch number `round` in direction `way` have been sent. */
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
@@ -71,8 +71,8 @@ static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t roun
     return tt__net_all_there(&mail);
 }
 
-/* A SEND tells the other stage that its operand is there; nobody waits for its end. A RECV waits for that,
-   and copies. */
+/* Runs a SEND or RECV between stages. A SEND tells the other stage that its operand is ready; nobody waits
+   for its end. A RECV waits for the SEND, and copies the operand. */
 static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
 {
     const tt__crew *c = p->settings.crew;
@@ -100,7 +100,7 @@ static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Before a segment writes what goes to another stage: the other has taken what was there. */
+/* Waits, before a segment overwrites a value that another stage receives, until that stage has copied it. */
 static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
 {
     const tt__crew *c = p->settings.crew;
@@ -127,10 +127,11 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* Is m a piece, or a rank's own rows, without elements? */
+/* Returns whether m is a shard, or a rank's own rows, without elements. */
 static bool tt__is_empty(const tt__mat *m) { return m->data && m->rows * m->cols == 0; }
 
-/* An instruction that has nothing to read leaves 0 where a result is a sum over rows, or what was there. */
+/* Runs an instruction whose operands are empty: fills results, which are sums over rows, with 0, unless the
+   instruction adds to them. */
 static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 {
     tt_status status = TT_OK;
@@ -143,8 +144,8 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Runs n instructions that run together on the device or, when that has left what they need there, in the
-   host's memory. */
+/* Runs n instructions that run together: on the device or, if they are on_host, on the CPU in the host's
+   memory, once the device has computed what they read there. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;

@@ -17,9 +17,9 @@
 #include "pipeline.h"
 
 /* ----------------------------------------------------------------------------------------------------- steps
-   tt_step and its parts, what a step has found and when that is read, gradients. */
+   tt_step and its parts; the results of a step and when they are read; gradients. */
 
-/* What the last run of a program that does not train has found on one data rank. */
+/* Gives the results of the last run on one data rank, in a program that does not train. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
     const tt_program *p = tt__last_stage(head);
@@ -42,7 +42,7 @@ static tt_status tt__check_lr(tt_program *p, float lr)
     return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
 }
 
-/* Fails, and names the gradient that is the cause of a norm that is not finite. */
+/* Fails, and names the gradient that makes the norm not finite. */
 static tt_status tt__norm_failed(tt_program *head)
 {
     const int first = head->settings.crew->first;
@@ -65,7 +65,7 @@ static tt_status tt__norm_failed(tt_program *head)
     tt__free(p->ctx, list);
     if (status != TT_OK) return status;
     head->outcome = t->early && bad ? TT__HALF_UPDATED : TT__NOT_FINITE;
-    if (t->early && bad) /* the gradient's memory has other contents now */
+    if (t->early && bad) /* the gradient's memory is reused by now */
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
@@ -85,8 +85,8 @@ static tt_status tt__norm_failed(tt_program *head)
                     "updated%s%s", step, lowest, because, cause);
 }
 
-/* Fails unless the results of a step that were read are finite; else the step counts. one: it had one micro-
-   batch. skipped: tt__scale's before it. */
+/* Judges the results of a step: fails unless they are finite, else counts the step. one: the step had one
+   micro-batch. skipped: tt__scale.skipped before the step. */
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
     p->outcome = TT__NO_TARGET;
@@ -97,15 +97,15 @@ static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
     tt_status status = tt__check_loss(p, one ? 0 : -1);
     if (status != TT_OK) return status;
     const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
-    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale has fallen */
+    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale was lowered */
     if (finite) p->run.step++;
     tt__give_stats(p, &p->done, finite ? p->results.clipped.norm : 0);
     p->reads++;
     return TT_OK;
 }
 
-/* Reads what the last step has found, if nobody has. The step at hand, which has launched nothing yet, stays
-   as it is. */
+/* Reads the results of the last step, if they are unread. Keeps the results of the current step, which has
+   launched nothing yet. */
 static tt_status tt__read_unread(tt_program *p)
 {
     const int rank = tt__first_of(p, 0);
@@ -115,7 +115,7 @@ static tt_status tt__read_unread(tt_program *p)
     const double flops = p->flops;
     if (!p->unread.any) return TT_OK;
     p->unread.any = false;
-    p->run.step--; /* until it is known to be done */
+    p->run.step--; /* until its results are known to be good */
     tt_status status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, r->has_found);
     status = tt__device_status(p->ctx, c, rank, status);
     if (status != TT_OK) return status;
@@ -138,7 +138,7 @@ static void tt__leave_unread(tt_program *p, bool one)
     p->run.step++;
 }
 
-/* Counts a step that failed and updated nothing as one that is skipped. */
+/* Counts a step that failed, and updated nothing, as skipped. */
 static void tt__skip_step(tt_program *p)
 {
     p->results.scale.skipped++;
@@ -152,13 +152,14 @@ tt_status tt_wait(tt_program *p, tt_stats *stats)
     const tt__crew *c = p->settings.crew;
     const int rank = tt__first_of(p, 0);
     tt_status status = tt__read_unread(p);
-    if (any && status == TT_OK) /* what it found was there before its parameters were updated */
+    if (any && status == TT_OK) /* its results come before its parameters are updated */
         status = tt__device_status(p->ctx, c, rank, c->kind->backend->wait(c->device[rank]));
     if (stats) *stats = p->done;
     return status;
 }
 
-/* The update, which leaves all as it is where a loss or gradient is not finite. */
+/* Ends a step: runs a pipeline's micro-batches or sums an unfinished lap, then updates. The update changes
+   nothing if a loss or gradient is not finite. Without `stats`, results may be read later. */
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
@@ -201,7 +202,7 @@ tt_status tt_micro_step(tt_program *p, tt_stats *stats)
                         "the step without updating");
     tt_status status = tt__micro(p, stats != NULL);
     if (status == TT_OK) status = tt__end_round(p);
-    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may hold half of it */
+    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may hold a part of it */
     if (status != TT_OK) return status;
     tt__give_stats(p, stats, 0);
     return TT_OK;
@@ -225,7 +226,7 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
 
 enum { TT__LEAF_PIECE = 256 };
 
-/* a += b, rounded to a dtype. */
+/* Adds b to a, n numbers, each sum rounded to `dtype`. */
 static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 {
     uint16_t half[TT__LEAF_PIECE];
@@ -235,7 +236,7 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
     tt__convert(a, TT_F32, half, dtype, (size_t)n);
 }
 
-/* Reads elements [at, at + n) of a slot of gradient v as floats. */
+/* Reads elements [at, at + n) of a slot of gradient v and converts them to float. */
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -245,16 +246,16 @@ static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int
     return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
-/* The gradient of a parameter as it is so far, in what may be several storages, which are stored alike. Sums
-   of a step: the leaves of all data ranks in one. Sums of micro-batches, which ranks have summed: a total,
-   and where ranks have several slots, those that the lap at hand has filled. */
+/* The gradient of a parameter so far, in one or two storages of the same layout. Sums of a step: `leaves`
+   holds the slots of each data rank. Sums of micro-batches, which are summed over ranks already: `total` and,
+   where ranks have several slots, `leaves` with the slots that the current lap has filled. */
 typedef struct tt__so_far {
-    int32_t leaves, total; /* 0: no such storage */
+    int32_t leaves, total; /* values; 0: no such storage */
     int slots;
-    tt__part part;         /* what ranks have of them */
+    tt__part part;         /* the shard that a rank has of each */
 } tt__so_far;
 
-/* Adds them up as the tree of sums will. */
+/* Adds up the gradient so far, in the order of the tree of sums. */
 static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__stored *stored, float *to)
 {
     const int data = p->built.t->sums_micros ? 1 : p->arena->data;
@@ -282,7 +283,7 @@ static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__st
     return status;
 }
 
-/* Where a parameter's gradient is so far. False: it has none. */
+/* Finds the storages of a parameter's gradient so far. Returns false if the parameter has no gradient. */
 static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so_far *g)
 {
     const tt_tape *t = p->built.t;

@@ -13,9 +13,9 @@
 #include "stages.h"
 #include "launch.h"
 
-/* ---- products that are made in the fastest way (tt_compile_options.tune) */
+/* ---- timing of matrix products (tt_compile_options.tune) */
 
-/* The choices of products of a rank's device, as text that the caller frees. NULL: out of memory. */
+/* Returns the choices of products of a rank's device as text, which the caller frees. NULL: out of memory. */
 static char *tt__tuned_text(const tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -26,7 +26,7 @@ static char *tt__tuned_text(const tt_program *p, int rank)
     return text;
 }
 
-/* A rank's device takes over what a text says of products; `from`: where the text is from. */
+/* Makes a rank's device take the choices of products from a text. `from` names the text in errors. */
 static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
 {
     const tt__backend *b = p->settings.kind->backend;
@@ -37,7 +37,7 @@ static tt_status tt__learn(const tt_program *p, int rank, const char *text, cons
     return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
 }
 
-/* All ranks' devices take over the text, but those of another kind, which know nothing then. */
+/* Makes all ranks' devices take the choices from a text. Devices of other kinds keep none. */
 static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
 {
     const tt__crew *c = p->settings.crew;
@@ -49,8 +49,8 @@ static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const
     return status;
 }
 
-/* Has a rank's device meet the products of the program, at full capacity, and time those of which it knows
-   nothing (`times`). *untimed grows by those that there was no memory for. */
+/* Tells a rank's device which products the program makes at full capacity and, if `times`, times those that
+   the device does not know. Adds to *untimed the number of products for which memory was lacking. */
 static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
 {
     tt_program *p = tt__stage_of(of, rank);
@@ -59,8 +59,8 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const tt__backend *b = p->settings.kind->backend;
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
     const tt__now before = r->now;
-    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
-    int64_t *round = &r->now.round; /* gradients of each slot, which then are added to */
+    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* rounds before add_later adds */
+    int64_t *round = &r->now.round; /* each slot's gradients, then their sums */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     const tt__launch like = tt__launch_on(p, rank);
@@ -92,7 +92,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     return status;
 }
 
-/* tt__tune_rank of all programs of the arena that are to be tuned. */
+/* Calls tt__tune_rank for all programs of the arena that are to be tuned. */
 static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untimed)
 {
     tt_status status = TT_OK;
@@ -101,8 +101,8 @@ static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untime
     return status;
 }
 
-/* The ranks of this process time one after another, each what those before it have not, and all processes do
-   so one after another. *text, which is replaced, is what is known before, and at the end. */
+/* Times products on one process after another, in each on one rank after another; each rank times what no
+   rank before has timed. *text: the known choices before, replaced by those known at the end. */
 static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
 {
     tt_context *ctx = p->ctx;
@@ -133,7 +133,7 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
     return status;
 }
 
-/* Reads a file of products, if it is there, as text to be freed. */
+/* Reads a file of choices, if it exists. *text: its contents, which the caller frees. */
 static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
 {
     char folder[1024];
@@ -161,8 +161,8 @@ static tt_status tt__write_tuned(tt_context *ctx, const char *path, const char *
     return status;
 }
 
-/* Before the first run of an arena: finds the fastest ways to make the products of its programs. Nothing that
-   a program sees is written. */
+/* Finds, before the first run of an arena, the fastest way to make each product of its programs. Writes
+   nothing that a program reads. */
 static tt_status tt__tune_products(tt_program *p)
 {
     tt_context *ctx = p->ctx;
@@ -201,7 +201,7 @@ static tt_status tt__tune_products(tt_program *p)
     return status;
 }
 
-/* The recordings of the programs of an arena are made anew. */
+/* Discards the recordings of all programs of an arena; later runs record anew. */
 static void tt__forget_recordings(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
@@ -215,8 +215,8 @@ static void tt__forget_recordings(tt_program *p)
 }
 
 static tt_status tt__read_unread(tt_program *p);
-/* Has all ranks run. After an error no device goes on to read another's memory, and no stream to use what
-   nobody waits for. */
+/* Runs a function on all ranks. After an error waits for all devices, so that none still reads another's
+   memory or has unfinished work that nobody waits for. */
 static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
 {
     tt__crew *c = p->settings.crew;

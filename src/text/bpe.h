@@ -7,11 +7,13 @@
 
 /* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
 
-/* Sennrich et al. 2016: the symbols of a word are merged, those of the earliest merge first. Most words are
-   one token: whether the merges make the token of its text is found out when the word is first met. */
-enum { TT__BPE_SHORT = 64 }; /* bytes of a word whose merges are found by looking through all */
+/* Byte-pair encoding (Sennrich et al. 2016): merges the symbols of a word, earliest merges first. Most words
+   are one token. Whether the merges turn a token's text into that token is tested when the word first occurs,
+   and noted in `whole`. */
+/* Max bytes of a word whose next merge is found by a scan of all pairs. */
+enum { TT__BPE_SHORT = 64 };
 
-/* Pair UINT64_MAX: none. */
+/* Returns the merge of two symbols. If they have none, its `pair` is UINT64_MAX. */
 static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, int32_t right)
 {
     const tt__model *m = &k->model;
@@ -21,8 +23,8 @@ static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, in
     return &m->merges[at];
 }
 
-/* The symbols of one character: its token, else those of its bytes, else an unknown one, which waits in
-   *unknown for more of its kind. Returns how many are added. */
+/* Writes the symbols of one character: its token, else the tokens of its bytes, else the unknown token. That
+   one is only noted in *unknown, as more unknown characters may join it. Returns how many are written. */
 static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, bool *unknown)
 {
     char text[4];
@@ -46,7 +48,7 @@ static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, boo
     return n;
 }
 
-/* The symbols of a word: at most 2 for each byte, and one. */
+/* Writes the symbols of a word, at most 2 for each byte and one more. Returns how many. */
 static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *to)
 {
     const bool mapped = k->mapped_at < k->split.n;
@@ -67,7 +69,7 @@ static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_
     const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
     for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
     while (n > 1) {
-        uint32_t best = UINT32_MAX; /* the rank where there is no merge */
+        uint32_t best = UINT32_MAX; /* rank of pairs without a merge */
         size_t at = 0;
         for (size_t i = 0; i + 1 < n; i++)
             if (merges[i]->rank < best) best = merges[i]->rank, at = i;
@@ -119,14 +121,14 @@ static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
     return top;
 }
 
-/* The same of a word of any length, in n log n. */
+/* Merges the symbols of a word of any length in place, in time n log n. Returns how many are left. */
 static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
 {
     const tt_tokenizer *k = e->k;
     size_t pairs = 0, left = 0;
     if (n > INT32_MAX / 2) { e->failed = true; return 0; }
     tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
-    /* each symbol begins a pair, and each merge makes two */
+    /* Each symbol begins a pair, and each merge makes two pairs. */
     tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
     if (e->failed) return 0;
     for (size_t i = 0; i < n; i++) {
@@ -140,7 +142,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
         if (first->id < 0 || first->after < 0) continue;
         tt__bpe_link *second = &links[first->after];
         const tt__bpe_rule *m = tt__bpe_merge(k, first->id, second->id);
-        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one of the two is another by now */
+        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one symbol of the pair has changed */
         first->id = top.id;
         first->after = second->after;
         second->id = -1;
@@ -153,7 +155,7 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
     return left;
 }
 
-/* The ids of a word without the start of a run of U+2581 inside. */
+/* Adds the ids of a word that has no start of a run of U+2581 inside. */
 static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;

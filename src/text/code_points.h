@@ -3,8 +3,8 @@
 
 /* ===========================================================================================================
    UNICODE                                                                              src/text/code_points.h
-   What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
-   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses src/base/.
+   Properties of code points that tokenizers use. Each table is a string of numbers, most of them distances
+   from the row before. tests/golden/make_unicode.py prints the tables and explains each. Uses src/base/.
    ======================================================================================================== */
 
 /* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
@@ -295,37 +295,37 @@ static const char *const tt__compat_text[] = {
     "#eq&#lh+#bi>#ftV#nu:#aj2#gs+#cpK#f9#fb&#3#ry7#nj$#dn.#as1#dhJ#laX#lg[#fqR#h3#j|(#goV#bcO#&#c~X#izG#{V#p"
     "|@a1{sSot+ot(%$hoJhoG%$ht#hs^%$ljVljS%$rkJrkG%$nhRnhO%$tcVtcS%$izVizS%$odBod>b)mo-#ciA"};
 
-/* Bits of a code point, as the regular expressions and splitters of `tokenizers` tell them apart. */
+/* Bits of a code point: classes that the regular expressions and splitters of `tokenizers` tell apart. */
 enum {
     TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
-    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it, or what is before it */
+    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it or the character before it */
     TT__IS_ACCENT = 128                      /* a combining mark */
 };
 
-/* What BERT's normalizer does to a code point. */
+/* Actions of BERT's normalizer on a code point. */
 enum { TT__BERT_DROP = 1 /* controls, private use and U+FFFD */, TT__BERT_ACCENT };
 
-/* How a code point breaks graphemes: the Unicode Standard, annex 29. Two regional indicators are apart here,
-   as that makes no difference to what asks. */
+/* Classes of code points that break texts into graphemes (Unicode Standard, annex 29). Two regional
+   indicators count as apart here, which makes no difference to the callers. */
 enum {
     TT__GRAPHEME_OTHER, TT__GRAPHEME_CONTROL, TT__GRAPHEME_EXTEND,
-    TT__GRAPHEME_EXTEND_ALONE, /* does not stand between consonants that are together */
+    TT__GRAPHEME_EXTEND_ALONE, /* may not stand between two consonants that stay together */
     TT__GRAPHEME_LINKER, TT__GRAPHEME_JOINER, TT__GRAPHEME_SPACING, TT__GRAPHEME_PREPEND,
     TT__GRAPHEME_PICTURE, TT__GRAPHEME_CONSONANT,
     TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* of Hangul */
 };
 
-/* The tables, unpacked. */
+/* The unpacked tables. */
 typedef struct tt__unicode {
     uint8_t bits[0x110000];               /* TT__IS_... */
     uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
     uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank among combining classes */
     uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
     uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
-    uint32_t cjk[TT__CJK_POINTS];         /* what U+F900..U+FAFF and U+2F800..U+2FA1F become */
+    uint32_t cjk[TT__CJK_POINTS];         /* decompositions of U+F900..U+FAFF and U+2F800..U+2FA1F */
     uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
     uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 +
-                                                 step; to what */
-    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | how many */
+                                                 step; first result */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | count */
     uint32_t compat_points[TT__COMPAT_POINTS];
 } tt__unicode;

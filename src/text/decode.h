@@ -4,9 +4,9 @@
 #include "types.h"
 #include "lookups.h"
 
-/* --------------------------------------------------------------------------------------- tokenizer: texts */
+/* --------------------------------------------------------------------------- tokenizer: from ids to texts */
 
-/* Parts of a text, one behind the other. */
+/* Parts of a text, one after another in one buffer. */
 typedef struct tt__parts {
     tt_context *ctx;
     char *text;
@@ -28,7 +28,7 @@ static void tt__parts_add(tt__parts *p, const char *text, size_t bytes)
     p->used += bytes;
 }
 
-static void tt__parts_end(tt__parts *p) /* ends the part at hand */
+static void tt__parts_end(tt__parts *p) /* ends the current part */
 {
     p->failed |= !TT__GROW(p->ctx, p->ends, p->n, p->capacity);
     if (!p->failed) p->ends[p->n++] = p->used;
@@ -40,7 +40,7 @@ static void tt__parts_free(tt__parts *p)
     tt__free(p->ctx, p->ends);
 }
 
-/* Adds a text, with U+FFFD for what is no UTF-8. */
+/* Adds a text, with U+FFFD in place of bytes that are not UTF-8. */
 static void tt__parts_valid(tt__parts *p, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -55,14 +55,14 @@ static int tt__hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-static int tt__byte_token(const char *text, size_t bytes) /* what "<0x0A>" stands for; -1: nothing */
+static int tt__byte_token(const char *text, size_t bytes) /* the byte of "<0x0A>" and the like; else -1 */
 {
     if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
     int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-/* Adds the parts `bytes`, which are one byte each: a text, or where they are none U+FFFD for each. */
+/* Adds single bytes as one part, their text, if they are UTF-8. Otherwise adds one U+FFFD for each byte. */
 static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
 {
     if (!*n) return;
@@ -78,7 +78,7 @@ static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
     *n = 0;
 }
 
-/* Replaces every `from` by a text that is no longer, in place. Returns the bytes. */
+/* Replaces every `from` by `to`, which is no longer, in place. Returns the new number of bytes. */
 static size_t tt__shorten(char *text, size_t bytes, const char *from, const char *to)
 {
     const size_t from_bytes = strlen(from), to_bytes = strlen(to);
@@ -93,7 +93,8 @@ static size_t tt__shorten(char *text, size_t bytes, const char *from, const char
     return n;
 }
 
-/* A token that goes on is joined to the one before; others get a space in front, or are cleaned of it. */
+/* Adds a WordPiece token. A token that continues a word is joined to the token before. Other tokens get a
+   space before them. Cleanup removes some of these spaces. */
 static void tt__decode_piece(const tt__step *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     static const char *const cleaned[][2] = {
@@ -132,7 +133,8 @@ static void tt__decode_part(const tt__step *s, const char *text, size_t bytes, b
     tt__parts_end(to);
 }
 
-/* Bytes that stand for characters become bytes again; a token that has other characters stays. */
+/* Adds a token of byte-level encoding, each character turned into the byte that it stands for. A token with
+   other characters is added unchanged. */
 static void tt__decode_bytes(const char *text, size_t bytes, tt__parts *to)
 {
     const size_t used = to->used;
@@ -181,7 +183,7 @@ static void tt__decode_step(const tt__step *s, const tt__parts *from, tt__parts 
     tt__free(to->ctx, run);
 }
 
-/* The text of an id as decoders get it; NULL: it has none. */
+/* Returns the text of an id as decoders receive it. NULL: the id has no text. */
 static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
     if (id < 0 || id >= k->size) return NULL;
@@ -225,22 +227,24 @@ int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n
     return bytes;
 }
 
-/* What a text begins with depends on what is decoded before it (a first word has no space before it, a
-   character may have begun), so new ids are decoded behind some that are decoded already: a context. */
+/* A decoder of ids that arrive one after another. What a text begins with depends on the ids before it: a
+   first word has no space before it, and a character may have begun. New ids are therefore decoded together
+   with a context: some ids that are decoded already. */
 struct tt_decode_stream {
     const tt_tokenizer *k;
     bool skip_special;
-    bool bytes;         /* tokens may end inside of a character */
-    bool runs;          /* of tokens for single bytes */
-    bool whole;         /* decoders look at the whole text: nothing is certain before its end */
-    int32_t *ids;       /* the context, and those behind it whose text is not certain yet */
+    bool bytes;         /* a token may end inside a character */
+    bool runs;          /* there may be runs of single-byte tokens */
+    bool whole;         /* decoders need the whole text: nothing is final before its end */
+    int32_t *ids;       /* the context, then ids whose text is not final yet */
     int n, capacity;
-    int context;        /* ids that it has */
-    size_t given;       /* bytes of the text of `ids` that were returned */
-    tt__parts text;     /* which the caller may be reading */
+    int context;        /* number of ids of the context */
+    size_t given;       /* bytes of the text of `ids` returned so far */
+    tt__parts text;     /* the caller may still be reading it */
 };
 
-enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 }; /* more than this many are cut to the last of them */
+/* Max ids to keep, and the number of last ids to which a longer list is cut. */
+enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 };
 
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
 {
@@ -248,7 +252,7 @@ tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
     if (!s) return NULL;
     s->k = k;
     s->skip_special = skip_special;
-    bool fused = false; /* do decoders see the text in one? */
+    bool fused = false; /* does a step join all parts into one? */
     for (int i = 0; i < k->finish.decode.n; i++) {
         const tt__step *d = &k->finish.decode.all[i];
         size_t at = 0;
@@ -270,7 +274,8 @@ void tt_decode_stream_free(tt_decode_stream *s)
     tt__free(s->k->ctx, s);
 }
 
-/* Leaves ids away whose text is given, but for a context with a text. clean: all of it is given. */
+/* Removes ids whose text has been returned, all but a context that has a text. clean: all has been
+   returned. */
 static bool tt__stream_cut(tt_decode_stream *s, bool clean)
 {
     const int from = clean ? s->context

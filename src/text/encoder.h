@@ -4,11 +4,12 @@
 #include "types.h"
 #include "lookups.h"
 
-/* ---- a text's way to ids */
+/* ---- the state of a text that is being encoded */
 
 typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
 
-/* Room for n items of which the contents do not matter. NULL leaves no error: loader threads use it. */
+/* Returns memory for n items, with any contents. NULL: out of memory, without an error: loader threads call
+   it. */
 static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
 {
     size_t bytes;
@@ -21,7 +22,7 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-enum { /* buffers of an encoder: of normalized texts two in turn, of splitters' one for each */
+enum { /* buffers of an encoder; normalizers use two in turn, and each splitter has its own */
     TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
     TT__POINTS = TT__SPLIT_TEXT + TT__STEP_LIMIT, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
 };
@@ -31,16 +32,17 @@ struct tt__encoder {
     const tt_tokenizer *k;
     void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
     int32_t *ids;
-    int64_t count, room;   /* ids so far, of which `room` are kept */
-    bool whole;            /* count all ids; else some of those beyond room */
+    int64_t count, room;   /* ids so far; how many are kept */
+    bool whole;            /* counts all ids; else not all of those beyond room */
     bool failed;           /* out of memory */
-    bool ascii;            /* all of the text is */
-    const char *origin;    /* the text at hand, normalized, of so many bytes */
+    bool ascii;            /* the whole text is ASCII */
+    const char *origin;    /* the current text, normalized, and its bytes */
     size_t origin_bytes;
-    size_t front;          /* so many bytes at its front stand for its first character before that: a part of
-                              a splitter's that begins with one of them is the text's first */
+    size_t front;          /* number of bytes at the start of `origin` that stand for the text's first
+                              character before normalization. A splitter's part that begins with one of them
+                              is the first part of the text */
     tt__buffer buffers[TT__BUFFERS];
-    char few[TT__SPLIT_TEXT][TT__FEW]; /* the first of these texts, while they are short */
+    char few[TT__SPLIT_TEXT][TT__FEW]; /* the first buffers, for short texts */
 };
 
 static void tt__encoder_init(tt__encoder *e, const tt_tokenizer *k)
@@ -70,21 +72,21 @@ static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
     return memory;
 }
 
-/* tt__token_head of a part of a text. */
+/* Returns the tt__token_head of a part of the encoder's text. */
 static inline uint64_t tt__part_head(const tt__encoder *e, const char *text, size_t bytes)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
     return tt__token_head(text, bytes, at < e->origin_bytes ? e->origin_bytes - at : bytes);
 }
 
-/* The token that a word of a text stands for; -1: none. */
+/* Returns the token whose word is `text`. -1: none. */
 static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__ids_by_text *t = &e->k->vocab.by_word;
     return bytes > t->longest ? -1 : tt__token_slot(t, text, bytes, tt__part_head(e, text, bytes))->id;
 }
 
-/* The next character, of bytes that stand for one each if `mapped`. */
+/* Returns the next character and moves *at past it. mapped: each byte stands for one character. */
 static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_t *at)
 {
     return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);

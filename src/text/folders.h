@@ -12,8 +12,8 @@
 
 /* ------------------------------------------------------------------------------------- tokenizer: folders */
 
-/* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
-   freed in any case. */
+/* Opens a JSON file of a folder, if it exists; else j->count is 0. Writes the file's path to `path`, which j
+   points to. The caller frees j in any case. */
 static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
                                         const char *file)
 {
@@ -24,8 +24,8 @@ static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[
     return status == TT_OK && there ? tt__json_open(j, ctx, path) : status;
 }
 
-/* Reads a file of the folder, if it is there, and keeps it for tt_tokenizer_save. NULL: not there, or an
-   error. */
+/* Reads a file of the folder, if it exists, and keeps it for tt_tokenizer_save. NULL: the file does not
+   exist, or an error. */
 static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, const char *name,
                                            char path[TT__PATH], tt_status *status)
 {
@@ -41,7 +41,8 @@ static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, 
     return &kept->file;
 }
 
-/* The same of a file that is JSON. */
+/* Reads a JSON file of the folder, if it exists, keeps it for tt_tokenizer_save, and parses it into j. NULL:
+   the file does not exist, or an error. */
 static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, const char *name,
                                            char path[TT__PATH], tt__json *j, tt_status *status)
 {
@@ -53,7 +54,7 @@ static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, 
 static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
                                                            "cls_token", "sep_token", "mask_token"};
 
-/* Which token each role has, where a JSON object of the folder says so: a text, or an object with one. */
+/* Sets the tokens of roles that a JSON object names: as a text, or as an object with "content". */
 static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -66,7 +67,8 @@ static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* config.json's bos_token_id and so on: a number, or a list of which the first counts. */
+/* Sets the tokens of roles that config.json gives as bos_token_id and so on: a number, or the first of a
+   list. */
 static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
 {
     for (int role = 0; role < TT_TOKEN_COUNT; role++) {
@@ -81,7 +83,8 @@ static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* Is that token one of ordinary texts: neither an added one nor called as "</s>" or "[SEP]" are? */
+/* Returns whether a token occurs in ordinary texts: it is not an added token, nor named like "</s>" or
+   "[SEP]". */
 static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
 {
     if (id < 0 || k->added_of[id] >= 0 || !k->vocab.text[id].bytes) return false;
@@ -89,9 +92,9 @@ static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
     return !(first == '<' && last == '>') && !(first == '[' && last == ']');
 }
 
-/* Classes that read "add_prefix_space" of tokenizer_config.json, and what a vocab.json and a merges.txt leave
-   to them; NULL: these are not read. Tokens that a vocabulary has not are left out; "added_tokens_decoder" of
-   tokenizer_config.json has more. */
+/* Classes that follow "add_prefix_space" of tokenizer_config.json. json: the rest of a tokenizer that
+   consists of vocab.json and merges.txt; NULL: such a tokenizer is not read. Tokens that the vocabulary lacks
+   are left out. "added_tokens_decoder" of tokenizer_config.json may add more. */
 static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPT2Tokenizer", "gpt2",
      "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
@@ -113,7 +116,7 @@ static const struct { const char *name, *model_type, *json; } tt__classes[] = {
     {"GPTNeoXTokenizer", "gpt_neox", NULL},
 };
 
-/* How LlamaTokenizer of transformers 5 marks words, whatever the pipeline of the tokenizer.json. */
+/* The pipeline that LlamaTokenizer of transformers 5 uses in place of the one in tokenizer.json. */
 static const char tt__llama_way[] =
     "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
     "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
@@ -122,20 +125,20 @@ static const char tt__llama_way[] =
     "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
     "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
 
-/* The text of a member of a file of a folder, which may not be there (empty); NULL: there is none. */
+/* Returns the text of a member of a file that may be missing (then it is empty). NULL: no such text. */
 static const char *tt__folder_text(const tt__json *j, const char *key)
 {
     return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
 }
 
-/* Is that the name of the class, or of its twin of transformers 4? */
+/* Returns whether a name is that of a class, or of the class's twin in transformers 4. */
 static bool tt__class_is(const char *name, const char *which)
 {
     const size_t n = strlen(which);
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
 
-/* Which of tt__classes a name, or else a type of model, asks for; -1: none. */
+/* Returns the row of tt__classes that a name or, without a name, a model type asks for. -1: none. */
 static int tt__class_of(const char *name, const char *type)
 {
     for (int i = 0; i < TT__COUNT(tt__classes); i++)
@@ -157,8 +160,8 @@ static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *
     return tt__class_of(name, type) >= 0 ? TT__FIRST_BYTES : TT__FIRST_FILE;
 }
 
-/* What tt__classes have for a folder's tokenizer_config.json or config.json, of which either may be empty;
-   NULL and an error: none has. */
+/* Returns the json of tt__classes for a folder's tokenizer_config.json or config.json; either may be empty.
+   NULL and an error: no row fits. */
 static const char *tt__class_json(tt_context *ctx, const char *folder, const tt__json *config,
                                   const tt__json *model)
 {
@@ -172,7 +175,7 @@ static const char *tt__class_json(tt_context *ctx, const char *folder, const tt_
     return NULL;
 }
 
-/* The error of a folder without a tokenizer. */
+/* Fails because a folder has no tokenizer that can be read. */
 static tt_status tt__no_tokenizer(tt_context *ctx, const char *folder)
 {
     static const char *const names[] = {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model"};
@@ -189,7 +192,7 @@ static tt_status tt__no_tokenizer(tt_context *ctx, const char *folder)
                     "its vocab.txt, or its vocab.json and merges.txt", folder);
 }
 
-/* What a folder has of a tokenizer, of which all but the first may be empty, and the paths of the files. */
+/* The files of a tokenizer's folder and their paths. All but the first may be empty. */
 typedef struct tt__tokenizer_folder {
     const char *folder;
     tt__json json, config, map, vocab, model, way;
@@ -227,14 +230,14 @@ static tt_status tt__load_merges(tt_tokenizer *k, tt__tokenizer_folder *f)
     return status == TT_OK ? tt__build_tokenizer(k, &r) : status;
 }
 
-/* Which tokens begin and end texts, and so on. */
+/* Sets which tokens begin and end texts, and the other roles. */
 static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
 {
     int32_t *eos = &k->finish.roles[TT_TOKEN_EOS];
     if (f->config.count) tt__read_roles(k, &f->config);
     if (f->map.count) tt__read_roles(k, &f->map);
     if (k->model.kind == TT__MODEL_WORDPIECE) tt__roles_of_bert(k);
-    const bool told = *eos >= 0; /* by a file of the tokenizer's own */
+    const bool told = *eos >= 0; /* by a file of the tokenizer itself */
     if (f->model.count) tt__read_role_ids(k, &f->model);
     const int32_t own = tt_tokenizer_find(k, "<|endoftext|>"), end = *eos;
     const bool ordinary = !told && tt__is_ordinary(k, end);
@@ -289,7 +292,7 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
         f->folder = folder;
         status = tt__load_folder(k, f);
         for (int i = 0; i < TT__COUNT(all); i++) {
-            all[i]->ctx = ctx; /* also of what was not opened */
+            all[i]->ctx = ctx; /* free needs it, even if not opened */
             tt__json_free(all[i]);
         }
     }

@@ -9,24 +9,24 @@
 
 /* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
-/* A new text that a normalizer makes of an old one, and how much of the new one's front stands for the front
-   of the old one (see tt__encoder), as `tokenizers` aligns them (NormalizedString): what is put with a change
-   of 0 stands for the old text's next character, with a change of -n for the n characters behind that too,
-   and with a change of 1 for the same as what was put before. */
+/* A new text that a normalizer makes of an old one. It also tracks which bytes of the new text stand for the
+   front of the old text (see tt__encoder), as NormalizedString of `tokenizers` aligns them. A piece that is
+   put with a change of 0 stands for the next character of the old text, with a change of -n also for the n
+   characters after that, and with a change of 1 for the same as the piece put before. */
 typedef struct tt__rewrite {
     tt__encoder *e;
     tt__buffer *to;
     char *out;             /* the new text so far, n bytes */
     size_t n, room;
-    bool aligns;           /* does the front matter? Else the rest is not used. */
+    bool aligns;           /* does the front matter? Otherwise the fields below are unused. */
     const char *text;      /* the old text */
     size_t bytes, front;
-    size_t at, to_front;   /* what of the old text is passed; the new front, so far */
-    size_t size;           /* of what was put last, whose change may still become less; 0: of none */
+    size_t at, to_front;   /* bytes of the old text passed so far; bytes of the new front so far */
+    size_t size;           /* of the piece put last, whose change may still decrease; 0: none */
     int64_t change;
 } tt__rewrite;
 
-/* Room for so many bytes more. False: there is none, now or before. */
+/* Makes room for `more` bytes. Returns false if memory is out, now or earlier. */
 static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 {
     tt_context *ctx = w->e->k->ctx;
@@ -43,7 +43,7 @@ static bool tt__rewrite_room(tt__rewrite *w, size_t more)
     return true;
 }
 
-/* Begins a text in one of the encoder's buffers. */
+/* Begins a new text in one of the encoder's buffers. */
 static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *text, size_t bytes, bool aligns)
 {
     tt__rewrite w = {e, &e->buffers[buffer], NULL, 0, 0, aligns, text, bytes, e->front, 0, 0, 0, 0};
@@ -54,7 +54,8 @@ static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *tex
     return w;
 }
 
-/* Passes what was put last. */
+/* Ends the piece put last: adds it to the new front if it stands for the old one, and passes its old
+   characters. */
 static void tt__rewrite_pass(tt__rewrite *w)
 {
     const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
@@ -88,7 +89,7 @@ static void tt__rewrite_skip(tt__rewrite *w, size_t bytes)
     w->at += bytes;
 }
 
-/* Puts a text that stands for a part of the old one; to NULL: the part itself. */
+/* Puts `to`, which stands for `part` of the old text. NULL: puts `part` itself. */
 static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, const char *to, size_t to_bytes)
 {
     int64_t old = 0, made = 0;
@@ -102,10 +103,10 @@ static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, con
         tt__utf8_next(to, to_bytes, &at);
         tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) w->change -= old - made; /* of none, where the text begins with what is taken away */
+    if (made < old) w->change -= old - made; /* has no effect where removed text comes first */
 }
 
-/* Ends the new text. */
+/* Ends the new text and returns it. */
 static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
 {
     tt__rewrite_pass(w);
@@ -114,11 +115,11 @@ static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
     return w->out;
 }
 
-/* ---- composition and decomposition: the Unicode Standard, section 3.11 */
+/* ---- composition and decomposition (Unicode Standard, section 3.11) */
 
 typedef struct tt__changed { uint32_t point; int32_t change; } tt__changed;
 
-/* Sorts each run of marks by combining class; spare has room for as many. */
+/* Sorts each run of marks by combining class. `spare` has room for n characters. */
 static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__changed *spare)
 {
     for (size_t i = 0, end; i < n; i = end + 1) {
@@ -130,7 +131,7 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
             lowest = rank < lowest ? rank : lowest;
             before = rank;
         }
-        while (!sorted && to < end) { /* a pass for each class that there is, of at most 63 */
+        while (!sorted && to < end) { /* one sweep per class, at most 63 */
             uint32_t next = UINT32_MAX;
             for (size_t k = i; k < end; k++) {
                 rank = tt__mark_rank(u, c[k].point);
@@ -143,11 +144,11 @@ static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__c
     }
 }
 
-/* Composes what is decomposed and sorted. Returns how many remain. */
+/* Composes characters that are decomposed and sorted. Returns how many remain. */
 static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count)
 {
     size_t kept = 0, starter = SIZE_MAX;
-    uint32_t before = 0; /* the rank of what was kept behind the starter; 0: nothing was */
+    uint32_t before = 0; /* rank of the character kept after the starter; 0: none */
     for (size_t i = 0; i < count; i++) {
         const uint32_t rank = tt__mark_rank(u, c[i].point);
         const bool free_way = starter != SIZE_MAX && (kept == starter + 1 || before < rank);
@@ -164,13 +165,13 @@ static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count
     return kept;
 }
 
-/* Puts a part of the old text decomposed, and composed again for NFC. Nothing moves or composes over the ends
-   of the part. */
+/* Puts a part of the old text decomposed, and for NFC composed. No mark moves, and nothing composes, across
+   the ends of the part. */
 static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
     tt__changed few[2][640], *c = few[0], *spare = few[1];
-    /* Characters but the first have two bytes at least. */
+    /* All characters but the first have at least two bytes. */
     size_t count = 0, most = (size_t)(kind == TT__STEP_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
     if (bytes > INT32_MAX) { w->e->failed = true; return; }
     if (most > TT__COUNT(few[0])) {
@@ -188,7 +189,7 @@ static void tt__rewrite_decomposed(tt__rewrite *w, tt__step_kind kind, const cha
     for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
 }
 
-/* Does nothing move or compose over the start of this character? */
+/* Returns whether a character is a boundary: no mark moves, and nothing composes, across its start. */
 static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
 {
     uint32_t to[TT__DECOMPOSED];
@@ -198,7 +199,7 @@ static bool tt__stands(const tt__unicode *u, tt__step_kind kind, uint32_t c)
     return !tt__mark_rank(u, to[0]);
 }
 
-/* NFC, NFD and NFKD. */
+/* Normalizes a text to NFC, NFD or NFKD. */
 static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
@@ -214,11 +215,11 @@ static void tt__rewrite_composition(tt__rewrite *w, tt__step_kind kind, const ch
 
 /* ---- Precompiled */
 
-/* Where the grapheme that begins at `at` ends. */
+/* Returns the end of the grapheme that begins at `at`. */
 static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
-    bool picture = false, joined = false;     /* a picture and what extends it; and a joiner */
-    bool consonant = false, linked = false;   /* a consonant and what extends it, with a linker in that */
+    bool picture = false, joined = false;     /* after a picture and its extenders; after a joiner there */
+    bool consonant = false, linked = false;   /* after a consonant and its extenders; with a linker in them */
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
@@ -251,10 +252,10 @@ static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t by
     return bytes;
 }
 
-/* What a Precompiled has for the shortest start of a text that it knows; NULL: it knows none. Its units are a
-   double-array trie (Aoe 1989; Yata's darts-clone): a byte leads from a node to its position xor the byte,
-   where the unit's lowest bits repeat the byte. Bit 8 of a unit: a text is known here, and the first unit
-   behind has its place. */
+/* Returns the text that a Precompiled map has for the shortest prefix of `text` that it knows. NULL: it knows
+   none. The map is a double-array trie (Aoe 1989; Yata's darts-clone). A byte leads from a node to the unit
+   at position xor byte, whose lowest bits repeat the byte. Bit 8 of a unit: the map knows the prefix up to
+   here, and the node's first unit has the place of its text. */
 static const char *tt__precompiled_find(const tt__step *s, const char *text, size_t bytes, size_t *to_bytes)
 {
     const size_t count = s->from_bytes / 4;
@@ -268,7 +269,7 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
             memcpy(&unit, s->from + 4 * at, 4);
             const size_t place = unit & INT32_MAX;
             if (place > s->to_bytes || ((uint8_t)s->to[place] & 0xC0) == 0x80) return NULL;
-            *to_bytes = strlen(s->to + place); /* a NUL is behind the last one too */
+            *to_bytes = strlen(s->to + place); /* the last text, too, ends with a NUL */
             return s->to + place;
         }
         if (i == bytes || !text[i]) return NULL;
@@ -280,8 +281,9 @@ static const char *tt__precompiled_find(const tt__step *s, const char *text, siz
     return NULL;
 }
 
-/* A Precompiled, as `tokenizers` applies it: to graphemes of less than 6 bytes, of which it replaces all by
-   what it has for their start, and to the characters of others. */
+/* Applies a Precompiled map as `tokenizers` does. A grapheme of less than 6 bytes is replaced by the map's
+   text for the grapheme's start. In other graphemes, and if the map has no such text, each character is
+   replaced separately. */
 static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
     for (size_t at = 0; at < bytes;) {
@@ -306,7 +308,8 @@ static void tt__rewrite_precompiled(tt__rewrite *w, const tt__step *s, const cha
 
 /* ---- normalizers of single characters, and of strings */
 
-/* What a character becomes by StripAccents, Lowercase or one of BERT's: so many code points. */
+/* Maps a character by StripAccents, Lowercase or a step of BERT's normalizer. Returns the number of code
+   points. */
 static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, uint32_t to[3])
 {
     to[0] = c;
@@ -324,7 +327,7 @@ static size_t tt__mapped(const tt__unicode *u, tt__step_kind kind, uint32_t c, u
     }
 }
 
-/* The same of ASCII, of which there is most; above 0x7F: it is dropped. */
+/* Maps an ASCII character, the most frequent kind. A result above 0x7F: the character is dropped. */
 static uint8_t tt__mapped_ascii(tt__step_kind kind, uint8_t c)
 {
     if (kind == TT__STEP_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
@@ -353,11 +356,11 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__step_kind kind, const char *t
     }
 }
 
-/* Replaces every `from` of a step, or runs of two and more spaces: the replacement stands for the last
-   character. */
+/* Replaces every `from` of a step, or every run of two or more spaces. The replacement stands for the last
+   character that it replaces. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__step *s, const char *text, size_t bytes)
 {
-    size_t from = 0; /* what is not in the new text yet */
+    size_t from = 0; /* bytes before it are in the new text */
     for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
         n = 0;
         if (text[at] != s->from[0]) continue;
@@ -384,7 +387,7 @@ static const char *tt__trim(tt__encoder *e, const tt__step *s, const char *text,
     return text + from;
 }
 
-/* Does a normalizer leave the text as it is? */
+/* Returns whether a normalizer leaves a text unchanged. */
 static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *text, size_t bytes)
 {
     if (kind > TT__STEP_NONSPACING || kind == TT__STEP_LOWER || kind == TT__STEP_CLEAN) return false;
@@ -392,7 +395,7 @@ static bool tt__is_normal(const tt__unicode *u, tt__step_kind kind, const char *
     return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
-/* What all normalizers do to ASCII, of which there is most. */
+/* Computes what all normalizers together do to ASCII, the most frequent text. */
 static void tt__normalize_ascii_by(tt_tokenizer *k)
 {
     bool maps = false, others = false;
@@ -407,11 +410,11 @@ static void tt__normalize_ascii_by(tt_tokenizer *k)
     k->maps_ascii = maps && !others;
 }
 
-/* Returns what the normalizers make of a text, which stays where it is if they change nothing. */
+/* Returns the normalized text: `text` itself if the normalizers change nothing. */
 static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
     const tt_tokenizer *k = e->k;
-    bool aligns = false; /* does it matter what is the text's front? */
+    bool aligns = false; /* does any splitter need to know the text's front? */
     for (int i = 0; i < k->split.n; i++) aligns |= k->split.all[i].prefix_first;
     e->front = 0;
     if (*bytes) tt__utf8_next(text, *bytes, &e->front);
@@ -428,7 +431,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
         const tt__step *s = &k->normalize.all[i];
         if (s->kind == TT__STEP_TRIM) text = tt__trim(e, s, text, bytes);
         if (s->kind == TT__STEP_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
-        /* the text may be in the other one */
+        /* Two buffers take turns, as the text may be in the other one. */
         tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
         size_t first = 0;
         switch (s->kind) {

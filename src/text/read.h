@@ -7,7 +7,7 @@
 
 /* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
-/* A string of JSON, which may hold a NUL; NULL for another kind. */
+/* Returns a JSON string, which may hold a NUL. NULL: the node is not a string. */
 static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
 {
     if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
@@ -15,7 +15,7 @@ static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
     return j->pool + j->nodes[node].integer;
 }
 
-/* Keeps a text as long as k. */
+/* Copies a text into memory that lives as long as k. */
 static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *from, size_t bytes,
                                const char **text)
 {
@@ -23,7 +23,7 @@ static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *f
     return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
 }
 
-/* The string `key` of an object, of at least one character, which is kept. */
+/* Reads the string `key` of an object, of at least one character, and keeps it as long as k. */
 static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, const char *key,
                                const char **text, size_t *bytes)
 {
@@ -44,8 +44,7 @@ static tt_status tt__unsupported(const tt__json *j, int node, const char *what, 
 
 typedef struct tt__step_name { const char *type; tt__step_kind kind; } tt__step_name;
 
-/* Adds the step that a type names. NULL and an error: the type is none of `known`, or there are too many
-   steps. */
+/* Adds the step that a type names. NULL and an error: the type is not in `names`, or steps are too many. */
 static tt__step *tt__read_step(const tt__json *j, int node, const char *what, const char *type,
                                const tt__step_name *names, int n, const char *known, tt__step_list *steps)
 {
@@ -63,7 +62,7 @@ static tt__step *tt__read_step(const tt__json *j, int node, const char *what, co
 
 typedef tt_status (*tt__reader)(tt_tokenizer *k, const tt__json *j, int node);
 
-/* Reads the members of a Sequence, the array `key`, one after the other. */
+/* Reads the members of a Sequence, in order, from its array `key`. */
 static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node, const char *key,
                                   tt__reader read)
 {
@@ -76,8 +75,8 @@ static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node,
     return status;
 }
 
-/* The "type" of a component that is no Sequence. NULL: it is null, or a Sequence, the array `key`, that is
-   read now, or *status is an error. */
+/* Returns the "type" of a component. NULL: the component is null; or it is a Sequence, whose members in the
+   array `key` are now read; or *status is an error. */
 static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, const char *what,
                                  const char *key, tt__reader read, tt_status *status)
 {
@@ -92,7 +91,7 @@ static const char *tt__read_type(tt_tokenizer *k, const tt__json *j, int node, c
     return NULL;
 }
 
-/* {"pattern": {"String": from}, "content": to}, or a regular expression instead of a String */
+/* Reads {"pattern": {"String": from}, "content": to}, or a known regular expression instead. */
 static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
@@ -117,7 +116,7 @@ static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, 
                     j->base + j->nodes[node].offset);
 }
 
-/* A digit of base 64 (RFC 4648); -1: none. */
+/* Returns the value of a base-64 digit (RFC 4648). -1: c is not a digit. */
 static int tt__base64_digit(char c)
 {
     if (c >= 'A' && c <= 'Z') return c - 'A';
@@ -126,7 +125,8 @@ static int tt__base64_digit(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* {"precompiled_charsmap": base 64 of the bytes of a trie, that trie, and texts with a NUL behind each} */
+/* Reads {"precompiled_charsmap": ...}: in base 64, the bytes of a trie, the trie, and texts that each end
+   with a NUL. */
 static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__step *s)
 {
     static const char key[] = "precompiled_charsmap";
@@ -163,7 +163,7 @@ static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* "clean_text", "handle_chinese_chars", "lowercase", "strip_accents" (null: as "lowercase") */
+/* Reads "clean_text", "handle_chinese_chars", "lowercase" and "strip_accents" (null: like "lowercase"). */
 static tt_status tt__read_bert(tt_tokenizer *k, const tt__json *j, int node)
 {
     bool clean = true, cjk = true, lower = true, accents = true;
@@ -203,7 +203,7 @@ static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int nod
     return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
 }
 
-/* The regular expressions that splitters know. */
+/* The regular expressions that splitters support. */
 static const struct { const char *regex; tt__step_name name; tt__pattern pattern; } tt__patterns[] = {
     {"[0-9][0-9][0-9]", {"", TT__STEP_TRIPLES}, {false, false, false, 0}}, /* Falcon */
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
@@ -239,7 +239,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
     const tt__step_name *name = &tt__patterns[known].name;
     const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    const bool whole = name->kind == TT__STEP_REGEX; /* every character is in a match, and nothing between */
+    const bool whole = name->kind == TT__STEP_REGEX; /* each character is in exactly one match */
     if (whole ? !isolated && !(removed && invert) : !isolated || invert)
         return tt__unsupported(j, node, "behavior of a Split,", behavior,
                                "Isolated, or Removed with \"invert\"");
@@ -251,7 +251,7 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
     return TT_OK;
 }
 
-/* "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files */
+/* Reads "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files. */
 static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node, const char **mark,
                                     size_t *bytes, const char **scheme)
 {
@@ -362,7 +362,7 @@ static tt_status tt__read_decoder(tt_tokenizer *k, const tt__json *j, int node)
     }
 }
 
-/* The id at `node`, in range. */
+/* Reads the id at `node` and checks its range. */
 static tt_status tt__read_id(const tt__json *j, int node, const char *what, int *id)
 {
     const tt__json_node *at = &j->nodes[node];

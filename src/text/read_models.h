@@ -11,9 +11,9 @@
 
 /* ----------------------------------------------------------------------- tokenizer: reading of the models */
 
-/* A number as the JSON reader of `tokenizers` takes it: its digits as an integer, of as many as 64 bits hold,
-   by a power of ten. That is not always the nearest double, and which of two spellings is better may hang on
-   the last bit. `at`: a number of valid JSON. */
+/* Returns a number as the JSON reader of `tokenizers` computes it: as many digits as 64 bits hold, as an
+   integer, times a power of ten. This is not always the nearest double, and the last bit may decide which of
+   two spellings of a word is better. `at` points to a number of valid JSON. */
 static double tt__unigram_score(const char *at)
 {
     const bool negative = *at == '-';
@@ -45,7 +45,7 @@ static double tt__unigram_score(const char *at)
     return negative ? -score : score;
 }
 
-/* The scores of Unigram's vocabulary, which has been read from `text`. */
+/* Reads the scores of Unigram's vocabulary. `text`: the text that j was parsed from. */
 static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char *text, int model)
 {
     const int node = tt__json_get(j, model, "vocab");
@@ -65,18 +65,18 @@ static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char 
                             "double", j->path, j->base + number->offset, id);
         least = m->scores[id] < least ? m->scores[id] : least;
     }
-    m->unk_score = least - 10; /* Kudo's and Richardson's SentencePiece has this penalty */
+    m->unk_score = least - 10; /* SentencePiece (Kudo and Richardson) has this penalty */
     return TT_OK;
 }
 
-typedef struct tt__bpe_merging { /* what a merge is read from, for errors, and room for what it makes */
+typedef struct tt__bpe_merging { /* where a merge is read, for errors; memory for its result */
     const char *path;
     size_t offset, count;
     char *joined;
     size_t room;
 } tt__bpe_merging;
 
-/* Room for so many merges. */
+/* Makes room for `count` merges. */
 static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_merging *m)
 {
     size_t slots = 64;
@@ -97,7 +97,7 @@ static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_mer
     return TT_OK;
 }
 
-/* The next merge, of two tokens into one that the vocabulary has. */
+/* Adds the next merge, of two tokens into a token of the vocabulary. */
 static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const char *left, size_t left_bytes,
                                    const char *right, size_t right_bytes)
 {
@@ -117,14 +117,14 @@ static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const ch
     to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
     to->rank = (uint32_t)m->count++;
     to->id = id;
-    /* Is the start of a run of U+2581 in what it makes? */
+    /* Words cannot be cut at runs of U+2581 if a merge's result has the start of a run inside. */
     for (size_t i = 1; k->model.cuts && i + 3 <= left_bytes + right_bytes; i++)
         if (memcmp(m->joined + i, "\xE2\x96\x81", 3) == 0 &&
             (i < 3 || memcmp(m->joined + i - 3, "\xE2\x96\x81", 3) != 0)) k->model.cuts = false;
     return TT_OK;
 }
 
-/* [["a", "b"], ...], or ["a b", ...] of older files */
+/* Reads merges: [["a", "b"], ...], or ["a b", ...] in older files. */
 static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
 {
     tt_status status;
@@ -143,7 +143,7 @@ static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
                 right = space + 1;
                 right_bytes = left_bytes - (size_t)(right - left);
                 left_bytes = (size_t)(space - left);
-                *space = 0; /* for errors */
+                *space = 0; /* ends `left` in errors */
             }
             if (space && memchr(right, ' ', right_bytes)) right = NULL;
         } else if (at->kind == TT__JSON_ARRAY && at->count == 2) {
@@ -159,7 +159,7 @@ static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
     return TT_OK;
 }
 
-/* A line "a b" a merge, but for the first, "#version: ...". */
+/* Reads merges.txt: a merge "a b" on each line. Skips lines that begin with "#version". */
 static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt__file_bytes *file)
 {
     tt__bpe_merging m = {path, 0, 0, NULL, 0};
@@ -188,7 +188,7 @@ static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt
     return status;
 }
 
-/* What decides ids beside vocabulary and merges. */
+/* Reads the options of a model that affect ids, all but vocabulary and merges. */
 static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, const char **unk)
 {
     tt__model *m = &k->model;
@@ -206,7 +206,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
         m->unk = (int)id;
         return status == TT_OK ? tt__json_read_bool(j, model, "byte_fallback", &m->byte_fallback) : status;
     }
-    /* older files of DistilBERT have no "type" */
+    /* Older files of DistilBERT have no "type". */
     const bool untyped = tt__json_get(j, model, "type") < 0;
     const bool wordpiece = untyped ? tt__json_get(j, model, "max_input_chars_per_word") >= 0
                                    : strcmp(type, "WordPiece") == 0;
@@ -216,7 +216,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
     status = tt__json_read_string(j, model, "unk_token", false, unk);
     if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
     if (status == TT_OK && wordpiece) {
-        m->word_chars = 100; /* as `tokenizers` has them where a file says nothing */
+        m->word_chars = 100; /* default of `tokenizers` */
         if (!*unk) *unk = "[UNK]";
         if (tt__json_get(j, model, "continuing_subword_prefix") < 0) prefix = "##";
         status = tt__keep_text(k, j, prefix, strlen(prefix), &m->piece);
@@ -236,7 +236,7 @@ static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, c
     return status;
 }
 
-/* What a model needs of its vocabulary. unk: the text of the unknown token, or NULL. */
+/* Prepares what a model needs from its vocabulary. unk: the text of the unknown token, or NULL. */
 static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int model, const char *unk)
 {
     tt__model *m = &k->model;

@@ -4,7 +4,7 @@
 #include "../files/json.h"
 #include "types.h"
 
-/* ---- a tokenizer as a Hugging Face folder holds it */
+/* ---- a tokenizer saved as a Hugging Face folder */
 
 static void tt__print_vocab(tt__text *to, const void *tokenizer)
 {

@@ -11,7 +11,7 @@
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
 
-/* The bytes of a contraction behind its apostrophe; 0: there is none. U+017F is an s in another case. */
+/* Returns the bytes of a contraction after its apostrophe. 0: there is none. U+017F is a kind of "s". */
 static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
 {
     const char other = any_case ? 0x20 : 0;
@@ -22,7 +22,7 @@ static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
     return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
 }
 
-/* Where the match that begins at `at` ends; every character is in one. */
+/* Returns the end of the match of a pattern that begins at `at`. Every character is in a match. */
 static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
                               size_t at)
 {
@@ -30,7 +30,7 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
     size_t next = at, after, end;
     const uint32_t c = tt__utf8_next(text, bytes, &next);
     const int kind = bits[c] & kinds;
-    int then = -1; /* what is behind c; -1: the end */
+    int then = -1; /* class of the character after c; -1: end of text */
     after = next;
     if (c == '\'' && (end = tt__contraction(text + next, bytes - next, p->any_case)) > 0) return next + end;
     if (kind == TT__IS_LETTER) return tt__bits_end(bits, kinds, kind, text, bytes, next);
@@ -57,14 +57,14 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
     return tt__utf8_last(text, end);
 }
 
-static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* three of them */
+static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* are the next three digits? */
 {
     size_t n = 0;
     while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
     return n == 3;
 }
 
-/* Where the piece ends that a splitter makes at `at`. */
+/* Returns the end of the piece that a splitter makes from `at` on. */
 static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, size_t bytes, size_t at)
 {
     static const tt__pattern gpt2 = {false, false, false, 0};
@@ -93,7 +93,8 @@ static size_t tt__piece_end(const tt_tokenizer *k, int step, const char *text, s
     }
 }
 
-/* Is the part that begins at text + from the text's first? first: so could be one that begins with `text`. */
+/* Returns whether the part that begins at text + from is the first part of the whole text. first: a part that
+   begins with `text` may be. */
 static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
@@ -102,8 +103,8 @@ static bool tt__is_first(const tt__encoder *e, bool first, const char *text, siz
 
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first);
 
-/* Cuts a text into words between white space, and of BERT, punctuation, and these by the splitters from
-   `step` on. */
+/* Cuts a text at white space and, in BERT's splitter, also before and after punctuation. Splitters from
+   `step` on cut the resulting words. */
 static void tt__split_white(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;
@@ -120,7 +121,7 @@ static void tt__split_white(tt__encoder *e, int step, const char *text, size_t b
     }
 }
 
-/* Cuts a text into words by the splitters from `step` on. first: see tt__is_first. */
+/* Cuts a text into words with the splitters from `step` on. first: see tt__is_first. */
 static void tt__split_text(tt__encoder *e, int step, const char *text, size_t bytes, bool first)
 {
     const tt_tokenizer *k = e->k;

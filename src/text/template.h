@@ -7,7 +7,7 @@
 
 /* ---- ids around a text */
 
-/* Puts an id among those around a text. */
+/* Inserts an id among the ids around a text, at place `at`. */
 static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, tt__around *to, int at,
                                 int id)
 {
@@ -21,13 +21,13 @@ static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...], "special_tokens": {name:
-   {"ids": [...]}}} */
+/* Reads a template: {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...],
+   "special_tokens": {name: {"ids": [...]}}}. */
 static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
 {
     tt_status status;
     int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    int sequences = 0, before = 0; /* so many of its ids stand before the text */
+    int sequences = 0, before = 0; /* number of ids before the text */
     tt__finisher *finish = &k->finish;
     for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
          child = j->nodes[child].after) {
@@ -55,7 +55,8 @@ static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
     return status;
 }
 
-/* The token of "cls" or "sep", [text, id], around a text. An id that is null is looked up. */
+/* Reads "cls" or "sep", [text, id], and puts that token before or after a text. If the id is null, the text
+   is looked up. */
 static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, const char *key)
 {
     int pair = tt__json_get(j, node, key), id = -1;
@@ -79,7 +80,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     tt_status status = TT_OK;
     const char *type = node < 0 ? NULL : tt__read_type(k, j, node, "post_processor", "processors",
                                                        tt__read_processor, &status);
-    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* that is of offsets */
+    if (!type || strcmp(type, "ByteLevel") == 0) return status; /* ByteLevel only changes offsets */
     if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
     if (strcmp(type, "RobertaProcessing") != 0 && strcmp(type, "BertProcessing") != 0)
         return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "

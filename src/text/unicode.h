@@ -3,9 +3,9 @@
 #include "code_points.h"
 
 /* ----------------------------------------------------------------------------------------- tables of Unicode
-   They are unpacked from code_points.h: cases, compositions, classes of characters. */
+   Case, composition and classes of characters, unpacked from code_points.h. */
 
-/* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
+/* Reads a number. Its last digit is one of 60 characters, the digits before are of the other 30. */
 static uint32_t tt__unicode_number(const char **at)
 {
     for (uint32_t n = 0;;) {
@@ -16,15 +16,15 @@ static uint32_t tt__unicode_number(const char **at)
     }
 }
 
-/* Adds a number that may be negative to `before`. */
+/* Reads a number that may be negative and adds it to `before`. */
 static uint32_t tt__unicode_from(uint32_t before, const char **at)
 {
     uint32_t n = tt__unicode_number(at);
     return before + ((n >> 1) ^ (0u - (n & 1)));
 }
 
-/* Sets `to` from rows of runs: the distance from the end of the row before, and last - first << shift | bits.
-   texts: one string, or several. */
+/* Sets `to` from rows of runs. A row is two numbers: the distance from the end of the row before, and (last -
+   first) << shift | bits. texts: one string, or several. */
 static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
 {
     const char *at = *texts;
@@ -45,7 +45,7 @@ static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
     return a[1] != b[1] ? a[1] < b[1] : a[2] < b[2];
 }
 
-/* Reads compatibility decompositions. */
+/* Reads the compatibility decompositions. */
 static void tt__unicode_compat(tt__unicode *u)
 {
     const char *at = tt__compat_text[0];
@@ -65,7 +65,7 @@ static void tt__unicode_compat(tt__unicode *u)
     }
 }
 
-static tt__unicode *tt__unicode_new(tt_context *ctx) /* to be freed */
+static tt__unicode *tt__unicode_new(tt_context *ctx) /* the caller frees it */
 {
     static const char *const bert = tt__bert_text;
     tt__unicode *u = (tt__unicode *)tt__calloc(ctx, sizeof *u);
@@ -115,7 +115,8 @@ static tt__unicode *tt__unicode_new(tt_context *ctx) /* to be freed */
     return u;
 }
 
-/* How many rows of a sorted table, of `columns` numbers each, have a first code point of at most c. */
+/* Returns how many rows of a sorted table begin with a code point of at most c. A row has `columns`
+   numbers. */
 static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
 {
     int low = 0, high = rows;
@@ -127,8 +128,8 @@ static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
     return low;
 }
 
-/* The blocks that BERT's tokenizer splits into single characters. U+2B820..U+2B91F is missing in the Rust
-   package `tokenizers`, which is the reference, by a typing error; so it is here. */
+/* Returns whether BERT's tokenizer splits a code point off as a single character. U+2B820..U+2B91F is missing
+   because of a typing error in the Rust package `tokenizers`, which is the reference. */
 static bool tt__is_cjk(uint32_t c)
 {
     return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
@@ -147,19 +148,19 @@ static int tt__grapheme_class(const tt__unicode *u, uint32_t c)
     return (int)(u->graphemes[row][1] & 15);
 }
 
-/* 0 of a starter; marks of a higher combining class have a higher rank. */
+/* Returns the rank of a mark's combining class; higher classes have higher ranks. 0: c is a starter. */
 static uint32_t tt__mark_rank(const tt__unicode *u, uint32_t c)
 {
     int row = c < 0x300 ? -1 : tt__rows_to(&u->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
     return row >= 0 && c - (u->marks[row][0] >> 11) <= (u->marks[row][0] & 0x7FF) ? u->marks[row][1] : 0;
 }
 
-/* Lower case of a code point: 1, or 2 of U+0130. */
+/* Writes the lower case of a code point. Returns the number of code points: 1, or 2 for U+0130. */
 static size_t tt__lower_case(const tt__unicode *u, uint32_t c, uint32_t out[2])
 {
     out[0] = c;
     if (c == 0x130) return out[0] = 'i', out[1] = 0x307, 2;
-    /* The run with c is one of the last that begin before it. */
+    /* The run that has c is one of the last that begin before c. */
     const int row = tt__rows_to(&u->lower[0][0], TT__LOWER_RUNS, 2, c) - 1;
     for (int k = row; k >= 0 && k >= row - TT__LOWER_LOOK_BACK; k--) {
         const uint32_t run = u->lower[k][0], offset = c - (run >> 11);
@@ -170,13 +171,13 @@ static size_t tt__lower_case(const tt__unicode *u, uint32_t c, uint32_t out[2])
     return 1;
 }
 
-/* Decomposes a code point, also by compatibility (NFKD) if asked; Hangul by arithmetic: the Unicode Standard,
-   section 3.12. Returns how many result: 1 to 18, without `compat` 1 to 4. */
+/* Decomposes a code point; if `compat`, also by compatibility (NFKD). Hangul is decomposed by arithmetic
+   (Unicode Standard, section 3.12). Returns how many code points result: 1 to 18, without `compat` 1 to 4. */
 enum { TT__DECOMPOSED = 18 };
 static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
 {
     size_t n = 0;
-    uint32_t last[4]; /* what is taken off the end, from the last on */
+    uint32_t last[4]; /* parts taken off the end, last part first */
     int taken = 0;
     const int at = compat && c >= 0xA0 ? tt__rows_to(&u->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
     if (at >= 0 && u->compat[at][0] >> 11 == c) {
@@ -205,7 +206,7 @@ static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint3
     return n;
 }
 
-/* What two code points compose to; 0: nothing. */
+/* Returns the composition of two code points. 0: they do not compose. */
 static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
 {
     if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;

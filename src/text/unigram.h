@@ -7,22 +7,23 @@
 
 /* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
-/* The best way to spell a word up to a byte, and from it on. */
+/* Best spelling of a word up to a byte, and from that byte on. */
 typedef struct tt__spelling {
     double score;
-    int32_t from, id;      /* the last token: where it begins; -1: there is no way yet */
-    int32_t to, next;      /* the next token of the best way through the word: where it ends */
+    int32_t from, id;      /* last token: its start (-1: no spelling yet) and id */
+    int32_t to, next;      /* next token of the word's best spelling: its end and id */
 } tt__spelling;
 
 static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
 {
-    if (s->from >= 0 && !(score > s->score)) return; /* of two with the same score the first stays */
+    if (s->from >= 0 && !(score > s->score)) return; /* of two equal scores the first counts */
     s->score = score;
     s->from = (int32_t)from;
     s->id = id;
 }
 
-/* The ids of characters that no token spells: a token that is all of them, else their bytes, else one id. */
+/* Adds the ids of characters that no token spells: one token for all of them if there is one, else the tokens
+   of their bytes, else one unknown token. */
 static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -33,8 +34,9 @@ static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
     for (size_t i = 0; i < bytes && fallback; i++) tt__encoder_id(e, k->model.fallback[(uint8_t)text[i]]);
 }
 
-/* Unigram (Kudo 2018, section 3.2): the tokens whose scores have the largest sum, by the algorithm of Viterbi
-   over the bytes of a word. Where no token is the character at hand, an unknown one is tried too. */
+/* Encodes a word with Unigram (Kudo 2018, section 3.2): finds the tokens with the largest sum of scores, by
+   Viterbi's algorithm over the bytes of the word. Where no token equals the current character, an unknown
+   token is tried too. */
 static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;

@@ -7,7 +7,7 @@
 
 /* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
-/* The longest token that a part of a word begins with, of at most so many bytes, and how many it has; -1:
+/* Returns the longest token that a text of `bytes` bytes begins with, and sets *taken to its bytes. -1:
    none. */
 static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, const char *text, size_t bytes,
                               size_t *taken)
@@ -21,9 +21,9 @@ static int tt__wordpiece_next(const tt__encoder *e, const tt__ids_by_text *t, co
     return id;
 }
 
-/* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
-   on; one unknown token where that ends before the word does. Within tt__wordpiece_word most words would pay
-   for its registers. */
+/* Adds the tokens of a word by WordPiece (Devlin et al. 2019): the longest token that the word begins with,
+   then the longest that continues it, and so on. Adds one unknown token if a part of the word has none. It is
+   not inlined: in tt__wordpiece_word, most words would pay for its registers. */
 static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt_tokenizer *k = e->k;
@@ -47,7 +47,7 @@ static __attribute__((noinline)) void tt__wordpiece_pieces(tt__encoder *e, const
 static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__vocab *v = &e->k->vocab;
-    int id = -1; /* most words are short, and one token */
+    int id = -1; /* most words are short and one token */
     if (bytes <= 8 && bytes <= (uint64_t)e->k->model.word_chars)
         id = tt__token_slot(&v->by_word, text, bytes, tt__part_head(e, text, bytes))->id;
     if (id >= 0) tt__encoder_id(e, id);
