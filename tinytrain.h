@@ -17914,73 +17914,75 @@ static tt_status tt__run_collective(const tt__collective *c, bool met)
 /* ==== src/context/memory.h */
 /* ===========================================================================================================
    CONTEXT                                                                                        src/context/
-   Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
+   Devices, contexts, parameters, and the arenas that own memory. Uses all sections above.
    ======================================================================================================== */
 
 /* ------------------------------------------------------------------------------------------------- memory */
 
-/* Where an arena has a parameter. */
+/* Where an arena stores a parameter. */
 typedef struct tt__home {
-    size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none */
+    size_t offset;      /* bytes from the start of the arena's memory in `space`; TT__NO_PLACE: not stored */
     tt_dtype dtype;
-    tt__space space;    /* in the host's memory, an offset there */
-    tt__part part;      /* of the parameter, that lies there */
+    tt__space space;
+    tt__part part;      /* the part of the parameter that a rank stores */
 } tt__home;
 
-/* What tt_compile_options.memory names. */
+/* The values that tt_compile_options.memory names. */
 typedef enum tt__memory_kind {
     TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
 } tt__memory_kind;
 static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "managed", "managed-oversubscribed"};
 
-/* Managed memory comes to the device in blocks of so many bytes, as CUDA's driver has them. */
+/* Bytes of a block of managed memory: the unit in which CUDA's driver moves memory to the device. */
 #ifndef TT__BLOCK /* tests make it smaller */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* the one that runs, and those that are on their way */
+enum { TT__WINDOWS = 3 }; /* the window that runs, and windows in flight */
 
-/* Of an arena in managed memory that is larger than what its device has free: what is where, by the plan. */
+/* The state of an arena in managed memory that exceeds the device's free memory: which blocks are on the
+   device, according to the plan. A window: consecutive instructions whose blocks are prefetched together. */
 typedef struct tt__paging {
-    size_t room;        /* bytes on the device for blocks that are not kept there */
-    size_t blocks;      /* from the arena's first byte on */
-    uint64_t *used;     /* of each block: `clock` when the last window that uses it began; 0: none has */
-    uint64_t *stamp;    /* ... the number, of all so far, of the instruction that brought it to a window */
-    bool *kept;
-    uint64_t clock;     /* one more than the bytes that windows have used, but for those of kept blocks */
-    uint64_t stamps;    /* instructions so far */
-    uint64_t prefetched; /* bytes so far */
-    void *began, *there[TT__WINDOWS]; /* events: a window begins; its blocks are there */
-    bool brought[TT__WINDOWS]; /* ... of those for which there were blocks to bring */
+    size_t room;        /* bytes on the device for blocks that are not kept */
+    size_t blocks;      /* number of blocks, from the arena's first byte on */
+    uint64_t *used;     /* for each block: `clock` when the last window that uses it began; 0: none */
+    uint64_t *stamp;    /* for each block: number of the instruction that added it to a window */
+    bool *kept;         /* for each block: it stays on the device */
+    uint64_t clock;     /* 1 + bytes of the blocks that windows have used so far, except kept blocks */
+    uint64_t stamps;    /* number of instructions so far */
+    uint64_t prefetched; /* bytes prefetched so far */
+    void *began, *there[TT__WINDOWS]; /* events: a window begins; a window's blocks are on the device */
+    bool brought[TT__WINDOWS]; /* the window had blocks to prefetch, so `there` is its event */
 } tt__paging;
 
-/* Memory of a program and those that share it, the same on each rank: persistent bytes, then the transient
-   bytes of the largest; behind these, on the ranks of data rank 0 alone, `of_first` bytes. Of parameters that
-   are not to be on the device, on_host bytes in the host's memory. */
+/* The memory of one or more programs that share it, with the same layout on each rank: persistent bytes, then
+   the transient bytes of the largest program, then, only on ranks of data rank 0, `of_first` bytes. Offloaded
+   parameters take on_host bytes of the host's memory. */
 typedef struct tt__arena {
-    int references;     /* programs, and parameters whose values it holds */
-    struct tt_program *programs; /* a list */
+    int references;     /* number of programs, and of parameters stored here */
+    struct tt_program *programs; /* linked list */
     const tt__device_kind *kind;
     tt__crew *crew;
-    int data, tensor;   /* ranks along these axes */
-    int stage, stages;  /* of a pipeline; the first stage's are 0, and 1 without one */
+    int data, tensor;   /* data ranks and tensor ranks */
+    int stage, stages;  /* stage of a pipeline, and number of stages; 0 and 1 without one */
     bool allocated;
     tt__memory_kind memory_kind;
     tt__paging *paging; /* NULL: all of the memory is on the device */
     char *memory[TT__RANKS]; /* NULL until allocated */
-    char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of the host's, on the way to a device's memory; else NULL */
-    size_t persistent, transient, of_first; /* persistent: first the kind's resident workspace */
+    char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
+    size_t persistent, transient, of_first; /* bytes; persistent begins with the resident workspace */
     char *host[TT__RANKS];
     size_t on_host;
-    size_t budget;      /* the least memory_budget of its programs; 0: none */
-    tt__home *home;     /* by the index of the parameter */
+    size_t budget;      /* min of the programs' memory_budget; 0: none has one */
+    tt__home *home;     /* indexed by tt_param.index */
     int n_homes;
-    bool torn;          /* an update has failed half-way: ranks may have other parameters than others */
-    bool tuned;         /* products of its programs were timed, or must not be timed */
-    bool learnt;        /* a state has set how products are made, so that they must not be timed */
-    const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's */
+    bool torn;          /* an update failed half-way: parameters may differ between ranks */
+    bool tuned;         /* the programs' matrix products were timed, or must not be */
+    bool learnt;        /* a loaded state has set how products are computed, so they must not be timed */
+    const void *results_of; /* program whose last outputs are in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Memory of the host that a device copies from and to. NULL: there is none; the device says why. */
+/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
+   device's backend explains. */
 static char *tt__host_allocate(tt_context *ctx, const tt__crew *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -17993,12 +17995,12 @@ static void tt__host_release(tt_context *ctx, const tt__crew *c, int rank, char 
     else if (memory) c->kind->backend->release_host(c->device[rank], memory);
 }
 
-/* The ranks that have an arena: [tt__first_rank, tt__end_rank). */
+/* An arena belongs to the ranks [tt__first_rank, tt__end_rank), those of its stage. */
 static int tt__stage_ranks(const tt__arena *a) { return a->data * a->tensor; }
 static int tt__first_rank(const tt__arena *a) { return a->stage * tt__stage_ranks(a); }
 static int tt__end_rank(const tt__arena *a) { return tt__first_rank(a) + tt__stage_ranks(a); }
 
-/* Those of this process: [tt__near_rank, tt__near_end). */
+/* The ranks of an arena in this process: [tt__near_rank, tt__near_end). */
 static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->crew->first); }
 static int tt__near_end(const tt__arena *a)
 {
@@ -18019,7 +18021,7 @@ static void tt__paging_free(tt_context *ctx, tt__arena *a)
     a->paging = NULL;
 }
 
-/* Gives the memory of all ranks back. */
+/* Frees the arena's memory on all ranks of this process. */
 static void tt__arena_empty(tt_context *ctx, tt__arena *a)
 {
     tt__paging_free(ctx, a);
@@ -18039,19 +18041,19 @@ static void tt__arena_release(tt_context *ctx, tt__arena *a)
     tt__free(ctx, a);
 }
 
-/* Bytes of a rank's memory. */
+/* Returns the bytes of the arena's memory on a rank. */
 static size_t tt__arena_size(const tt__arena *a, int rank)
 {
     return a->persistent + a->transient + (rank - tt__first_rank(a) < a->tensor ? a->of_first : 0);
 }
 
-/* The home that an arena has for a parameter, NULL if there is none. */
+/* Returns where an arena stores a parameter, NULL if it does not. */
 static const tt__home *tt__home_in(const tt__arena *a, int param)
 {
     return a && param < a->n_homes && a->home[param].offset != TT__NO_PLACE ? &a->home[param] : NULL;
 }
 
-/* Room for a home of each parameter. */
+/* Grows a->home to one entry for each parameter of the context. */
 static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
 {
     if (ctx->n_params <= a->n_homes) return TT_OK;
@@ -18063,9 +18065,9 @@ static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* The arena in which a program of arena `a` finds a parameter: the holder, or, where no program of the kind
-   can run and so none may hold it, a itself. NULL: there is none yet. Of a pipeline of so many stages, each
-   stage has its own. */
+/* Returns the arena in which a program of arena `a` finds a parameter; NULL: none yet. That is the holder or,
+   for a kind of device without a backend, which never holds parameters, `a` itself. In a pipeline of `stages`
+   stages, each stage has its own arena. */
 static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {
@@ -18077,17 +18079,18 @@ static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, cons
 /* ==== src/context/cpu.h */
 /* ------------------------------------------------------------------------------------------------ devices */
 
-/* Elements that tensors stream through between files, host and device, and bytes of the buffer for them. */
+/* Elements of a piece of a tensor that streams between files, host and device, and bytes of its buffer. */
 #define TT__PIECE 16384
 #define TT__BOUNCE (sizeof(float) * TT__PIECE)
 
-/* Threads of each of several ranks on the CPU. */
+/* Returns the number of threads of each of several ranks on the CPU. */
 static int tt__rank_threads(const tt_context *ctx, int ranks)
 {
     return (int)tt__max(1, ctx->cpu.pool->threads / ranks);
 }
 
-/* The CPU's backend. One rank is the context's device; several have its threads shared out. */
+/* Opens a CPU device for one of `ranks` ranks. A single rank uses the context's device; several ranks divide
+   the context's threads. */
 static tt__device *tt__cpu_open(tt_context *ctx, int index, int ranks, char *error, size_t capacity)
 {
     (void)index;
@@ -18128,7 +18131,7 @@ static tt_status tt__cpu_copy(tt__device *d, int stream, void *to, const void *f
     return tt__cpu_read(d, to, from, bytes);
 }
 
-/* Nothing is left to wait for, so events are empty. */
+/* All work is done when a function returns, so an event holds nothing. */
 static void tt__cpu_release_event(tt__device *d, void *event) { (void)d; (void)event; }
 
 static tt_status tt__cpu_mark(tt__device *d, int stream, void **event)
@@ -18151,7 +18154,7 @@ static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t byte
     return TT_OK;
 }
 
-/* Elements [first, first + n) of an initialiser's, four from each Philox block. first: a multiple of 4. */
+/* Computes elements [first, first + n) of an initialiser, four per Philox block. first: a multiple of 4. */
 static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
 {
     for (int64_t k = 0; k < n; k += 4) {
@@ -18211,7 +18214,7 @@ static const char *tt__cpu_refuses(int index, const tt__launch *l)
     return NULL;
 }
 
-/* The first line of a file that begins with `key`, without that and a colon; "" if there is none. */
+/* Copies the first line of a file that begins with `key` to `to`, without key and colon; "" if none does. */
 static void tt__line_of(const char *path, const char *key, char to[128])
 {
     char line[1024];
@@ -18237,7 +18240,8 @@ static const tt__backend tt__cpu_backend = {
 
 /* ==== src/context/devices.h */
 /* ----------------------------------------------------------------------------------- ranks and their devices
-   The kinds of devices, the ranks that a name such as "cuda:0,2" stands for, and reads and writes there. */
+   The kinds of devices, the ranks that a name such as "cuda:0,2" denotes, and reads and writes of their
+   memory. A crew: the device group of all ranks of a program. */
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
@@ -18248,7 +18252,7 @@ static const tt__device_kind tt__device_kinds[TT__KINDS] = {
 #endif
 };
 
-/* Tries which devices of a crew reach each other's memory, and warns where some don't. */
+/* Finds which devices of a crew can access each other's memory, and warns if some cannot. */
 static void tt__crew_try(tt_context *ctx, tt__crew *c)
 {
     char first[704] = "";
@@ -18274,14 +18278,14 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory, or no thread */
+        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory or no thread */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why, c->moved ? "; the processes of "
                             "a host take devices in turn, unless these are named, as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
-    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* of messages that go, and that come */
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* for sent and for received messages */
     for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
@@ -18293,7 +18297,7 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
     return c->threads ? TT_OK : ctx->status;
 }
 
-/* What updates in the host's memory run on: each rank's part of the CPU. */
+/* Opens the CPU devices, one for each rank, on which updates in the host's memory run. */
 static tt_status tt__crew_open_host(tt_context *ctx, tt__crew *c)
 {
     char why[512];
@@ -18318,14 +18322,14 @@ static void tt__crew_free(tt_context *ctx, tt__crew *c)
     tt__free(ctx, c);
 }
 
-/* What all ranks of a crew do. */
+/* A function that runs on all ranks of a crew at once. */
 typedef struct tt__crew_job {
     tt__crew *crew;
     tt_status (*run)(void *arg, int rank);
     void *arg;
     tt_status status;
-    int failed;         /* one more than the rank that failed first; 0: none */
-    bool named;         /* the context's error is that rank's */
+    int failed;         /* one more than the number of the rank that failed; 0: none */
+    bool named;         /* the context's error comes from that rank */
 } tt__crew_job;
 
 static void tt__crew_task(void *arg, int64_t task, int thread)
@@ -18338,7 +18342,7 @@ static void tt__crew_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* others fail because this one did */
+    if (!job->failed || (named && !job->named)) { /* the other ranks fail only because this one did */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -18347,8 +18351,8 @@ static void tt__crew_task(void *arg, int64_t task, int thread)
     tt__world_fail(w);
 }
 
-/* Calls run(arg, rank) for all ranks of this process at once, each on a thread of its own. After an error on
-   one, which the sentence names, all have ended. */
+/* Calls run(arg, rank) for all ranks of this process at once, each on its own thread, and returns when all
+   have ended. An error on one rank ends the others; the error's sentence names that rank. */
 static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(void *arg, int rank), void *arg)
 {
     char error[sizeof ctx->error], name[32];
@@ -18367,7 +18371,7 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(voi
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* Numbers in memory of a rank; data NULL: of a rank of another process. */
+/* Numbers in the memory of a rank. data: NULL if the rank belongs to another process. */
 typedef struct tt__memory {
     const tt__arena *arena;
     int rank;
@@ -18376,7 +18380,7 @@ typedef struct tt__memory {
     void *data;
 } tt__memory;
 
-/* The first n of them, converted to another dtype. */
+/* Reads the first n numbers of *x and converts them to another dtype. */
 static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -18397,7 +18401,8 @@ static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type
     return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
-/* The same where the rank may be of another process: all processes get what that one reads. */
+/* Reads the first n numbers of *x and converts them to another dtype. If the crew spans processes, the
+   process of x's rank reads, and all processes get the result. */
 static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__crew *c = x->arena->crew;
@@ -18408,14 +18413,14 @@ static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_typ
                          n * tt_dtype_bytes(to_type));
 }
 
-/* The first process gets what the one of a rank has read there. */
+/* Sends bytes that the process of a rank has read to the first process. */
 static tt_status tt__net_to_first(const tt__crew *c, int rank, void *data, size_t bytes)
 {
     if (c->local == c->ranks) return TT_OK;
     return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
 }
 
-/* Converts n numbers and writes them there. */
+/* Converts n numbers to the dtype of *x and writes them to the start of *x. */
 static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtype from_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -18435,15 +18440,15 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
     return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
-/* The option, or the environment variable where it is NULL or ""; NULL where that is empty too. */
+/* Returns the option or, if that is NULL or "", the environment variable; NULL if both are empty. */
 static const char *tt__option(const char *option, const char *variable)
 {
     if (!option || !*option) option = getenv(variable);
     return option && *option ? option : NULL;
 }
 
-/* The numbers of devices that stand behind the name of a kind: "" (0), ":2", ":0,2", "*4" (0 to 3). Returns
-   how many there are; 0: it is no such list. */
+/* Parses the list of device numbers that follows the name of a kind: "" (device 0), ":2", ":0,2", "*4"
+   (devices 0 to 3). Returns the number of devices; 0 if the text is no such list. */
 static int tt__device_numbers(const char *list, int index[TT__RANKS])
 {
     const char *digits = "0123456789";
@@ -18465,7 +18470,7 @@ static int tt__device_numbers(const char *list, int index[TT__RANKS])
     return *list ? 0 : n;
 }
 
-/* The name of a crew's devices, as short as it can be: "cuda", "cuda:1", "cuda*4", "cuda:0,2". */
+/* Sets the shortest name of a crew's devices: "cuda", "cuda:1", "cuda*4", "cuda:0,2". */
 static void tt__crew_name(tt__crew *c)
 {
     tt__text text = {c->name, sizeof c->name, 0};
@@ -18478,7 +18483,7 @@ static void tt__crew_name(tt__crew *c)
     if (c->ranks > c->local) tt__print(&text, " in %d processes", c->ranks / c->local);
 }
 
-/* How many processes before this one run on its host. */
+/* Returns the number of processes on this host with smaller numbers than this process. */
 static int tt__processes_before(const tt__net *n)
 {
     int before = 0;
@@ -18486,8 +18491,8 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* The crew of these devices in each process: the one that there is, or a new one, not open. `moved`: see
-   there. NULL after tt__fail. */
+/* Returns the crew of these devices in each process: the existing crew or a new one, whose devices are not
+   open yet. moved: tt__crew.moved. NULL after tt__fail. */
 static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
                              int moved)
 {
@@ -18515,9 +18520,9 @@ static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const
     return ctx->crews = c;
 }
 
-/* The devices that a name is of: "cuda" and "cuda:0" are the first of the kind, "cuda*2" and "cuda:0,1" the
-   first two. NULL after tt__fail if there are no such devices. Without a name, those of TINYTRAIN_DEVICE, or
-   "cpu". */
+/* Returns the crew of the devices that a name denotes: "cuda" and "cuda:0" are the first device of the kind,
+   "cuda*2" and "cuda:0,1" the first two. Without a name, uses TINYTRAIN_DEVICE or "cpu". Returns NULL after
+   tt__fail if the name is invalid. */
 static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
 {
     char known[128];
@@ -18539,7 +18544,7 @@ static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
             tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
                      "ranks that share its threads", name, kind->name, kind->name);
         else {
-            const bool in_turn = !kind->host && name[length] != ':'; /* each process of a host has others */
+            const bool in_turn = !kind->host && name[length] != ':'; /* a host's processes take turns */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
             return tt__crew_of(ctx, kind, index, ranks, moved);
@@ -18573,7 +18578,7 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
 #ifdef TT__HAS_AVX2
     unsigned a, b, c = 0, d;
-    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* __builtin_cpu_supports may not know it */
+    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* __builtin_cpu_supports may lack F16C */
     __builtin_cpu_init();
     avx2 = avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (avx2) table[1] = &tt__isa_table_avx2;
@@ -18591,8 +18596,10 @@ static const tt__isa_table *tt__choose_isa(const char *name)
 
 static const char *const tt__bf16_name[] = {"convert", "dot", "tiles"};
 
-/* Dot products of bf16 run at twice the rate of fp32 on AMD's CPUs, at four times on Arm's (see tt__bfmmla),
-   and at half of it on Intel's, where tiles run at 16 times. */
+/* Chooses how bf16 matrix products are computed; name: a value of tt__bf16_name, or NULL for the fastest.
+   Returns false if the CPU or the kernels lack it. Compared with fp32, bf16 dot products run at twice the
+   rate on AMD's CPUs, at four times on Arm's (see tt__bfmmla) and at half on Intel's, where tiles run at 16
+   times the rate. */
 static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16 *how)
 {
     bool has[TT__COUNT(tt__bf16_name)] = {true, false, false};
@@ -18602,7 +18609,7 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     if (has[TT__BF16_DOT] && __builtin_cpu_is("amd")) *how = TT__BF16_DOT;
 #endif
 #ifdef TT__TILES_HERE
-    const bool wanted = !name || strcmp(name, "tiles") == 0; /* Linux is asked for them only then */
+    const bool wanted = !name || strcmp(name, "tiles") == 0; /* asks Linux for permission only then */
     has[TT__BF16_TILES] = wanted && isa == &tt__isa_table_avx512 && TT__TILES_HERE;
     if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
 #endif
@@ -18720,7 +18727,7 @@ size_t tt_allocated_bytes(const tt_context *ctx) { return ctx->allocated; }
 
 typedef struct tt__peak_job {
     double (*loop)(int64_t rounds, float *sink);
-    double flops[256]; /* by task */
+    double flops[256]; /* FLOPs of each task */
 } tt__peak_job;
 
 static void tt__peak_task(void *arg, int64_t task, int thread)
@@ -18737,7 +18744,7 @@ double tt_measured_peak(tt_context *ctx)
     tt__peak_job job;
     job.loop = ctx->cpu.isa->peak[TT__BF16_CONVERT];
     for (int attempt = 0; attempt < 8 && ctx->measured_peak <= 0; attempt++)
-        for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour can only slow it down */
+        for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour only slows a run down */
             double start = tt__seconds(), flops = 0;
             tt__parallel(ctx->cpu.pool, threads, tt__peak_task, &job);
             double seconds = tt__seconds() - start;
@@ -18758,7 +18765,7 @@ static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
     for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * TT__HASH_PRIME;
     return h;
 }
-/* The same by elements of `item` bytes, 2 or 4, of a tensor: one step for each. */
+/* Continues a hash with the elements of a tensor, each of `item` bytes, 2 or 4: one step for each element. */
 static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes, int64_t item)
 {
     for (const char *at = (const char *)from, *end = at + bytes; at < end; at += item) {
@@ -18772,7 +18779,8 @@ static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes,
 }
 static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
-/* The slot of a name in the table, or the free slot where it belongs: the first from the name's hash on. */
+/* Returns the slot of a name in the hash table, or the free slot where the name belongs: the first free slot
+   from the name's hash on. */
 static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
 {
     uint64_t hash = tt__hash(name);
@@ -18782,7 +18790,7 @@ static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
     return &slots[at];
 }
 
-/* Makes room for one name more: at least half of the slots stay free. */
+/* Makes room for one more name. At least half of the slots stay free. */
 static bool tt__param_slots_grow(tt_context *ctx)
 {
     uint32_t n = ctx->n_param_slots ? 2 * ctx->n_param_slots : 64;
@@ -18799,11 +18807,11 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* who looks for the one that is there knows why a second was not made */
+    if (found) ctx->unmade[0] = 0; /* a caller who finds the parameter knows why a second was not made */
     return found ? ctx->params[found - 1] : NULL;
 }
 
-/* The number of elements of a parameter that is to be made; 0 after tt__fail if it must not be. */
+/* Checks the name and the dimensions of a new parameter. Returns its number of elements; 0 after tt__fail. */
 static int64_t tt__new_param_size(tt_context *ctx, const char *name, int ndim, const int64_t *dims)
 {
     int64_t size = 1;
@@ -18857,8 +18865,8 @@ static void tt__param_drop_source(tt_param *p)
     p->source = NULL;
 }
 
-/* Undoes the creation of all parameters but the first `count`; no tape may know them. The latest goes first,
-   so that no search for a name that stays passes over a slot that is freed. */
+/* Removes all parameters but the first `count`; no tape may use them. Removes the newest first, so that the
+   search for a name that stays never crosses a slot that was freed. */
 static void tt__params_undo(tt_context *ctx, int count)
 {
     while (ctx->n_params > count) {
@@ -18899,13 +18907,13 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
 static const tt__home *tt__param_home(const tt_param *p) { return tt__home_in(p->holder, p->index); }
 static bool tt__has_memory(const tt_param *p) { return p->holder && p->holder->allocated; }
 
-/* Has a rank of this process memory for an arena, which may be NULL? */
+/* Returns whether `rank` is a rank of this process that belongs to an arena, which may be NULL. */
 static bool tt__has_rank(const tt__arena *a, int rank)
 {
     return a && rank >= tt__near_rank(a) && rank < tt__near_end(a);
 }
 
-/* A rank's part of its values, which have memory; NULL: in another process. */
+/* Returns a rank's part of a parameter whose arena is allocated; NULL if the rank is in another process. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
     tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
@@ -18914,15 +18922,15 @@ static char *tt__param_memory(const tt_param *p, int rank)
     return (home->space == TT__HOST ? a->host : a->memory)[rank] + home->offset;
 }
 
-/* A tensor (rows, cols) of which ranks store parts. */
+/* A tensor (rows, cols) whose parts ranks store. */
 typedef struct tt__stored {
     int64_t rows, cols;
     tt__part part;
-    int data, tensor;   /* ranks along these axes ... */
-    int first;          /* ... from this one on */
+    int data, tensor;   /* data ranks and tensor ranks */
+    int first;          /* number of the first of these ranks */
 } tt__stored;
 
-/* Of what is shaped like a parameter. */
+/* Describes how the ranks of an arena store a tensor with the shape of a parameter. */
 static tt__stored tt__stored_of(const tt_param *p, const tt__part *part, const tt__arena *a)
 {
     const int64_t rows = p->ndim > 1 ? p->dims[0] : 1;
@@ -18935,7 +18943,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_home(p)->part, p->holder);
 }
 
-/* How many elements of a rank's part of the tensor the rank stores, from which on. */
+/* Returns the number of elements that a rank stores. *first: where they begin in the shard of the rank's
+   tensor rank. */
 static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
@@ -18943,8 +18952,8 @@ static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
     return tt__piece(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
 }
 
-/* The number in the tensor of what a rank has stored as its element `at`; *n of them follow one another in
-   both. */
+/* Returns the number in the tensor of the element that a rank stores at `at`. *n: number of elements from
+   there on that are contiguous both in the tensor and on the rank. */
 static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int64_t *n)
 {
     int64_t first, count = tt__stored_piece(s, rank, &first), tensor_rank = rank % s->tensor;
@@ -18956,8 +18965,9 @@ static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int
     return e / part_cols * s->cols + tensor_rank * part_cols + e % part_cols;
 }
 
-/* Where element e of the tensor is stored: the first rank that has it, and as which of its elements; *n of
-   them follow one another in both. */
+/* Finds where element e of the tensor is stored: *rank: the first rank that stores it. Returns the element's
+   number on that rank. *n: number of elements from there on that are contiguous both in the tensor and on
+   the rank. */
 static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t *n)
 {
     const int64_t each = s->rows * s->cols / s->tensor, part_cols = s->cols / s->tensor;
@@ -18981,7 +18991,7 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
     return at - first;
 }
 
-/* Has each process all of it? */
+/* Returns whether each process stores the whole tensor. */
 static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
 {
     const tt__crew *c = a->crew;
@@ -18989,7 +18999,7 @@ static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
     return a->stages == 1 && !s->part.unit && (s->part.split == TT__WHOLE || c->local % s->tensor == 0);
 }
 
-/* Fails where an update has stopped half-way: parameters and states must be loaded again. */
+/* Fails if an update stopped half-way: parameters and states must be loaded again. */
 static tt_status tt__check_whole(tt_context *ctx, const tt__arena *a)
 {
     if (!a->torn) return TT_OK;
@@ -19005,7 +19015,7 @@ static uint64_t tt__init_key(const tt_param *p)
     return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
 }
 
-/* Elements [first, first + n) of p, from its source. first: a multiple of 4. */
+/* Reads elements [first, first + n) of p from its source. first: a multiple of 4. */
 static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (p->read) return p->read(p->source, first, n, to);
@@ -19015,7 +19025,8 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
     return TT_OK;
 }
 
-/* Elements [first, first + n) of p, from memory or, without it, its source. first: a multiple of 4. */
+/* Reads elements [first, first + n) of p from memory or, if the arena is not allocated, from its source.
+   first: a multiple of 4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
@@ -19023,7 +19034,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     const tt__home *home = tt__param_home(p);
     const tt__stored stored = tt__param_stored(p);
     const tt__crew *c = p->holder->crew;
-    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* on the ranks of each as on the first */
+    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* each process reads its own ranks */
     for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
@@ -19037,7 +19048,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     return status;
 }
 
-/* Refuses finite numbers that f16 would make infinite. */
+/* Fails if p is stored as f16 and a finite number would become infinite. */
 static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t first, int64_t n)
 {
     const bool narrow = tt__param_home(p)->dtype == TT_F16;
@@ -19049,8 +19060,8 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* Elements [first, first + n) of p for an arena that is to have them: from its source or, where the first of
-   two arenas has memory already, from there. first: a multiple of 4. */
+/* Reads elements [first, first + n) of p to fill arena `a`: from p's source or, if `a` is the second of two
+   arenas and the first is filled already, from the first. first: a multiple of 4. */
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
 {
@@ -19058,8 +19069,9 @@ static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
-/* Fills a rank's part of p from its source, which stays, in case another parameter fails. `piece` has
-   TT__PIECE floats. An initialiser whose numbers need no check writes where they stay. */
+/* Fills a rank's part of p from its source. Keeps the source, in case another parameter fails. piece: a
+   buffer of TT__PIECE floats. An initialiser whose numbers need no check writes directly to the rank's
+   memory. */
 static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
 {
     char *memory = tt__param_memory(p, rank);
@@ -19067,7 +19079,8 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
     const tt__home *home = tt__home_in(a, p->index);
     const tt__stored stored = tt__stored_of(p, &home->part, a);
     const bool of_source = a == p->holder || !tt__has_memory(p) || p->source_stays;
-    /* f16 can hold what is at most this: normal numbers are up to sqrt(-2 log(2^-25)) = 5.9 deviations. */
+    /* The max absolute value that p->init gives: normal numbers reach sqrt(-2 log(2^-25)) = 5.9
+       deviations. */
     const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
     const bool fits = home->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
     const tt__backend *b = a->kind->backend;
@@ -19103,7 +19116,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
         const tt__arena *a = k ? p->again : p->holder;
-        if (!a || !a->allocated) continue; /* then it is filled of the other */
+        if (!a || !a->allocated) continue; /* it is filled later, from the other arena */
         const tt__home *home = tt__home_in(a, p->index);
         const tt__stored stored = tt__stored_of(p, &home->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
@@ -19118,7 +19131,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
             }
         }
     }
-    p->source_stays = false; /* it has other values */
+    p->source_stays = false; /* the source's values are out of date */
     if (tt__has_memory(p)) return status;
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -25201,32 +25214,33 @@ static tt__state_header tt__state_header_of(const tt_program *p)
 /* ==== src/reports/measure.h */
 /* ===========================================================================================================
    REPORTS                                                                                        src/reports/
-   A program and its memory plan as numbers, as text and as a picture; what a device costs. Uses all above.
+   Prints a program and its memory plan as numbers, text and picture, and measures a device's rates. Uses all
+   sections above.
    ======================================================================================================== */
 
 /* -------------------------------------------------------------------------------------------------- costs
-   tt_measure_costs has a block of a transformer train, in a context of its own, and times each launch: first
-   with so few rows and columns that what it takes to start launches is most of it, and then with more, until
-   steps are long. Of a block of one row the update takes most. */
+   tt_measure_costs trains a transformer block in its own context and times each launch: first with so few
+   rows and columns that the overhead of launches dominates, then with more, until steps are long. A block
+   with one row measures the update, which dominates there. */
 
-/* Seconds of a step that is long enough, for which steps of a program go on, and of a copy; the least and the
-   most rows and columns, and bytes of a copy. */
+/* Seconds of a step that is long enough, of all steps of a program, and of a copy that is long enough; min
+   and max numbers of rows and columns; columns for the update; min and max bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
 enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__UPDATE_WIDTH = 576, TT__LEAST_COPY = 1 << 20,
        TT__MOST_COPY = 1 << 26 };
 
-/* A block of `width` columns, in a program that trains, and its inputs. */
+/* A program that trains a transformer block, and its inputs. */
 typedef struct tt__sample {
     tt_program *p;
     tt_value x, y, starts;
     int rows, seqs;
     int32_t *start;
-    float *numbers;         /* of x, and of y */
+    float *numbers;         /* the data of both x and y */
 } tt__sample;
 
-/* A linear layer of `out` columns or, with out 0, a norm. Its parameters have names that no others have. */
+/* Records a linear layer with `out` columns or, if out is 0, a norm. The parameters get unique names. */
 static tt_value tt__sample_layer(tt_tape *t, tt_value x, int64_t out)
 {
     const int64_t in = tt_value_width(t, x), dims[] = {out ? out : in, in};
@@ -25280,7 +25294,7 @@ static void tt__sample_free(tt_context *ctx, tt__sample *s)
     tt__free(ctx, s->numbers);
 }
 
-/* A step; *seconds: what it took. */
+/* Runs a step. *seconds: the time of tt_step alone. */
 static tt_status tt__sample_step(tt__sample *s, double *seconds)
 {
     tt_status status = TT_OK;
@@ -25295,19 +25309,19 @@ static tt_status tt__sample_step(tt__sample *s, double *seconds)
     return status;
 }
 
-/* What the launches of a step take and do, by what limits them. */
+/* The seconds, the work and the number of the launches of a step, for each kind of cost. */
 typedef struct tt__profile {
     double seconds[TT__COST_KINDS], work[TT__COST_KINDS];
     int launches[TT__COST_KINDS];
 } tt__profile;
 
-/* Runs some steps, of which the fastest of each launch counts: what else the machine does meanwhile slows
-   steps down, and seldom all of these. *seconds: of a step, so. */
+/* Runs some steps and takes the fastest time of each launch, as other work of the machine slows some steps
+   down but seldom all. *seconds: the sum of these times or, for very long steps, the last step's time. */
 static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
     double now, all = 0;
-    tt_status status = tt__sample_step(s, &now); /* the first also touches memory and finds kernels */
+    tt_status status = tt__sample_step(s, &now); /* the first step also touches memory and loads kernels */
     double *each = (double *)tt__alloc(ctx, sizeof *each * (size_t)t->n_code);
     if (!each) return TT_ERR_MEMORY;
     for (int k = 0; k < t->n_code; k++) each[k] = INFINITY;
@@ -25318,7 +25332,7 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     ctx->profile = NULL;
     memset(to, 0, sizeof *to);
-    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: of those that run together */
+    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: of instructions that run together */
         const tt__cost cost = tt__cost_of(&t->code[k]);
         if (isfinite(each[first])) to->work[cost] += tt__work_of(t, &t->code[k]);
         if (k == first && isfinite(each[k])) {
@@ -25329,12 +25343,12 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     *seconds = 0;
     for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
-    if (now > 8 * TT__STEP_LONG) *seconds = now; /* it is long enough for whoever waits */
+    if (now > 8 * TT__STEP_LONG) *seconds = now; /* the step is long enough: saves time */
     tt__free(ctx, each);
     return status;
 }
 
-/* The profile of a new sample. */
+/* Makes a sample and profiles its steps. */
 static tt_status tt__profile_of(tt_context *ctx, const char *device, const char *precision, int rows,
                                 int width, tt__profile *to, double *seconds)
 {
@@ -25347,8 +25361,8 @@ static tt_status tt__profile_of(tt_context *ctx, const char *device, const char 
     return status;
 }
 
-/* The rates by which a profile takes longer than a smaller one of as many launches (all 0: there is none).
-   Of collectives also what it takes to begin. */
+/* Computes rates from the additional work and time of a profile compared with a smaller profile that has the
+   same number of launches (all 0: no smaller profile). For collectives, also the seconds to start. */
 static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool single, tt_costs *to)
 {
     for (int c = 0; c < TT__COST_KINDS; c++) {
@@ -25361,8 +25375,9 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* What it takes to start an op: of the fastest of some steps that are not timed launch by launch, or of
-   `least` seconds where they were, what their work by the rates leaves. */
+/* Computes the seconds to start an op: takes the fastest of some steps that are not timed launch by launch,
+   or `least` if that is less, and divides the seconds that the work by the rates does not explain by the
+   number of launches. least: seconds of a step that was timed launch by launch. */
 static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs)
 {
     double seconds;
@@ -25381,7 +25396,7 @@ static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs
     return status;
 }
 
-/* Bytes that an instruction by hand reads or writes a second: of a copy, or of a product with 1. */
+/* Measures the bytes per second of one instruction, a copy (COPY) or a product with 1 (SCALE). */
 static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, void *from, void *to,
                                   double *rate)
 {
@@ -25404,14 +25419,14 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
             status = b->launch(&l, 1);
             if (status == TT_OK) status = b->wait(l.device);
             begin = tt__seconds() - begin;
-            seconds = k > 1 ? fmin(seconds, begin) : begin; /* the first touches its memory */
+            seconds = k > 1 ? fmin(seconds, begin) : begin; /* the first run touches the memory */
         }
         *rate = (double)n / fmax(seconds, 1e-9);
     }
     return tt__device_status(ctx, c, 0, status);
 }
 
-/* Memory and links of rank 0. */
+/* Measures the bandwidths of the memory and the host links of rank 0. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
 {
     const tt__backend *b = c->kind->backend;
@@ -25423,14 +25438,15 @@ static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs 
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_SCALE, x, y, &costs->memory);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, x, host, &costs->to_host);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, host, x, &costs->from_host);
-    costs->memory *= 2; /* read and written */
+    costs->memory *= 2; /* bytes are both read and written */
     if (host) b->release_host(d, host);
     if (y) b->release(d, y);
     if (x) b->release(d, x);
     return status;
 }
 
-/* Rows and columns with which a step that took so long will be long enough; the same: it is. */
+/* Returns the number of rows and columns that makes a step long enough, given that a step with `width` took
+   `seconds`; `width` if that was long enough. */
 static int tt__next_width(int width, double seconds)
 {
     const double times = fmin(4, cbrt(TT__STEP_LONG / fmax(seconds, 1e-9)));
@@ -25438,7 +25454,7 @@ static int tt__next_width(int width, double seconds)
     return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
 }
 
-/* Of one precision, which is fp32 or not. *least: the seconds of the smallest step. */
+/* Measures the rates of fp32 (single) or bf16. *least: the seconds of the smallest step. */
 static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *least,
                                        tt_costs *costs)
 {
@@ -25448,7 +25464,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
         double seconds = 0;
         const char *precision = single ? "32-true" : "bf16-true";
         const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
-        if (status == TT_ERR_MEMORY && before) return TT_OK; /* the smaller ones have to do */
+        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates of smaller steps */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
         if (!before) small = now, *least = seconds;
@@ -25468,17 +25484,17 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     o.isa = tt_isa(ctx);
     o.bf16 = tt__bf16_name[ctx->cpu.bf16];
     o.verify = false;
-    o.logger.log = NULL; /* what it would tell, the caller's context has told */
+    o.logger.log = NULL; /* the caller's context has already logged the same */
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
-    tt__sample s; /* as programs are: with streams, and graphs of launches */
+    tt__sample s; /* like users' programs: with streams and graphs of launches */
     tt__profile update;
     double least, ignored;
     status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
     if (status == TT_OK)
         status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);
-    if (status == TT_OK) /* each of so many ranks has that share */
+    if (status == TT_OK) /* the local ranks share the CPU */
         found.update_host = update.work[TT__COST_UPDATE] / fmax(update.seconds[TT__COST_UPDATE], 1e-9) /
                             s.p->settings.crew->local;
     if (status == TT_OK) status = tt__measure_precision(own, device, true, &least, &found);
@@ -25494,7 +25510,7 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
 
 /* ==== src/reports/plan.h */
 /* ------------------------------------------------------------------------------------------------------ plan
-   A memory plan as numbers: tt_plan, and the storages at its peak. */
+   Returns a memory plan as numbers: tt_plan, and the storages that are live at the peak. */
 
 const char *tt_category_name(tt_category c)
 {
@@ -25516,8 +25532,8 @@ static tt_category tt__category(const tt_tape *t, int32_t base)
     }
 }
 
-/* Storage k of the program's arena: the resident workspace (0), then persistent values, then boxes. False if
-   it has none of that number, 0 <= k < tt__storages(p). */
+/* tt__storage_of describes storage k of the program's arena, 0 <= k < tt__storages(p): the resident workspace
+   (k = 0), then persistent values, then boxes. Returns false if no storage has that number. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -25542,21 +25558,21 @@ static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
     return k ? x->persistent && x->base == k && x->space == TT__DEVICE && !elsewhere : to->bytes > 0;
 }
 
-/* The same, of what is alive at the peak. */
+/* Describes storage k of the program's arena. Returns false if that is absent or not live at the peak. */
 static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 {
     return tt__storage_of(p, k, to) && to->first <= p->built.peak_at && to->last >= p->built.peak_at;
 }
 
-/* Bytes that a rank loads from others in a step of one full micro-batch on each data rank; *least: as
-   tt_plan.moved_least_bytes. */
+/* Returns the bytes that a rank loads from other ranks in a step with one full micro-batch on each data rank.
+   *least: as tt_plan.moved_least_bytes. */
 static double tt__moved_by(const tt_program *p, int rank, double *least)
 {
     const tt_tape *t = p->built.t;
     double bytes = *least = 0;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* such a step has the first slot alone */
+        if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* that step uses only the first slot */
         const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
         const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
         const double item = (double)tt_dtype_bytes((i->in[0] ? x : y)->shape.dtype);
@@ -25564,13 +25580,13 @@ static double tt__moved_by(const tt_program *p, int rank, double *least)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* and what losses count */
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* or counts of losses */
         if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *least += item * loads.least;
     }
     return bytes;
 }
 
-/* Notes what a rank copies between the memories, tt_plan.transfer_bytes. */
+/* Counts the bytes that a rank copies between device and host (tt_plan.transfer_bytes). */
 static void tt__count_transfers(const tt_program *p, tt_plan *plan)
 {
     const tt_tape *t = p->built.t;
@@ -25584,7 +25600,7 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
     }
 }
 
-/* The stage that needs most bytes on a rank, of a program that may be a pipeline. */
+/* Returns the stage of a program whose ranks need the most bytes. */
 static const tt_program *tt__largest_stage(const tt_program *p)
 {
     const tt_program *largest = p;
@@ -25596,14 +25612,14 @@ static const tt_program *tt__largest_stage(const tt_program *p)
     return largest;
 }
 
-/* The inputs of a pipeline's micro-batches on a data rank, which wait in the host's memory. */
+/* Returns the bytes of the host's memory for the inputs of a pipeline's micro-batches on one data rank. */
 static size_t tt__fed_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
     return p->fed_at ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
 }
 
-/* The plan of a stage. */
+/* Returns the plan of a stage. */
 static tt_plan tt__plan_of(const tt_program *p)
 {
     tt_plan plan;
@@ -25690,7 +25706,7 @@ tt_plan tt_program_plan(const tt_program *p)
     return plan;
 }
 
-/* Orders storages by their bytes, of which `arg` is the array, largest first. */
+/* Orders storages by bytes, largest first. arg: the array of bytes. */
 static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 {
     const size_t *bytes = (const size_t *)arg;
@@ -25704,7 +25720,7 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
     uint32_t *order = (uint32_t *)(bytes + storages);
-    int32_t *holds = (int32_t *)(order + storages); /* of boxes: the value that took over the place last */
+    int32_t *holds = (int32_t *)(order + storages); /* for boxes: the last value that took over the place */
     int n = 0;
     for (int k = 0; k < storages && bytes; k++) {
         const tt__box *box = k < values ? NULL : &p->built.box[k - values];
@@ -25725,18 +25741,18 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
 
 /* ==== src/reports/text.h */
 /* -------------------------------------------------------------------------------------------- text of a plan
-   tt_plan_text. */
+   tt_plan_text prints a memory plan. */
 
 static bool tt__is_alphanumeric(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* The name with '*' for each number that stands alone: "layer.*.norm1" for "layer.3.norm1". */
+/* Copies a name with '*' for each number that is a word of its own: "layer.*.norm1" for "layer.3.norm1". */
 static void tt__without_numbers(const char *name, char *to, size_t capacity)
 {
     size_t n = 0;
-    bool inside = false; /* of a word */
+    bool inside = false; /* within a word */
     while (*name && n + 1 < capacity) {
         size_t digits = inside ? 0 : strspn(name, "0123456789");
         bool number = digits && !tt__is_alphanumeric(name[digits]);
@@ -25747,11 +25763,11 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
     to[n] = 0;
 }
 
-/* Values of one size and category whose names differ in numbers only. */
+/* Values of the same size and category whose names differ only in numbers. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* The largest values at the peak, as many as make four fifths of it, in 8 to 20 lines. A group has one line,
-   so that 24 layers do. */
+/* Prints the largest values at the peak, until they make up four fifths of it, in 8 to 20 lines. A group,
+   such as a value of 24 layers, takes one line. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
@@ -25763,7 +25779,7 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__plan_group *group = (tt__plan_group *)tt__calloc(p->ctx, sizeof *group * (size_t)(n + 1));
     uint32_t *slot = (uint32_t *)tt__calloc(p->ctx, sizeof *slot * ((size_t)mask + 1)); /* a hash table */
     const bool ok = all && group && slot && tt_plan_values(p, all, n) == n;
-    if (!ok) others = 0; /* the rest of the report is worth having */
+    if (!ok) others = 0; /* prints the rest of the report without this list */
     for (int i = 0; i < others; i++) {
         const tt_plan_value *v = &all[i];
         tt__plan_group *g = &group[groups];
@@ -25802,7 +25818,7 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__free(p->ctx, all);
 }
 
-/* What a plan is for: "cuda", or "cuda*8 (data 4, tensor 2, zero 3)". */
+/* Prints the devices of a plan: "cuda", or "cuda*8 (data 4, tensor 2, zero 3)". */
 static void tt__print_ranks(const tt_program *p, tt__text *text)
 {
     const tt_parallel *how = &p->settings.options.parallel;
@@ -25819,7 +25835,7 @@ static void tt__print_ranks(const tt_program *p, tt__text *text)
     tt__print(text, ")");
 }
 
-/* What has been chosen to fit memory_budget. */
+/* Prints the choices made to fit memory_budget. */
 static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt_tape *t = p->built.t;
@@ -25847,7 +25863,7 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text 
     tt__print(text, "\n");
 }
 
-/* What each stage of a pipeline needs. */
+/* Prints the bytes and FLOPs of each stage of a pipeline. */
 static void tt__print_stages(const tt_program *p, tt__text *text)
 {
     for (int s = 0; s < p->stages && p->stages > 1; s++) {
@@ -25861,7 +25877,8 @@ static void tt__print_stages(const tt_program *p, tt__text *text)
     }
 }
 
-/* What a step takes by the rates of the device, where somebody gave them or something is moved. */
+/* Prints the seconds of a step by the rates of the device, if the options give rates or, on a device other
+   than the CPU, if data moves between memories or ranks. */
 static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt__settings *s = &p->settings;
@@ -25929,9 +25946,9 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 
 /* ==== src/reports/picture.h */
 /* ----------------------------------------------------------------------------------------- picture of a plan
-   tt_plan_svg: the bytes in use at each instruction, by category. */
+   tt_plan_svg draws the bytes in use at each instruction, by category. */
 
-/* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
+/* Returns the step between marks of an axis, 1, 2 or 5 times a power of ten, so that at most `marks` fit. */
 static double tt__axis_step(double length, int marks)
 {
     static const int times[] = {1, 2, 5};
@@ -25949,8 +25966,8 @@ static void tt__print_xml(tt__text *text, const char *name)
     }
 }
 
-/* live[k * N + c]: bytes in use in column k, of the categories tt__layer[0..c]. A column is one of n
-   instructions or, where several share it, the one that needs most. NULL when out of memory. */
+/* Returns live[k * N + c], the bytes in use in column k by categories tt__layer[0..c]. A column shows one of
+   n instructions or, if several share the column, the one with the most bytes. NULL when out of memory. */
 static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
                                         TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
 static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
@@ -25977,11 +25994,11 @@ static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
     return live;
 }
 
-/* Pixels of the picture: the corners of the plot, and its size. */
+/* Corners and size of the plot, in pixels. */
 enum { TT__LEFT = 64, TT__TOP = 66, TT__WIDTH = 600, TT__HEIGHT = 290, TT__RIGHT = TT__LEFT + TT__WIDTH,
        TT__BOTTOM = TT__TOP + TT__HEIGHT };
 
-/* A line of text of the picture; `anchor`: "start", "middle" or "end" is at x. */
+/* Prints a line of text. anchor: the point of the text that is at x, "start", "middle" or "end". */
 TT_PRINTF(5, 6)
 static void tt__label(tt__text *text, int x, int y, const char *anchor, const char *format, ...)
 {
@@ -25993,8 +26010,9 @@ static void tt__label(tt__text *text, int x, int y, const char *anchor, const ch
     tt__print(text, "<text x='%d' y='%d' text-anchor='%s'>%s</text>\n", x, y, anchor, label);
 }
 
-/* Draws the layers of memory over the columns, each down to the axis and the next over it, in tenths of a
-   pixel from the lower left corner, upwards; scale: tenths a byte. Notes which there are. */
+/* Draws the layers of memory, each down to the axis, from the highest layer on, so that lower layers cover
+   higher ones. Coordinates are tenths of a pixel from the lower left corner, upwards. scale: tenths of a
+   pixel per byte. drawn: for each layer, whether it is present. */
 static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
@@ -26018,7 +26036,7 @@ static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, do
     }
 }
 
-/* Below the axis, which instructions are forward, backward and update. */
+/* Draws a band below the axis that names the instructions of forward, backward and update. */
 static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
 {
     static const char *const names[] = {"forward", "backward", "update"};
@@ -26034,13 +26052,13 @@ static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
     }
 }
 
-/* What is computed again (0), or moves between memories or ranks (1). */
+/* Returns whether an instruction recomputes (kind 0), or moves data between memories or ranks (kind 1). */
 static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
 {
     return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->again;
 }
 
-/* Draws above the axis' parts where such instructions stand. Returns whether there are any. */
+/* Draws lines at the instructions marked by tt__is_marked(kind). Returns whether any exists. */
 static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;
@@ -26074,7 +26092,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     const double scale = 10 * TT__HEIGHT / full, unit = most < 1e9 ? 1e6 : 1e9;
     const double step = tt__axis_step(full / unit, 6);
     const char *unit_name = most < 1e9 ? "MB" : "GB";
-    const int digits = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1; /* behind the point */
+    const int digits = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1; /* digits after the decimal point */
     int64_t *live = tt__live_layers(p, n, columns);
     bool drawn[N];
     tt__text text = {to, capacity, 0};
@@ -26123,7 +26141,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
                  (double)plan.host_bytes / unit, unit_name, digits, (double)plan.transfer_bytes / unit,
                  unit_name);
     if (*moved || *host) tt__label(&text, TT__RIGHT, 48, "end", "%s%s", moved, host);
-    const int width = 7 * (24 + (int)strlen(plan.peak_name)); /* of the label of the peak, about */
+    const int width = 7 * (24 + (int)strlen(plan.peak_name)); /* approximate width of the peak's label */
     const int64_t label_x = tt__min(TT__LEFT + (peak_x - 5 * width) / 10, 872 - width);
     tt__print(&text, "<text x='%d' y='%d'><tspan font-weight='bold'>peak %.*f %s</tspan> at %d: ",
               (int)tt__max(TT__LEFT + 8, label_x), TT__TOP + 13, digits, (double)peak / unit, unit_name,
@@ -26155,7 +26173,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
 /* ==== src/reports/program.h */
 /* --------------------------------------------------------------------------------------- programs as text */
 
-/* The text of a program, or of a stage of one. */
+/* Prints the text of a program without a pipeline, or of one stage. */
 static void tt__print_program(const tt_program *p, tt__text *to)
 {
     const tt_tape *t = p->built.t;
