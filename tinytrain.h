@@ -19221,7 +19221,7 @@ enum { TT__AHEAD = 2 }; /* tt__choice.ahead on devices that have streams */
 typedef struct tt__choice {
     tt__recompute recompute;
     unsigned offload;       /* TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: max number of blocks offloaded, never the last */
+    int activations;        /* with TT__OUT_ACTIVATIONS: blocks to offload at most, never the last */
     tt__update update;
     int ahead;              /* blocks that copies and collectives may run ahead; 0: no overlap */
     int blocks;             /* "blocks" recomputes this many first blocks; INT_MAX: all but the last */
@@ -20201,8 +20201,8 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
 #define TT__FOR_CHANGES (TT__ESTIMATES / 4)
 #define TT__FOR_LEAST (TT__ESTIMATES / 2) /* for the smallest program, when nothing fits */
-/* Max builds of a choice; max of these for the smallest candidates; number of steps that save memory, whose
-   effect the message of a refusal names. */
+/* BUILDS: max number of builds of a choice. LEAST_BUILDS: max number of these for the smallest candidates.
+   STEPS: number of steps that save memory, whose effect a refusal names. */
 enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13, TT__STEPS = 12 };
 enum { TT__LARGE = 300 }; /* instructions from which on only a few of the smallest candidates are built */
 
@@ -20239,15 +20239,15 @@ typedef struct tt__candidate {
     bool tuned;             /* this pace with smaller groups is among the candidates */
     uint64_t hash;          /* hash of configuration, pace and set */
     bool raised;            /* the fastest pace that fits is among the candidates */
-    bool failed;            /* the placement does not fit */
+    bool failed;            /* the candidate's placement does not fit the budget */
 } tt__candidate;
 
 typedef struct tt__chooser {
     tt_context *ctx;
     tt__job job;
-    bool recompute, offload, zero; /* these techniques may change */
+    bool recompute, offload, zero; /* whether the choice may change these options */
     bool by_seconds;        /* the cost is seconds, not FLOPs */
-    tt__choice base;        /* nothing recomputed or moved beyond what the options demand; the fastest pace */
+    tt__choice base;        /* recomputes and moves only what the options demand, at the fastest pace */
     bool held, held_on_host, held_split; /* parameters are stored already; on the host; sharded */
     size_t budget;
     /* The tape after the first passes, for each tt_parallel.zero and update; NULL until it is needed. */
@@ -20447,7 +20447,7 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     status = tt__end_build(&b, &c->job.p->settings, &choice);
     c->ctx->options.verify = verify;
     if (status == TT_OK) status = tt__weigh(c, &b, x);
-    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* a copy has all stages */
+    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copied: all stages */
     if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
     else if (x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
     return status;
@@ -20503,7 +20503,7 @@ static tt_status tt__raise(tt__chooser *c, int k)
     bool largest = false; /* a pace with the largest groups fits */
     if (c->list[k].raised) return TT_OK;
     c->list[k].raised = true;
-    c->list[k].floor = c->list[k].seconds; /* the seconds at its own pace */
+    c->list[k].floor = c->list[k].seconds; /* from now on, the seconds at its own pace */
     const tt__candidate was = c->list[k];
     for (int ahead = c->base.ahead; ahead >= !was.cuts && status == TT_OK; ahead--) {
         if (largest && !c->all) break;
@@ -21140,8 +21140,8 @@ static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
     return a->flops != b->flops ? a->flops < b->flops : a->hash < b->hash;
 }
 
-/* Returns how many of the smallest candidates to build: for a small program enough that one of them is the
-   smallest, for a large program 4, as further placements are hardly better. */
+/* Returns how many of the smallest candidates to build: for a small program, enough that one of them is the
+   smallest; for a large program 4, as the placement of more candidates would save little. */
 static int tt__most_least(const tt__chooser *c)
 {
     const int n = tt__front(c)->t->n_code;
@@ -21164,7 +21164,7 @@ static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
     return TT_OK;
 }
 
-/* -------- the smallest */
+/* -------- search for the smallest program */
 
 /* The techniques whose options may change. */
 enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPDATE = 8, TT__MAY_ALL = 15 };
@@ -25223,8 +25223,9 @@ static tt__state_header tt__state_header_of(const tt_program *p)
    rows and columns that the overhead of launches dominates, then with more, until steps are long. A block
    with one row measures the update, which dominates there. */
 
-/* Seconds of a step that is long enough, of all steps of a program, and of a copy that is long enough; min
-   and max numbers of rows and columns; columns for the update; min and max bytes of a copy. */
+/* STEP_LONG, COPY_LONG: seconds of a step and of a copy that are long enough. STEPS_LONG: seconds of all
+   steps of a program. WIDTH: rows and columns of a block, for the update columns alone. COPY: bytes of a
+   copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
@@ -25600,7 +25601,7 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
     }
 }
 
-/* Returns the stage of a program whose ranks need the most bytes. */
+/* Returns the largest stage of a program, whose ranks need the most bytes. */
 static const tt_program *tt__largest_stage(const tt_program *p)
 {
     const tt_program *largest = p;

@@ -29,8 +29,8 @@
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
 #define TT__FOR_CHANGES (TT__ESTIMATES / 4)
 #define TT__FOR_LEAST (TT__ESTIMATES / 2) /* for the smallest program, when nothing fits */
-/* Max builds of a choice; max of these for the smallest candidates; number of steps that save memory, whose
-   effect the message of a refusal names. */
+/* BUILDS: max number of builds of a choice. LEAST_BUILDS: max number of these for the smallest candidates.
+   STEPS: number of steps that save memory, whose effect a refusal names. */
 enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13, TT__STEPS = 12 };
 enum { TT__LARGE = 300 }; /* instructions from which on only a few of the smallest candidates are built */
 
@@ -67,15 +67,15 @@ typedef struct tt__candidate {
     bool tuned;             /* this pace with smaller groups is among the candidates */
     uint64_t hash;          /* hash of configuration, pace and set */
     bool raised;            /* the fastest pace that fits is among the candidates */
-    bool failed;            /* the placement does not fit */
+    bool failed;            /* the candidate's placement does not fit the budget */
 } tt__candidate;
 
 typedef struct tt__chooser {
     tt_context *ctx;
     tt__job job;
-    bool recompute, offload, zero; /* these techniques may change */
+    bool recompute, offload, zero; /* whether the choice may change these options */
     bool by_seconds;        /* the cost is seconds, not FLOPs */
-    tt__choice base;        /* nothing recomputed or moved beyond what the options demand; the fastest pace */
+    tt__choice base;        /* recomputes and moves only what the options demand, at the fastest pace */
     bool held, held_on_host, held_split; /* parameters are stored already; on the host; sharded */
     size_t budget;
     /* The tape after the first passes, for each tt_parallel.zero and update; NULL until it is needed. */
@@ -275,7 +275,7 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     status = tt__end_build(&b, &c->job.p->settings, &choice);
     c->ctx->options.verify = verify;
     if (status == TT_OK) status = tt__weigh(c, &b, x);
-    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* a copy has all stages */
+    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copied: all stages */
     if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
     else if (x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
     return status;
@@ -331,7 +331,7 @@ static tt_status tt__raise(tt__chooser *c, int k)
     bool largest = false; /* a pace with the largest groups fits */
     if (c->list[k].raised) return TT_OK;
     c->list[k].raised = true;
-    c->list[k].floor = c->list[k].seconds; /* the seconds at its own pace */
+    c->list[k].floor = c->list[k].seconds; /* from now on, the seconds at its own pace */
     const tt__candidate was = c->list[k];
     for (int ahead = c->base.ahead; ahead >= !was.cuts && status == TT_OK; ahead--) {
         if (largest && !c->all) break;

@@ -66,7 +66,7 @@ enum { TT__AHEAD = 2 }; /* tt__choice.ahead on devices that have streams */
 typedef struct tt__choice {
     tt__recompute recompute;
     unsigned offload;       /* TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: max number of blocks offloaded, never the last */
+    int activations;        /* with TT__OUT_ACTIVATIONS: blocks to offload at most, never the last */
     tt__update update;
     int ahead;              /* blocks that copies and collectives may run ahead; 0: no overlap */
     int blocks;             /* "blocks" recomputes this many first blocks; INT_MAX: all but the last */

@@ -181,8 +181,8 @@ static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
     return a->flops != b->flops ? a->flops < b->flops : a->hash < b->hash;
 }
 
-/* Returns how many of the smallest candidates to build: for a small program enough that one of them is the
-   smallest, for a large program 4, as further placements are hardly better. */
+/* Returns how many of the smallest candidates to build: for a small program, enough that one of them is the
+   smallest; for a large program 4, as the placement of more candidates would save little. */
 static int tt__most_least(const tt__chooser *c)
 {
     const int n = tt__front(c)->t->n_code;
@@ -205,7 +205,7 @@ static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
     return TT_OK;
 }
 
-/* -------- the smallest */
+/* -------- search for the smallest program */
 
 /* The techniques whose options may change. */
 enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPDATE = 8, TT__MAY_ALL = 15 };

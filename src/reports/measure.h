@@ -20,8 +20,9 @@
    rows and columns that the overhead of launches dominates, then with more, until steps are long. A block
    with one row measures the update, which dominates there. */
 
-/* Seconds of a step that is long enough, of all steps of a program, and of a copy that is long enough; min
-   and max numbers of rows and columns; columns for the update; min and max bytes of a copy. */
+/* STEP_LONG, COPY_LONG: seconds of a step and of a copy that are long enough. STEPS_LONG: seconds of all
+   steps of a program. WIDTH: rows and columns of a block, for the update columns alone. COPY: bytes of a
+   copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002

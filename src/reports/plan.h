@@ -109,7 +109,7 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
     }
 }
 
-/* Returns the stage of a program whose ranks need the most bytes. */
+/* Returns the largest stage of a program, whose ranks need the most bytes. */
 static const tt_program *tt__largest_stage(const tt_program *p)
 {
     const tt_program *largest = p;
