@@ -18115,73 +18115,75 @@ static tt_status tt__run_collective(const tt__collective *c, bool met)
 /* ==== src/context/memory.h */
 /* ===========================================================================================================
    CONTEXT                                                                                        src/context/
-   Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
+   Devices, contexts, parameters, and the arenas that own memory. Uses all sections above.
    ======================================================================================================== */
 
 /* ------------------------------------------------------------------------------------------------- memory */
 
-/* Where an arena has a parameter. */
+/* Where an arena stores a parameter. */
 typedef struct tt__home {
-    size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none */
+    size_t offset;      /* bytes from the start of the arena's memory in `space`; TT__NO_PLACE: not stored */
     tt_dtype dtype;
-    tt__space space;    /* in the host's memory, an offset there */
-    tt__part part;      /* of the parameter, that lies there */
+    tt__space space;
+    tt__part part;      /* the part of the parameter that a rank stores */
 } tt__home;
 
-/* What tt_compile_options.memory names. */
+/* The values that tt_compile_options.memory names. */
 typedef enum tt__memory_kind {
     TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
 } tt__memory_kind;
 static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "managed", "managed-oversubscribed"};
 
-/* Managed memory comes to the device in blocks of so many bytes, as CUDA's driver has them. */
+/* Bytes of a block of managed memory: the unit in which CUDA's driver moves memory to the device. */
 #ifndef TT__BLOCK /* tests make it smaller */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* the one that runs, and those that are on their way */
+enum { TT__WINDOWS = 3 }; /* the window that runs, and windows in flight */
 
-/* Of an arena in managed memory that is larger than what its device has free: what is where, by the plan. */
+/* The state of an arena in managed memory that exceeds the device's free memory: which blocks are on the
+   device, according to the plan. A window: consecutive instructions whose blocks are prefetched together. */
 typedef struct tt__paging {
-    size_t room;        /* bytes on the device for blocks that are not kept there */
-    size_t blocks;      /* from the arena's first byte on */
-    uint64_t *used;     /* of each block: `clock` when the last window that uses it began; 0: none has */
-    uint64_t *stamp;    /* ... the number, of all so far, of the instruction that brought it to a window */
-    bool *kept;
-    uint64_t clock;     /* one more than the bytes that windows have used, but for those of kept blocks */
-    uint64_t stamps;    /* instructions so far */
-    uint64_t prefetched; /* bytes so far */
-    void *began, *there[TT__WINDOWS]; /* events: a window begins; its blocks are there */
-    bool brought[TT__WINDOWS]; /* ... of those for which there were blocks to bring */
+    size_t room;        /* bytes on the device for blocks that are not kept */
+    size_t blocks;      /* number of blocks, from the arena's first byte on */
+    uint64_t *used;     /* for each block: `clock` when the last window that uses it began; 0: none */
+    uint64_t *stamp;    /* for each block: number of the instruction that added it to a window */
+    bool *kept;         /* for each block: it stays on the device */
+    uint64_t clock;     /* 1 + bytes of the blocks that windows have used so far, except kept blocks */
+    uint64_t stamps;    /* number of instructions so far */
+    uint64_t prefetched; /* bytes prefetched so far */
+    void *began, *there[TT__WINDOWS]; /* events: a window begins; a window's blocks are on the device */
+    bool brought[TT__WINDOWS]; /* the window had blocks to prefetch, so `there` is its event */
 } tt__paging;
 
-/* Memory of a program and those that share it, the same on each rank: persistent bytes, then the transient
-   bytes of the largest; behind these, on the ranks of data rank 0 alone, `of_first` bytes. Of parameters that
-   are not to be on the device, on_host bytes in the host's memory. */
+/* The memory of one or more programs that share it, with the same layout on each rank: persistent bytes, then
+   the transient bytes of the largest program, then, only on ranks of data rank 0, `of_first` bytes. Offloaded
+   parameters take on_host bytes of the host's memory. */
 typedef struct tt__arena {
-    int references;     /* programs, and parameters whose values it holds */
-    struct tt_program *programs; /* a list */
+    int references;     /* number of programs, and of parameters stored here */
+    struct tt_program *programs; /* linked list */
     const tt__device_kind *kind;
     tt__crew *crew;
-    int data, tensor;   /* ranks along these axes */
-    int stage, stages;  /* of a pipeline; the first stage's are 0, and 1 without one */
+    int data, tensor;   /* data ranks and tensor ranks */
+    int stage, stages;  /* stage of a pipeline, and number of stages; 0 and 1 without one */
     bool allocated;
     tt__memory_kind memory_kind;
     tt__paging *paging; /* NULL: all of the memory is on the device */
     char *memory[TT__RANKS]; /* NULL until allocated */
-    char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of the host's, on the way to a device's memory; else NULL */
-    size_t persistent, transient, of_first; /* persistent: first the kind's resident workspace */
+    char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
+    size_t persistent, transient, of_first; /* bytes; persistent begins with the resident workspace */
     char *host[TT__RANKS];
     size_t on_host;
-    size_t budget;      /* the least memory_budget of its programs; 0: none */
-    tt__home *home;     /* by the index of the parameter */
+    size_t budget;      /* min of the programs' memory_budget; 0: none has one */
+    tt__home *home;     /* indexed by tt_param.index */
     int n_homes;
-    bool torn;          /* an update has failed half-way: ranks may have other parameters than others */
-    bool tuned;         /* products of its programs were timed, or must not be timed */
-    bool learnt;        /* a state has set how products are made, so that they must not be timed */
-    const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's */
+    bool torn;          /* an update failed half-way: parameters may differ between ranks */
+    bool tuned;         /* the programs' matrix products were timed, or must not be */
+    bool learnt;        /* a loaded state has set how products are computed, so they must not be timed */
+    const void *results_of; /* program whose last outputs are in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Memory of the host that a device copies from and to. NULL: there is none; the device says why. */
+/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
+   device's backend explains. */
 static char *tt__host_allocate(tt_context *ctx, const tt__crew *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -18194,12 +18196,12 @@ static void tt__host_release(tt_context *ctx, const tt__crew *c, int rank, char 
     else if (memory) c->kind->backend->release_host(c->device[rank], memory);
 }
 
-/* The ranks that have an arena: [tt__first_rank, tt__end_rank). */
+/* An arena belongs to the ranks [tt__first_rank, tt__end_rank), those of its stage. */
 static int tt__stage_ranks(const tt__arena *a) { return a->data * a->tensor; }
 static int tt__first_rank(const tt__arena *a) { return a->stage * tt__stage_ranks(a); }
 static int tt__end_rank(const tt__arena *a) { return tt__first_rank(a) + tt__stage_ranks(a); }
 
-/* Those of this process: [tt__near_rank, tt__near_end). */
+/* The ranks of an arena in this process: [tt__near_rank, tt__near_end). */
 static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->crew->first); }
 static int tt__near_end(const tt__arena *a)
 {
@@ -18220,7 +18222,7 @@ static void tt__paging_free(tt_context *ctx, tt__arena *a)
     a->paging = NULL;
 }
 
-/* Gives the memory of all ranks back. */
+/* Frees the arena's memory on all ranks of this process. */
 static void tt__arena_empty(tt_context *ctx, tt__arena *a)
 {
     tt__paging_free(ctx, a);
@@ -18240,19 +18242,19 @@ static void tt__arena_release(tt_context *ctx, tt__arena *a)
     tt__free(ctx, a);
 }
 
-/* Bytes of a rank's memory. */
+/* Returns the bytes of the arena's memory on a rank. */
 static size_t tt__arena_size(const tt__arena *a, int rank)
 {
     return a->persistent + a->transient + (rank - tt__first_rank(a) < a->tensor ? a->of_first : 0);
 }
 
-/* The home that an arena has for a parameter, NULL if there is none. */
+/* Returns where an arena stores a parameter, NULL if it does not. */
 static const tt__home *tt__home_in(const tt__arena *a, int param)
 {
     return a && param < a->n_homes && a->home[param].offset != TT__NO_PLACE ? &a->home[param] : NULL;
 }
 
-/* Room for a home of each parameter. */
+/* Grows a->home to one entry for each parameter of the context. */
 static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
 {
     if (ctx->n_params <= a->n_homes) return TT_OK;
@@ -18264,9 +18266,9 @@ static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* The arena in which a program of arena `a` finds a parameter: the holder, or, where no program of the kind
-   can run and so none may hold it, a itself. NULL: there is none yet. Of a pipeline of so many stages, each
-   stage has its own. */
+/* Returns the arena in which a program of arena `a` finds a parameter; NULL: none yet. That is the holder or,
+   for a kind of device without a backend, which never holds parameters, `a` itself. In a pipeline of `stages`
+   stages, each stage has its own arena. */
 static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {
@@ -18278,17 +18280,18 @@ static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, cons
 /* ==== src/context/cpu.h */
 /* ------------------------------------------------------------------------------------------------ devices */
 
-/* Elements that tensors stream through between files, host and device, and bytes of the buffer for them. */
+/* Elements of a piece of a tensor that streams between files, host and device, and bytes of its buffer. */
 #define TT__PIECE 16384
 #define TT__BOUNCE (sizeof(float) * TT__PIECE)
 
-/* Threads of each of several ranks on the CPU. */
+/* Returns the number of threads of each of several ranks on the CPU. */
 static int tt__rank_threads(const tt_context *ctx, int ranks)
 {
     return (int)tt__max(1, ctx->cpu.pool->threads / ranks);
 }
 
-/* The CPU's backend. One rank is the context's device; several have its threads shared out. */
+/* Opens a CPU device for one of `ranks` ranks. A single rank uses the context's device; several ranks divide
+   the context's threads. */
 static tt__device *tt__cpu_open(tt_context *ctx, int index, int ranks, char *error, size_t capacity)
 {
     (void)index;
@@ -18329,7 +18332,7 @@ static tt_status tt__cpu_copy(tt__device *d, int stream, void *to, const void *f
     return tt__cpu_read(d, to, from, bytes);
 }
 
-/* Nothing is left to wait for, so events are empty. */
+/* All work is done when a function returns, so an event holds nothing. */
 static void tt__cpu_release_event(tt__device *d, void *event) { (void)d; (void)event; }
 
 static tt_status tt__cpu_mark(tt__device *d, int stream, void **event)
@@ -18352,7 +18355,7 @@ static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t byte
     return TT_OK;
 }
 
-/* Elements [first, first + n) of an initialiser's, four from each Philox block. first: a multiple of 4. */
+/* Computes elements [first, first + n) of an initialiser, four per Philox block. first: a multiple of 4. */
 static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
 {
     for (int64_t k = 0; k < n; k += 4) {
@@ -18412,7 +18415,7 @@ static const char *tt__cpu_refuses(int index, const tt__launch *l)
     return NULL;
 }
 
-/* The first line of a file that begins with `key`, without that and a colon; "" if there is none. */
+/* Copies the first line of a file that begins with `key` to `to`, without key and colon; "" if none does. */
 static void tt__line_of(const char *path, const char *key, char to[128])
 {
     char line[1024];
@@ -18438,7 +18441,8 @@ static const tt__backend tt__cpu_backend = {
 
 /* ==== src/context/devices.h */
 /* ----------------------------------------------------------------------------------- ranks and their devices
-   The kinds of devices, the ranks that a name such as "cuda:0,2" stands for, and reads and writes there. */
+   The kinds of devices, the ranks that a name such as "cuda:0,2" denotes, and reads and writes of their
+   memory. A crew: the device group of all ranks of a program. */
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
@@ -18449,7 +18453,7 @@ static const tt__device_kind tt__device_kinds[TT__KINDS] = {
 #endif
 };
 
-/* Tries which devices of a crew reach each other's memory, and warns where some don't. */
+/* Finds which devices of a crew can access each other's memory, and warns if some cannot. */
 static void tt__crew_try(tt_context *ctx, tt__crew *c)
 {
     char first[704] = "";
@@ -18475,14 +18479,14 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory, or no thread */
+        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory or no thread */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why, c->moved ? "; the processes of "
                             "a host take devices in turn, unless these are named, as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
-    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* of messages that go, and that come */
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* for sent and for received messages */
     for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
@@ -18494,7 +18498,7 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
     return c->threads ? TT_OK : ctx->status;
 }
 
-/* What updates in the host's memory run on: each rank's part of the CPU. */
+/* Opens the CPU devices, one for each rank, on which updates in the host's memory run. */
 static tt_status tt__crew_open_host(tt_context *ctx, tt__crew *c)
 {
     char why[512];
@@ -18519,14 +18523,14 @@ static void tt__crew_free(tt_context *ctx, tt__crew *c)
     tt__free(ctx, c);
 }
 
-/* What all ranks of a crew do. */
+/* A function that runs on all ranks of a crew at once. */
 typedef struct tt__crew_job {
     tt__crew *crew;
     tt_status (*run)(void *arg, int rank);
     void *arg;
     tt_status status;
-    int failed;         /* one more than the rank that failed first; 0: none */
-    bool named;         /* the context's error is that rank's */
+    int failed;         /* one more than the number of the rank that failed; 0: none */
+    bool named;         /* the context's error comes from that rank */
 } tt__crew_job;
 
 static void tt__crew_task(void *arg, int64_t task, int thread)
@@ -18539,7 +18543,7 @@ static void tt__crew_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* others fail because this one did */
+    if (!job->failed || (named && !job->named)) { /* the other ranks fail only because this one did */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -18548,8 +18552,8 @@ static void tt__crew_task(void *arg, int64_t task, int thread)
     tt__world_fail(w);
 }
 
-/* Calls run(arg, rank) for all ranks of this process at once, each on a thread of its own. After an error on
-   one, which the sentence names, all have ended. */
+/* Calls run(arg, rank) for all ranks of this process at once, each on its own thread, and returns when all
+   have ended. An error on one rank ends the others; the error's sentence names that rank. */
 static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(void *arg, int rank), void *arg)
 {
     char error[sizeof ctx->error], name[32];
@@ -18568,7 +18572,7 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(voi
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* Numbers in memory of a rank; data NULL: of a rank of another process. */
+/* Numbers in the memory of a rank. data: NULL if the rank belongs to another process. */
 typedef struct tt__memory {
     const tt__arena *arena;
     int rank;
@@ -18577,7 +18581,7 @@ typedef struct tt__memory {
     void *data;
 } tt__memory;
 
-/* The first n of them, converted to another dtype. */
+/* Reads the first n numbers of *x and converts them to another dtype. */
 static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -18598,7 +18602,8 @@ static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type
     return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
-/* The same where the rank may be of another process: all processes get what that one reads. */
+/* Reads the first n numbers of *x and converts them to another dtype. If the crew spans processes, the
+   process of x's rank reads, and all processes get the result. */
 static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__crew *c = x->arena->crew;
@@ -18609,14 +18614,14 @@ static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_typ
                          n * tt_dtype_bytes(to_type));
 }
 
-/* The first process gets what the one of a rank has read there. */
+/* Sends bytes that the process of a rank has read to the first process. */
 static tt_status tt__net_to_first(const tt__crew *c, int rank, void *data, size_t bytes)
 {
     if (c->local == c->ranks) return TT_OK;
     return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
 }
 
-/* Converts n numbers and writes them there. */
+/* Converts n numbers to the dtype of *x and writes them to the start of *x. */
 static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtype from_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -18636,15 +18641,15 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
     return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
-/* The option, or the environment variable where it is NULL or ""; NULL where that is empty too. */
+/* Returns the option or, if that is NULL or "", the environment variable; NULL if both are empty. */
 static const char *tt__option(const char *option, const char *variable)
 {
     if (!option || !*option) option = getenv(variable);
     return option && *option ? option : NULL;
 }
 
-/* The numbers of devices that stand behind the name of a kind: "" (0), ":2", ":0,2", "*4" (0 to 3). Returns
-   how many there are; 0: it is no such list. */
+/* Parses the list of device numbers that follows the name of a kind: "" (device 0), ":2", ":0,2", "*4"
+   (devices 0 to 3). Returns the number of devices; 0 if the text is no such list. */
 static int tt__device_numbers(const char *list, int index[TT__RANKS])
 {
     const char *digits = "0123456789";
@@ -18666,7 +18671,7 @@ static int tt__device_numbers(const char *list, int index[TT__RANKS])
     return *list ? 0 : n;
 }
 
-/* The name of a crew's devices, as short as it can be: "cuda", "cuda:1", "cuda*4", "cuda:0,2". */
+/* Sets the shortest name of a crew's devices: "cuda", "cuda:1", "cuda*4", "cuda:0,2". */
 static void tt__crew_name(tt__crew *c)
 {
     tt__text text = {c->name, sizeof c->name, 0};
@@ -18679,7 +18684,7 @@ static void tt__crew_name(tt__crew *c)
     if (c->ranks > c->local) tt__print(&text, " in %d processes", c->ranks / c->local);
 }
 
-/* How many processes before this one run on its host. */
+/* Returns the number of processes on this host with smaller numbers than this process. */
 static int tt__processes_before(const tt__net *n)
 {
     int before = 0;
@@ -18687,8 +18692,8 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* The crew of these devices in each process: the one that there is, or a new one, not open. `moved`: see
-   there. NULL after tt__fail. */
+/* Returns the crew of these devices in each process: the existing crew or a new one, whose devices are not
+   open yet. moved: tt__crew.moved. NULL after tt__fail. */
 static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
                              int moved)
 {
@@ -18716,9 +18721,9 @@ static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const
     return ctx->crews = c;
 }
 
-/* The devices that a name is of: "cuda" and "cuda:0" are the first of the kind, "cuda*2" and "cuda:0,1" the
-   first two. NULL after tt__fail if there are no such devices. Without a name, those of TINYTRAIN_DEVICE, or
-   "cpu". */
+/* Returns the crew of the devices that a name denotes: "cuda" and "cuda:0" are the first device of the kind,
+   "cuda*2" and "cuda:0,1" the first two. Without a name, uses TINYTRAIN_DEVICE or "cpu". Returns NULL after
+   tt__fail if the name is invalid. */
 static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
 {
     char known[128];
@@ -18740,7 +18745,7 @@ static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
             tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
                      "ranks that share its threads", name, kind->name, kind->name);
         else {
-            const bool in_turn = !kind->host && name[length] != ':'; /* each process of a host has others */
+            const bool in_turn = !kind->host && name[length] != ':'; /* a host's processes take turns */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
             return tt__crew_of(ctx, kind, index, ranks, moved);
@@ -18774,7 +18779,7 @@ static const tt__isa_table *tt__choose_isa(const char *name)
     const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
 #ifdef TT__HAS_AVX2
     unsigned a, b, c = 0, d;
-    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* __builtin_cpu_supports may not know it */
+    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* __builtin_cpu_supports may lack F16C */
     __builtin_cpu_init();
     avx2 = avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (avx2) table[1] = &tt__isa_table_avx2;
@@ -18792,8 +18797,10 @@ static const tt__isa_table *tt__choose_isa(const char *name)
 
 static const char *const tt__bf16_name[] = {"convert", "dot", "tiles"};
 
-/* Dot products of bf16 run at twice the rate of fp32 on AMD's CPUs, at four times on Arm's (see tt__bfmmla),
-   and at half of it on Intel's, where tiles run at 16 times. */
+/* Chooses how bf16 matrix products are computed; name: a value of tt__bf16_name, or NULL for the fastest.
+   Returns false if the CPU or the kernels lack it. Compared with fp32, bf16 dot products run at twice the
+   rate on AMD's CPUs, at four times on Arm's (see tt__bfmmla) and at half on Intel's, where tiles run at 16
+   times the rate. */
 static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16 *how)
 {
     bool has[TT__COUNT(tt__bf16_name)] = {true, false, false};
@@ -18803,7 +18810,7 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     if (has[TT__BF16_DOT] && __builtin_cpu_is("amd")) *how = TT__BF16_DOT;
 #endif
 #ifdef TT__TILES_HERE
-    const bool wanted = !name || strcmp(name, "tiles") == 0; /* Linux is asked for them only then */
+    const bool wanted = !name || strcmp(name, "tiles") == 0; /* asks Linux for permission only then */
     has[TT__BF16_TILES] = wanted && isa == &tt__isa_table_avx512 && TT__TILES_HERE;
     if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
 #endif
@@ -18921,7 +18928,7 @@ size_t tt_allocated_bytes(const tt_context *ctx) { return ctx->allocated; }
 
 typedef struct tt__peak_job {
     double (*loop)(int64_t rounds, float *sink);
-    double flops[256]; /* by task */
+    double flops[256]; /* FLOPs of each task */
 } tt__peak_job;
 
 static void tt__peak_task(void *arg, int64_t task, int thread)
@@ -18938,7 +18945,7 @@ double tt_measured_peak(tt_context *ctx)
     tt__peak_job job;
     job.loop = ctx->cpu.isa->peak[TT__BF16_CONVERT];
     for (int attempt = 0; attempt < 8 && ctx->measured_peak <= 0; attempt++)
-        for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour can only slow it down */
+        for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour only slows a run down */
             double start = tt__seconds(), flops = 0;
             tt__parallel(ctx->cpu.pool, threads, tt__peak_task, &job);
             double seconds = tt__seconds() - start;
@@ -18959,7 +18966,7 @@ static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
     for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * TT__HASH_PRIME;
     return h;
 }
-/* The same by elements of `item` bytes, 2 or 4, of a tensor: one step for each. */
+/* Continues a hash with the elements of a tensor, each of `item` bytes, 2 or 4: one step for each element. */
 static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes, int64_t item)
 {
     for (const char *at = (const char *)from, *end = at + bytes; at < end; at += item) {
@@ -18973,7 +18980,8 @@ static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes,
 }
 static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
-/* The slot of a name in the table, or the free slot where it belongs: the first from the name's hash on. */
+/* Returns the slot of a name in the hash table, or the free slot where the name belongs: the first free slot
+   from the name's hash on. */
 static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
 {
     uint64_t hash = tt__hash(name);
@@ -18983,7 +18991,7 @@ static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
     return &slots[at];
 }
 
-/* Makes room for one name more: at least half of the slots stay free. */
+/* Makes room for one more name. At least half of the slots stay free. */
 static bool tt__param_slots_grow(tt_context *ctx)
 {
     uint32_t n = ctx->n_param_slots ? 2 * ctx->n_param_slots : 64;
@@ -19000,11 +19008,11 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* who looks for the one that is there knows why a second was not made */
+    if (found) ctx->unmade[0] = 0; /* a caller who finds the parameter knows why a second was not made */
     return found ? ctx->params[found - 1] : NULL;
 }
 
-/* The number of elements of a parameter that is to be made; 0 after tt__fail if it must not be. */
+/* Checks the name and the dimensions of a new parameter. Returns its number of elements; 0 after tt__fail. */
 static int64_t tt__new_param_size(tt_context *ctx, const char *name, int ndim, const int64_t *dims)
 {
     int64_t size = 1;
@@ -19058,8 +19066,8 @@ static void tt__param_drop_source(tt_param *p)
     p->source = NULL;
 }
 
-/* Undoes the creation of all parameters but the first `count`; no tape may know them. The latest goes first,
-   so that no search for a name that stays passes over a slot that is freed. */
+/* Removes all parameters but the first `count`; no tape may use them. Removes the newest first, so that the
+   search for a name that stays never crosses a slot that was freed. */
 static void tt__params_undo(tt_context *ctx, int count)
 {
     while (ctx->n_params > count) {
@@ -19100,13 +19108,13 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
 static const tt__home *tt__param_home(const tt_param *p) { return tt__home_in(p->holder, p->index); }
 static bool tt__has_memory(const tt_param *p) { return p->holder && p->holder->allocated; }
 
-/* Has a rank of this process memory for an arena, which may be NULL? */
+/* Returns whether `rank` is a rank of this process that belongs to an arena, which may be NULL. */
 static bool tt__has_rank(const tt__arena *a, int rank)
 {
     return a && rank >= tt__near_rank(a) && rank < tt__near_end(a);
 }
 
-/* A rank's part of its values, which have memory; NULL: in another process. */
+/* Returns a rank's part of a parameter whose arena is allocated; NULL if the rank is in another process. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
     tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
@@ -19115,15 +19123,15 @@ static char *tt__param_memory(const tt_param *p, int rank)
     return (home->space == TT__HOST ? a->host : a->memory)[rank] + home->offset;
 }
 
-/* A tensor (rows, cols) of which ranks store parts. */
+/* A tensor (rows, cols) whose parts ranks store. */
 typedef struct tt__stored {
     int64_t rows, cols;
     tt__part part;
-    int data, tensor;   /* ranks along these axes ... */
-    int first;          /* ... from this one on */
+    int data, tensor;   /* data ranks and tensor ranks */
+    int first;          /* number of the first of these ranks */
 } tt__stored;
 
-/* Of what is shaped like a parameter. */
+/* Describes how the ranks of an arena store a tensor with the shape of a parameter. */
 static tt__stored tt__stored_of(const tt_param *p, const tt__part *part, const tt__arena *a)
 {
     const int64_t rows = p->ndim > 1 ? p->dims[0] : 1;
@@ -19136,7 +19144,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_home(p)->part, p->holder);
 }
 
-/* How many elements of a rank's part of the tensor the rank stores, from which on. */
+/* Returns the number of elements that a rank stores. *first: where they begin in the shard of the rank's
+   tensor rank. */
 static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
@@ -19144,8 +19153,8 @@ static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
     return tt__piece(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
 }
 
-/* The number in the tensor of what a rank has stored as its element `at`; *n of them follow one another in
-   both. */
+/* Returns the number in the tensor of the element that a rank stores at `at`. *n: number of elements from
+   there on that are contiguous both in the tensor and on the rank. */
 static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int64_t *n)
 {
     int64_t first, count = tt__stored_piece(s, rank, &first), tensor_rank = rank % s->tensor;
@@ -19157,8 +19166,9 @@ static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int
     return e / part_cols * s->cols + tensor_rank * part_cols + e % part_cols;
 }
 
-/* Where element e of the tensor is stored: the first rank that has it, and as which of its elements; *n of
-   them follow one another in both. */
+/* Finds where element e of the tensor is stored: *rank: the first rank that stores it. Returns the element's
+   number on that rank. *n: number of elements from there on that are contiguous both in the tensor and on
+   the rank. */
 static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t *n)
 {
     const int64_t each = s->rows * s->cols / s->tensor, part_cols = s->cols / s->tensor;
@@ -19182,7 +19192,7 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
     return at - first;
 }
 
-/* Has each process all of it? */
+/* Returns whether each process stores the whole tensor. */
 static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
 {
     const tt__crew *c = a->crew;
@@ -19190,7 +19200,7 @@ static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
     return a->stages == 1 && !s->part.unit && (s->part.split == TT__WHOLE || c->local % s->tensor == 0);
 }
 
-/* Fails where an update has stopped half-way: parameters and states must be loaded again. */
+/* Fails if an update stopped half-way: parameters and states must be loaded again. */
 static tt_status tt__check_whole(tt_context *ctx, const tt__arena *a)
 {
     if (!a->torn) return TT_OK;
@@ -19206,7 +19216,7 @@ static uint64_t tt__init_key(const tt_param *p)
     return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
 }
 
-/* Elements [first, first + n) of p, from its source. first: a multiple of 4. */
+/* Reads elements [first, first + n) of p from its source. first: a multiple of 4. */
 static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (p->read) return p->read(p->source, first, n, to);
@@ -19216,7 +19226,8 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
     return TT_OK;
 }
 
-/* Elements [first, first + n) of p, from memory or, without it, its source. first: a multiple of 4. */
+/* Reads elements [first, first + n) of p from memory or, if the arena is not allocated, from its source.
+   first: a multiple of 4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
@@ -19224,7 +19235,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     const tt__home *home = tt__param_home(p);
     const tt__stored stored = tt__param_stored(p);
     const tt__crew *c = p->holder->crew;
-    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* on the ranks of each as on the first */
+    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* each process reads its own ranks */
     for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
@@ -19238,7 +19249,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     return status;
 }
 
-/* Refuses finite numbers that f16 would make infinite. */
+/* Fails if p is stored as f16 and a finite number would become infinite. */
 static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t first, int64_t n)
 {
     const bool narrow = tt__param_home(p)->dtype == TT_F16;
@@ -19250,8 +19261,8 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* Elements [first, first + n) of p for an arena that is to have them: from its source or, where the first of
-   two arenas has memory already, from there. first: a multiple of 4. */
+/* Reads elements [first, first + n) of p to fill arena `a`: from p's source or, if `a` is the second of two
+   arenas and the first is filled already, from the first. first: a multiple of 4. */
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
 {
@@ -19259,8 +19270,9 @@ static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
-/* Fills a rank's part of p from its source, which stays, in case another parameter fails. `piece` has
-   TT__PIECE floats. An initialiser whose numbers need no check writes where they stay. */
+/* Fills a rank's part of p from its source. Keeps the source, in case another parameter fails. piece: a
+   buffer of TT__PIECE floats. An initialiser whose numbers need no check writes directly to the rank's
+   memory. */
 static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
 {
     char *memory = tt__param_memory(p, rank);
@@ -19268,7 +19280,8 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
     const tt__home *home = tt__home_in(a, p->index);
     const tt__stored stored = tt__stored_of(p, &home->part, a);
     const bool of_source = a == p->holder || !tt__has_memory(p) || p->source_stays;
-    /* f16 can hold what is at most this: normal numbers are up to sqrt(-2 log(2^-25)) = 5.9 deviations. */
+    /* The max absolute value that p->init gives: normal numbers reach sqrt(-2 log(2^-25)) = 5.9
+       deviations. */
     const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
     const bool fits = home->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
     const tt__backend *b = a->kind->backend;
@@ -19304,7 +19317,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
         const tt__arena *a = k ? p->again : p->holder;
-        if (!a || !a->allocated) continue; /* then it is filled of the other */
+        if (!a || !a->allocated) continue; /* it is filled later, from the other arena */
         const tt__home *home = tt__home_in(a, p->index);
         const tt__stored stored = tt__stored_of(p, &home->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
@@ -19319,7 +19332,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
             }
         }
     }
-    p->source_stays = false; /* it has other values */
+    p->source_stays = false; /* the source's values are out of date */
     if (tt__has_memory(p)) return status;
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -19356,103 +19369,107 @@ void tt_close(tt_context *ctx)
 /* ==== src/compile/program.h */
 /* ===========================================================================================================
    COMPILE                                                                                        src/compile/
-   Makes a program of a tape: checks the options, runs the passes and plans memory; nothing is allocated
-   on the device. Uses all above.
+   Compiles a tape into a program: checks the options, runs the passes and plans the memory. Allocates
+   nothing on the device. Uses all sections above.
    ======================================================================================================== */
 
-/* The launches of a segment as a device has recorded them. Those of a micro-batch are for runs with the
-   same numbers of rows; the update has none. */
+/* A device's recording of the launches of a stretch. A recording of a micro-batch serves only runs with the
+   same numbers of rows. */
 typedef struct tt__recording {
-    void *made;             /* the device's; NULL: such a run was met once */
+    void *made;             /* the device's recording; NULL: this run was seen only once */
     tt__segment segment;
-    int first;              /* the number of its first instruction */
-    bool later;             /* gradients are added to */
-    int slot;               /* that of these gradients; for sums, how many slots have contents */
-    int64_t *rows;          /* of each axis; NULL: this entry is free */
-    int credit;             /* gained when it is used, lost when another run finds no entry */
+    int first;              /* number of the stretch's first instruction */
+    bool later;             /* the run adds to gradients of earlier micro-batches */
+    int slot;               /* slot of the gradients; for sums, the number of slots in use */
+    int64_t *rows;          /* rows of each axis; NULL: this entry is free */
+    int credit;             /* rises when the recording is used, falls when another run finds no entry */
 } tt__recording;
 enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
 
-/* Where an input is copied from when the device's memory is not the host's: two buffers in turn, each with
-   the event after which it may be written again. arrived: bytes that wait at its arrival for the next run. */
+/* The host's buffers from which an input is copied to a device with memory of its own: two that alternate,
+   each with the event after which it may be written again. arrived: bytes of the next run's input that are
+   at the input's arrival (tt__value.arrival). */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; size_t arrived; } tt__staged;
 
-/* What tt_compile_options.update, matmul and recompute name. */
+/* The values that tt_compile_options.update, matmul and recompute name. */
 typedef enum tt__update { TT__UPDATE_END, TT__UPDATE_BACKWARD, TT__UPDATE_HOST } tt__update;
 static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
-/* tt_compile_options, checked, with what their names stand for. */
+/* The checked tt_compile_options, with the values that their words name. */
 typedef struct tt__settings {
-    tt_compile_options options; /* parallel: without zeros */
+    tt_compile_options options; /* in `parallel`, defaults replace zeros */
     const tt__device_kind *kind;
     tt__crew *crew;
-    int threads;            /* of a rank on the device "cpu" */
-    int stage;              /* of a pipeline, that the program is of */
-    int in_flight;          /* most micro-batches that it has between their forward and their backward */
+    int threads;            /* threads of a rank on the device "cpu" */
+    int stage;              /* the program's stage of the pipeline */
+    int in_flight;          /* max number of micro-batches between their forward and their backward */
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute recompute;
-    unsigned offload;       /* what lies in the host's memory: TT__OUT_ flags */
-    bool offload_fits, zero_fits; /* they say "budget" */
+    unsigned offload;       /* the storages kept in the host's memory: TT__OUT_ flags */
+    bool offload_fits, zero_fits; /* `offload` and `parallel.zero` are "budget" */
     tt__update update;
     tt__memory_kind memory;
     bool scales;            /* the loss scale changes */
     tt_costs costs;
 } tt__settings;
 
-enum { TT__AHEAD = 2 }; /* tt__choice's, of devices that have streams */
+enum { TT__AHEAD = 2 }; /* tt__choice.ahead on devices that have streams */
 
-/* What may differ between programs of the same settings, to fit a budget. */
+/* The decisions that may differ between programs of the same settings, to fit a budget. */
 typedef struct tt__choice {
     tt__recompute recompute;
     unsigned offload;       /* TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: of so many blocks, but not of the last */
+    int activations;        /* with TT__OUT_ACTIVATIONS: blocks to offload at most, never the last */
     tt__update update;
-    int ahead;              /* blocks that copies and collectives may run ahead; 0: none runs beside */
-    int blocks;             /* "blocks": the first so many are computed again; INT_MAX: all but the last */
-    const bool *drop; int n_drop; /* of each of the first values: computed again whatever `recompute` is */
-    int zero;               /* tt_parallel's */
-    bool arrivals;          /* inputs are copied to the device while the run before is under way */
-    int halved;             /* how often TT__OFFLOAD_TOGETHER is, to TT__ONE_BY_ONE */
+    int ahead;              /* blocks that copies and collectives may run ahead; 0: no overlap */
+    int blocks;             /* "blocks" recomputes this many first blocks; INT_MAX: all but the last */
+    const bool *drop; int n_drop; /* for each of the first values: recomputed whatever `recompute` is */
+    int zero;               /* as tt_parallel.zero */
+    bool arrivals;          /* inputs are copied to the device during the run before theirs */
+    int halved;             /* times that TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
 } tt__choice;
 
-/* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
+/* A tape that is ready to run. Persistent storages have no place yet, as that depends on the arena. */
 typedef struct tt__built {
-    tt_tape *t;             /* a copy of the caller's, rewritten */
-    uint64_t recorded;      /* hash of the caller's and of the root */
+    tt_tape *t;             /* the rewritten copy of the caller's tape */
+    uint64_t recorded;      /* hash of the caller's tape and of the root */
     int32_t root;
     tt__box *box;           /* places of transient storages and workspaces */
     int n_boxes;
-    size_t transient;       /* bytes that these take */
-    size_t bound;           /* the largest sum of such bytes live at once ... */
-    int peak_at;            /* ... and the instruction where it is */
-    /* Bytes in the host's memory of a program alone; behind these, what only data rank 0 has. */
+    size_t transient;       /* bytes of the region that holds the boxes on the device */
+    size_t bound;           /* max bytes of these boxes live at one instruction, */
+    int peak_at;            /* and the number of that instruction */
+    /* Bytes of the host's memory that belong to this program alone; host_of_first: after the other two, bytes
+       that only data rank 0 has. */
     size_t host_persistent, host_transient, host_of_first;
-    size_t of_first;        /* bytes on the device of what only data rank 0 has */
-    int together;           /* most instructions that run together */
-    int under_way;          /* most that have been started on other streams and are not waited for yet */
-    /* Of a pipeline's stage: one more than the SEND to the next stage and to the one before, and the segment
-       that first writes what that sends. */
+    size_t of_first;        /* bytes on the device that only data rank 0 has */
+    int together;           /* max number of instructions that run together */
+    int under_way;          /* max number of instructions in flight on other streams */
+    /* For a stage of a pipeline: one more than the number of the SEND to the next stage ([0]) and to the
+       previous stage ([1]), and the segment that first writes the operand of that SEND. */
     int send[2];
     tt__segment sends_from[2];
-    tt__replay replay;      /* of a step */
-    int forward_values;     /* values with smaller numbers are the forward's, the same for any choice */
-    int blocks;             /* whose activations can be offloaded */
+    tt__replay replay;      /* the costs of a step */
+    int forward_values;     /* values with smaller numbers are the forward's, equal for any choice */
+    int blocks;             /* number of blocks whose activations can be offloaded */
 } tt__built;
 
-/* What tt_set has left of an input: nothing since the last run, its data, or data that an update, or a run or
-   tt_set of another program of the arena, has written over. */
+/* The state of an input. UNSET: tt_set was not called since the last run. SET: its data is in place.
+   OVERWRITTEN: an update, or a run or tt_set of another program of the arena, has overwritten the data. */
 typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_state;
 
-/* What has been started on another stream, and is not waited for yet. */
+/* An instruction in flight on another stream. */
 typedef struct tt__started {
     int at;                 /* one more than the number of the instruction; 0: this entry is free */
-    void *done;             /* an event, after it */
+    void *done;             /* the event after the instruction */
 } tt__started;
 
-/* What a stage passes on of a micro-batch: events; to a stage in another process, messages on their way. */
+/* The state of a stage's transfers for one micro-batch, by direction: 0: towards the last stage, 1: towards
+   the first. sent: the event after which the value that this stage sends is ready. taken: the event after
+   which this stage has copied the value that it receives. part: messages in flight to another process. */
 enum { TT__PARTS = 8 };
 typedef struct tt__passed {
     void *sent[2], *taken[2];
@@ -19460,94 +19477,93 @@ typedef struct tt__passed {
     int parts[2];
 } tt__passed;
 
-/* The run at hand on a rank. */
+/* The current run on a rank. */
 typedef struct tt__now {
-    int64_t round;          /* of the step: the micro-batch is that number of its data rank */
+    int64_t round;          /* round of the step: the number of the micro-batch on its data rank */
     int present;            /* data ranks that have a micro-batch in this round */
-    bool later;             /* what adds from the second lap on does add */
-    const int64_t *rows;    /* of each axis, instead of those that are set; NULL: these */
+    bool later;             /* instructions that add from the second lap on do add */
+    const int64_t *rows;    /* rows of each axis; NULL: tt__rank.axis_rows applies */
 } tt__now;
 
-/* What a program has for each rank, beside the arena's memory there. */
+/* The state of a program on one rank, apart from the arena's memory. */
 typedef struct tt__rank {
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
-    unsigned char *input;   /* of each value, a tt__input_state */
-    int inputs_set;         /* values that are TT__SET */
-    tt__results results;    /* as read last */
-    double flops;           /* of the micro-batch that was run last */
-    char *staging;          /* buffers of all inputs, and `found`; NULL on the host's device */
-    tt__results *found;     /* where results of a step come that are read later ... */
-    void *has_found;        /* ... and the event after which they are there */
-    tt__staged *staged;     /* of each input */
-    char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by which way they go */
-    char *host;             /* values in the host's memory (tt__host_region) */
-    tt__launch *launches;   /* of instructions that run together */
-    tt__mat *peers;         /* operands of these in other ranks */
-    void *ready;            /* an event, with which other streams wait for that of computation */
-    void *taken;            /* ... and copies to arrivals for those from there */
-    /* Of a pipeline's stage, for each of `in_flight` micro-batches: what goes to the next stage (0) and to
-       the one before (1) is there; what has come that way has been taken. */
+    unsigned char *input;   /* a tt__input_state for each value */
+    int inputs_set;         /* number of values that are TT__SET */
+    tt__results results;    /* results that were read last */
+    double flops;           /* FLOPs of the last micro-batch */
+    char *staging;          /* host memory for inputs' buffers, `found` and messages; NULL: not needed */
+    tt__results *found;     /* a step's results, copied here to be read later, */
+    void *has_found;        /* and the event after that copy */
+    tt__staged *staged;     /* one for each value */
+    char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by direction */
+    char *host;             /* memory for the values on the host (tt__host_region) */
+    tt__launch *launches;   /* launches of instructions that run together */
+    tt__mat *peers;         /* operands of `launches` on other ranks */
+    void *ready;            /* the event by which other streams wait for the computation stream */
+    void *taken;            /* the event by which copies to arrivals wait for copies from arrivals */
+    /* For a stage of a pipeline: one for each of `in_flight` micro-batches. */
     tt__passed *passed;
     tt__started *started;   /* built.under_way entries */
     tt__recording recordings[TT__RECORDINGS];
-    int next_recording;     /* the entry that the next new run asks for */
+    int next_recording;     /* the entry that the next new run may take */
     tt__now now;
-    bool never_records;     /* the device has failed to record what it can run ... */
-    char why[256];          /* ... which is still to be told */
+    bool never_records;     /* the device failed to record instructions that it can run */
+    char why[256];          /* why that failed, until the logger is told */
 } tt__rank;
 
-/* A step that nobody has read the results of, which tt_program.run.step counts already. */
+/* The step whose results are not read yet (`any`: one exists). tt_program.run.step already counts it. */
 typedef struct tt__unread {
-    bool any, one;          /* one: it had one micro-batch */
+    bool any, one;          /* one: the step had one micro-batch */
     double flops;
 } tt__unread;
 
-/* The inputs of a micro-batch on a data rank, until a pipeline runs it. */
+/* The inputs of one micro-batch of a data rank, kept until a pipeline runs it. */
 typedef struct tt__fed {
-    char *inputs;           /* each from tt_program.fed_at on */
-    int64_t *rows;          /* of each axis */
+    char *inputs;           /* bytes; each input begins at tt_program.fed_at */
+    int64_t *rows;          /* rows of each axis */
 } tt__fed;
 
-/* How the last step ended. TT__HALF_UPDATED: a step with update "backward" failed after it had updated some
-   of the parameters. */
+/* How the last step ended. TT__HALF_UPDATED: a step with update "backward" failed after some parameters had
+   been updated. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
-/* A program is an array of stages, each with a tape, a plan and an arena of its own; without a pipeline there
-   is one. The caller has the first, which also has, for all of them, what is said to be the head's. */
+/* A program: a list of stages, each with its own tape, plan and arena; without a pipeline, one stage. The
+   caller holds the first stage, the head, whose last fields serve all stages. */
 struct tt_program {
     tt_context *ctx;
     struct tt_program *head;
     tt__settings settings;
     tt__built built;
     tt__arena *arena;
-    struct tt_program *next; /* of its arena */
-    tt__rank *rank;         /* of each rank of its crew, the same for all stages */
+    struct tt_program *next; /* next program of the arena */
+    tt__rank *rank;         /* one for each rank of the crew; the stages share the array */
     bool zeroed;            /* tt__zero_states has run */
-    bool ready;             /* its arena and all its parameters have memory */
-    bool tunes;             /* tt_compile_options.tune is not "off"; */
-    char *tune_file;        /* it names this file, or NULL */
-    int builds;             /* tried to fit the budget */
-    tt__choice chosen;      /* which of them it is, but for `drop` */
-    /* The head's. */
+    bool ready;             /* the arena and all parameters have memory */
+    bool tunes;             /* tt_compile_options.tune is not "off" */
+    char *tune_file;        /* the file that tt_compile_options.tune names, or NULL */
+    int builds;             /* number of builds tried to fit the budget */
+    tt__choice chosen;      /* the choice that was built; `drop` is NULL */
+    /* Fields of the head alone. */
     struct tt_program *stage[TT__RANKS]; int stages;
-    tt__fed *fed; int n_fed, cap_fed; /* micro-batch r of data rank d: number r * data + d */
-    size_t *fed_at;         /* of each input; of number `n_recorded`, the bytes of all; NULL: no pipeline */
-    int n_recorded, n_axes; /* values of the tape that was compiled, and its axes */
-    int64_t last_round;     /* that was run */
-    tt__run run;            /* settings of the next run; `micro` is set for each rank */
-    tt__results results;    /* of all ranks, as read last */
-    /* Of the step at hand: rounds done, of a micro-batch on each data rank; how many of these have one in the
-       round that is run, and have had one in a slot. */
+    tt__fed *fed; int n_fed, cap_fed; /* entry r * data + d: micro-batch r of data rank d */
+    size_t *fed_at;         /* offset of each input in tt__fed.inputs, then the end; NULL: no pipeline */
+    int n_recorded, n_axes; /* values and axes of the tape that was compiled */
+    int64_t last_round;     /* last round that was run */
+    tt__run run;            /* settings of the next run; each rank sets `micro` */
+    tt__results results;    /* results of all ranks, as read last */
+    /* Of the current step: rounds done (one micro-batch on each data rank); data ranks with a micro-batch in
+       this round; data ranks that had a micro-batch in each slot. */
     int64_t round;
     int present, in_slot[TT__RANKS];
     bool scale_set;         /* the devices have results.scale */
-    bool poison;            /* tests: overwrite storages as soon as they are dead */
+    bool poison;            /* tests: storages are overwritten as soon as they are dead */
     bool micro_failed, norm_known;
     tt__outcome outcome;
     double flops;
     tt__unread unread;
-    tt_stats done;          /* of the last step that was read ... */
-    int64_t reads;          /* ... of so many that did not fail */
+    tt_stats done;          /* statistics of the last step that was read without an error */
+    int64_t reads;          /* number of steps read without an error */
     char refused[TT__ERROR]; /* why the first tt_set since the last run failed, if one did */
 };
 
@@ -19593,7 +19609,7 @@ tt_compile_options tt_compile_options_default(void)
 static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options *o)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0}; /* everything that is wrong, in one message */
+    tt__text all = {text, sizeof text, 0}; /* all errors, for one message */
     tt__attr unread;
     if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
     else tt__print(&all, "; kind %d is unknown", (int)o->kind);
@@ -19603,7 +19619,7 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 
-/* A power of two of least..most. */
+/* Returns whether x is a power of two in least..most. */
 static bool tt__is_power_of_two(double x, double least, double most)
 {
     int exponent;
@@ -19631,7 +19647,7 @@ static bool tt__copy_array(tt_context *ctx, void **to, const void *from, size_t 
     return *to != NULL;
 }
 
-/* Nothing where the attribute is 0, so that one that is new to the library changes no hash. */
+/* Adds an attribute to a hash. A value of 0 adds nothing, so that a new attribute changes no old hash. */
 static uint64_t tt__attr_hash_on(uint64_t hash, const char *name, const void *data, size_t bytes)
 {
     const char *byte = (const char *)data;
@@ -19648,10 +19664,11 @@ static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
     return hash;
 }
 
-/* Of all that was recorded but names of values: another model or capacity has another hash. */
+/* Returns a hash of everything recorded except the names of values. Another model or capacity gives another
+   hash. */
 static uint64_t tt__tape_hash(const tt_tape *t)
 {
-    const int32_t none[2] = {0}; /* operands that instructions once had more: hashes stay as they were */
+    const int32_t none[2] = {0}; /* two operands that instructions had once: keeps old hashes valid */
     uint64_t hash = TT__HASH_BEGIN;
     for (int k = 1; k < t->n_axes; k++)
         hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
@@ -19706,7 +19723,8 @@ static void tt__built_free(tt_context *ctx, tt__built *b)
 
 static int tt__stages(const tt_program *p) { return p->head->stages; }
 
-/* Takes a program out of its arena; the last takes the parameters out of one that was never allocated. */
+/* Removes a program from its arena. The last program of an arena that was never allocated also removes the
+   arena's parameters. */
 static void tt__leave_arena(tt_program *p)
 {
     tt__arena *a = p->arena;
@@ -19727,7 +19745,7 @@ static void tt__leave_arena(tt_program *p)
     tt__arena_release(p->ctx, a);
 }
 
-/* Frees what a program has for a rank. */
+/* Frees a program's state on one rank. */
 static void tt__rank_free(tt_program *p, int rank)
 {
     tt_context *ctx = p->ctx;
@@ -19785,9 +19803,10 @@ void tt_program_free(tt_program *p)
 
 /* ==== src/compile/passes.h */
 /* ---------------------------------------------------------------------------------------- the list of passes
-   Which passes run, and in which order. */
+   The passes that run, in order. */
 
-/* Marks the values with a trainable parameter behind them, which may have been frozen after recording. */
+/* Sets needs_grad of the values that depend on a trainable parameter. Parameters may have been frozen or
+   unfrozen since the tape was recorded. */
 static void tt__mark_gradients(tt_tape *t)
 {
     for (int32_t v = 1; v < t->n_values; v++) {
@@ -19803,7 +19822,7 @@ static void tt__mark_gradients(tt_tape *t)
         t->values[v].needs_grad = t->values[t->values[v].base].needs_grad;
 }
 
-/* Runs a pass and then the verifier; returns from the function that it stands in after an error. */
+/* Runs a pass and then the verifier. After an error, returns from the enclosing function. */
 #define TT__PASS(t, name, call) \
     do { \
         tt_status passed = (call); \
@@ -19811,8 +19830,8 @@ static void tt__mark_gradients(tt_tape *t)
         if (passed != TT_OK) return passed; \
     } while (0)
 
-/* The first passes: a tape that is to train gets the backward of its loss. Of choices, only what tt__spread_
-   tape reads makes a difference to them. */
+/* Runs the first passes, which add the backward of the loss to a tape that trains. Only the fields of a
+   choice that tt__spread_tape reads affect these passes. */
 static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 {
     tt_tape *t = b->t;
@@ -19848,7 +19867,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     return TT_OK;
 }
 
-/* The other passes: what is computed again, shared between ranks, updated and moved. */
+/* Runs the last passes: recomputation, collectives, updates, offload and overlap. */
 static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
@@ -19868,7 +19887,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations,
                                              choice->halved));
     TT__PASS(t, "settings", tt__pass_settings(t));
-    /* Not where ranks are to have the same bits, however many they are, nor where memory is what counts. */
+    /* No joining where the bits must not depend on the number of ranks, nor where memory is scarce. */
     const bool spread = t->data > 1 || t->slots > 1 || t->tensor > 1;
     const bool scarce = s->options.memory_budget || choice->offload;
     if (!s->kind->host && !spread && !scarce) TT__PASS(t, "join", tt__pass_join(t, b->root));
@@ -19880,9 +19899,9 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
 
 /* ==== src/compile/settings.h */
 /* -------------------------------------------------------------------------------------------------- settings
-   The options of a program as settings, and which of them do not go together. */
+   Turns the options of a program into settings, and refuses options that contradict one another. */
 
-/* Fails if the device has no kernel for an instruction. */
+/* Fails if the device has no kernel for an instruction of the tape. */
 static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
 {
     const tt__device_kind *kind = c->kind;
@@ -19906,7 +19925,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     return TT_OK;
 }
 
-/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
+/* Checks how the ranks of a device share the work, and replaces fields of 0 by their defaults. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
 {
     char text[512];
@@ -19937,7 +19956,7 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
     if (!gpipe && strcmp(schedule, "1f1b") != 0)
         tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
     if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
-    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
+    p->schedule = gpipe ? "gpipe" : "1f1b"; /* a string that outlives the options */
     const int of_stage = ranks ? p->data * p->tensor : 1;
     if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
         tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
@@ -19948,8 +19967,9 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
-/* Which options go together, each of which is right alone: appends "; " and a sentence for each rule that is
-   broken, and returns the status of the first. A row is TT__RULE(what breaks the rule, status, sentence). */
+/* Checks options that are valid alone but may contradict one another. Appends "; " and a sentence for each
+   broken rule, and returns the status of the first. A row is TT__RULE(condition that breaks the rule, status,
+   sentence). */
 static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
 {
     const tt_compile_options *o = &s->options;
@@ -19958,12 +19978,12 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     const int ranks = s->crew ? s->crew->ranks : 1;
     const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
     const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
-    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* gradients, too */
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* the ranks also divide gradients */
     const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
     tt_status status = TT_OK;
     char text[400];
-    tt__text late = {text, sizeof text, 0}; /* what needs all gradients at once */
+    tt__text late = {text, sizeof text, 0}; /* options that need all gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
     if (o->optimizer.clip_norm > 0)
@@ -20003,7 +20023,7 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     return status;
 }
 
-/* Do the options still go together with this parallel.zero and this update? */
+/* Returns whether the options remain free of contradictions with this parallel.zero and this update. */
 static bool tt__goes_together(const tt__settings *s, int zero, tt__update update)
 {
     tt__settings other = *s;
@@ -20013,14 +20033,15 @@ static bool tt__goes_together(const tt__settings *s, int zero, tt__update update
     return tt__contradictions(&other, &unread) == TT_OK;
 }
 
-/* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
+/* Appends the sentence of a failed check to the earlier sentences. *first: the status of the first failure.
+   */
 static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_status status)
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
 }
 
-/* Finds what words stand for, each of one list. NULL: the default. */
+/* Parses the options that are words, each from its own list. NULL stands for the default. */
 static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text *all,
                             tt_status *status)
 {
@@ -20043,7 +20064,7 @@ static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__se
     s->update = (tt__update)found[3];
 }
 
-/* Checks options and finds what their names stand for. One message names all that is wrong. */
+/* Checks options and turns them into settings. One message names all errors. */
 static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o, tt__settings *s)
 {
     char text[sizeof ctx->error];
@@ -20082,9 +20103,10 @@ tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
 
 /* ==== src/compile/build.h */
 /* ----------------------------------------------------------------------------------------------------- build
-   One build of a program: the passes run on a copy of the tape, and its values are placed. */
+   One build of a program: runs the passes on a copy of the tape, then gives each value its place. */
 
-/* Places transient storages and workspaces, and what lies in the host's memory. */
+/* Gives transient storages and workspaces their places, and persistent storages in the host's memory theirs,
+   except parameters. */
 static tt_status tt__place_transients(tt__built *b)
 {
     tt_tape *t = b->t;
@@ -20106,7 +20128,7 @@ static tt_status tt__place_transients(tt__built *b)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
         if (!x->persistent || x->base != v || x->space != TT__HOST) continue;
-        if (x->storage == TT__PARAMETER) continue; /* in an arena */
+        if (x->storage == TT__PARAMETER) continue; /* placed in the arena */
         size_t *end = x->part.root ? &b->host_of_first : &b->host_persistent;
         x->place = *end;
         *end += tt__arena_bytes(t, x);
@@ -20115,7 +20137,7 @@ static tt_status tt__place_transients(tt__built *b)
     return status == TT_OK ? tt__verify_places(t, b->box, b->n_boxes, TT__DEVICE, b->transient) : status;
 }
 
-/* Tells a tape how its ranks share the work. */
+/* Sets the fields of a tape that say how its ranks share the work. */
 static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice *choice)
 {
     const tt_parallel *p = &s->options.parallel;
@@ -20131,22 +20153,23 @@ static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice 
     t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
 }
 
-/* Are the ranks of an arena's programs laid out along the axes as these settings say? */
+/* Returns whether the programs of an arena have the same numbers of data ranks, tensor ranks and stages as
+   these settings. */
 static bool tt__same_ranks(const tt__arena *a, const tt__settings *s)
 {
     return a->data == s->options.parallel.data && a->tensor == s->options.parallel.tensor &&
            a->stages == s->options.parallel.pipeline;
 }
 
-/* The bit of an arena's stage; 0: there is no arena, or its pipeline has another number of stages. */
+/* Returns the bit of an arena's stage; 0 without an arena or if its pipeline has another number of stages. */
 static uint64_t tt__stage_bit(const tt__arena *a, int stages)
 {
     return a && a->stages == stages ? 1ull << a->stage : 0;
 }
 
-/* Tells a tape how the tensor ranks hold its parameters already, as it must split them in the same way. When
-   the first stage is compiled, also notes which stages hold each parameter: a later stage would find what
-   this compilation has added, too. */
+/* Notes in a tape how the tensor ranks already hold its parameters, as the tape must split them in the same
+   way. In the compilation of the first stage, also notes which stages hold each parameter: a later stage
+   would also see the holders that this compilation adds. */
 static void tt__note_held(tt_tape *t, const tt__settings *s)
 {
     tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
@@ -20161,7 +20184,8 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
     }
 }
 
-/* Notes what goes to other stages, and where it is written first. first: tt__first_writers. */
+/* Notes the SENDs to other stages, and the segment that first writes the operand of each. first: the result
+   of tt__first_writers. */
 static void tt__note_sends(tt__built *b, const int32_t *first)
 {
     const tt_tape *t = b->t;
@@ -20174,7 +20198,7 @@ static void tt__note_sends(tt__built *b, const int32_t *first)
     }
 }
 
-/* A copy of a tape after the first passes. After an error, *b is empty. */
+/* Copies a tape into *b and runs the first passes on the copy. After an error, *b is empty. */
 static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__settings *s,
                                  const tt__choice *choice, tt__built *b)
 {
@@ -20196,7 +20220,7 @@ static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__setti
     return status;
 }
 
-/* All that a program is but for places, and what it costs. */
+/* Runs the last passes, and computes everything of a program except the places, with its costs. */
 static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
@@ -20226,9 +20250,9 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
     return status == TT_OK ? tt__replay_of(t, &s->costs, &b->replay) : status;
 }
 
-/* Rewrites a copy of a tape and gives its transient storages their places: a program in all but the arena.
-   Depends on nothing but its arguments, which parameters are frozen, and how ranks hold them already. After
-   an error, *b is empty. */
+/* Builds a program without its arena: rewrites a copy of a tape and gives its transient storages their
+   places. The result depends only on the arguments, on which parameters are frozen, and on how ranks already
+   hold them. After an error, *b is empty. */
 static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice,
                            tt__built *b)
 {
@@ -20245,7 +20269,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     return status;
 }
 
-/* Fails if parameter value v cannot be the one that arena `a` has a home for. */
+/* Fails if parameter value v cannot use the placement that arena `a` has for the parameter. */
 static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t v)
 {
     const tt__settings *s = &p->settings;
@@ -20277,11 +20301,11 @@ static bool tt__in_arena(const tt__value *x)
     return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
 }
 
-/* Are the device's memory and the host's one, so that what is moved from one to the other saves nothing? */
+/* Returns whether the device's memory is the host's, so that offloading saves nothing. */
 static bool tt__one_memory(const tt_program *p) { return p->settings.kind->host && !p->ctx->apart; }
 
-/* Bytes that a built program keeps in the host's memory because its options or marks move values there; its
-   arena counts those of parameters. */
+/* Returns the bytes of the host's memory that hold values which options or marks offload, without parameters,
+   which the arena counts. */
 static size_t tt__offloaded_bytes(const tt__built *b)
 {
     size_t bytes = 0;
@@ -20292,11 +20316,11 @@ static size_t tt__offloaded_bytes(const tt__built *b)
         if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
         any = any || moved;
     }
-    return any ? bytes + b->host_transient : 0; /* else only a step's settings and results are there */
+    return any ? bytes + b->host_transient : 0; /* otherwise only a step's settings and results are there */
 }
 
-/* Bytes, of each space, of the persistent storages that no arena has, if the program joins arena `a` (NULL: a
-   new one). */
+/* Computes, for each space, the bytes of the program's persistent storages that no arena holds yet, if the
+   program joins arena `a` (NULL: a new one). Fails if an arena holds a parameter in an incompatible way. */
 static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes[TT__SPACES])
 {
     const tt_tape *t = p->built.t;
@@ -20314,17 +20338,17 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
     return TT_OK;
 }
 
-/* The bytes of an arena with a program in it. */
+/* The sizes of an arena with a program in it. */
 typedef struct tt__extent {
     size_t persistent, transient;
-    size_t bytes;           /* of both, of what only data rank 0 has, and where the device's memory is the
-                               host's, of what is moved there */
-    size_t budget;          /* the least of the arena's programs'; 0: none has one */
-    bool by_them;           /* it is that of another program than the one that joins */
-    bool grows;             /* they are more than the arena had */
+    size_t bytes;           /* persistent and transient bytes, bytes that only data rank 0 has, and, where the
+                               device's memory is the host's, bytes that are offloaded */
+    size_t budget;          /* min of the memory budgets of the arena's programs; 0: none has one */
+    bool by_them;           /* the budget is that of another program than the one that joins */
+    bool grows;             /* the arena needs more bytes than before */
 } tt__extent;
 
-/* The bytes of the arena that the program joins (`shared`), or of its own (NULL), once it is in there. */
+/* Computes the sizes of arena `shared` (NULL: a new one) once the program has joined the arena. */
 static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__extent *e)
 {
     tt__arena none;
@@ -20350,7 +20374,8 @@ static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__exten
 
 static bool tt__fits(const tt__extent *e) { return !e->budget || e->bytes <= e->budget; }
 
-/* Fails if the arena that the program joins is allocated, and the program needs more. */
+/* Computes the arena's sizes with the program in it. Fails if the arena is allocated and would have to
+   grow. */
 static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__extent *e)
 {
     tt_status status = tt__extent_of(p, shared, e);
@@ -20363,36 +20388,36 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 
 /* ==== src/compile/choice.h */
 /* ---------------------------------------------------------------------------------------------- the choice
-   What fits memory_budget at the least cost, of what says "budget". A candidate is a configuration (what the
-   ranks split, what lies in the host's memory), a set of forward values that are computed again, and a pace:
-   how many blocks copies run ahead, and how large the groups are that move together. The passes and lifetimes
-   say, without placing anything, what a candidate costs and how many bytes are live at its peak. The cheapest
-   that could fit is built, and the next if its placement does not fit. Cost is the seconds of a replay; where
-   only what is computed again may change, FLOPs. */
+   Finds the cheapest program that fits memory_budget, if options say "budget". A candidate has three parts:
+   a configuration (the storages that ranks divide, the storages that are offloaded), a set of forward values
+   to recompute, and a pace (how many blocks copies run ahead, how large the groups of instructions are whose
+   operands move together). Passes and lifetimes give the cost of a candidate and its max live bytes, without
+   placing anything. The cheapest candidate that could fit is built; if its placement does not fit, the next.
+   The cost is the seconds of a replay or, if only recomputation may change, FLOPs. */
 
-/* Instructions that all estimates of a choice may go through together, about 0.3 us each. */
+/* Max number of instructions that all estimates of a choice process together, about 0.3 us each. */
 #ifndef TT__ESTIMATES /* tests make it smaller */
 #define TT__ESTIMATES 1200000
 #endif
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
 #define TT__FOR_CHANGES (TT__ESTIMATES / 4)
-#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* for the smallest, when nothing fits */
-/* The most builds of a choice; of these, for the smallest candidates. Steps of which a message says what they
-   save. */
+#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* for the smallest program, when nothing fits */
+/* BUILDS: max number of builds of a choice. LEAST_BUILDS: max number of these for the smallest candidates.
+   STEPS: number of steps that save memory, whose effect a refusal names. */
 enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13, TT__STEPS = 12 };
-enum { TT__LARGE = 300 }; /* instructions of a program of which only a few of the smallest are built */
+enum { TT__LARGE = 300 }; /* instructions from which on only a few of the smallest candidates are built */
 
-/* What a message says of programs that do not fit. */
+/* The facts that a message states about programs that do not fit. */
 typedef struct tt__shortage {
-    size_t bytes;           /* of the program with as little recomputed and moved as possible ... */
-    double flops;           /* ... and its FLOPs */
-    size_t least;           /* bytes of the smallest that was built; SIZE_MAX: none was ... */
-    tt__choice how;         /* ... which is this; `drop` is its own */
-    int items;              /* values that it computes again beside its policy */
+    size_t bytes;           /* bytes of the program that recomputes and offloads as little as possible */
+    double flops;           /* FLOPs of that program */
+    size_t least;           /* bytes of the smallest program built; SIZE_MAX: none was built */
+    tt__choice how;         /* the choice of the smallest program; owns `drop` */
+    int items;              /* values that the smallest program recomputes beyond its policy */
 } tt__shortage;
 
-/* What is compiled, the arena that it joins (NULL: a new one), and where the smallest program that is built
-   is noted (NULL: nowhere). */
+/* The tape to compile into `p`, the arena that `p` joins (NULL: a new one), and where the smallest program
+   built is noted (NULL: nowhere). */
 typedef struct tt__job {
     tt_program *p;
     const tt_tape *t;
@@ -20402,57 +20427,57 @@ typedef struct tt__job {
 } tt__job;
 
 typedef struct tt__candidate {
-    tt__choice how;         /* its configuration; `drop` is `set` */
-    bool *set;              /* of each item: it is computed again */
-    int level;              /* of recomputation; -1: a set that is none of them */
-    bool both;              /* that is also computed again in blocks whose activations are offloaded */
-    double flops, seconds;  /* that are computed again; of a step */
-    double floor;           /* seconds that it takes at any pace */
-    size_t bytes;           /* of the arena, at least */
-    size_t grouped;         /* tt_tape's */
-    int cuts;               /* ... of which this is, too */
-    bool parts;             /* smaller groups may need less */
+    tt__choice how;         /* the configuration and the pace; `set` takes the place of `drop` */
+    bool *set;              /* for each item: whether it is recomputed */
+    int level;              /* index in tt__chooser.level of the set's level; -1: no level */
+    bool both;              /* the level also applies to blocks whose activations are offloaded */
+    double flops, seconds;  /* FLOPs that are recomputed; seconds of a step */
+    double floor;           /* lower bound of the seconds at any pace */
+    size_t bytes;           /* lower bound of the arena's bytes */
+    size_t grouped;         /* as tt_tape.grouped */
+    int cuts;               /* as tt_tape.cuts */
+    bool parts;             /* smaller groups may need fewer bytes */
     bool tuned;             /* this pace with smaller groups is among the candidates */
-    uint64_t hash;          /* of the configuration and the set */
+    uint64_t hash;          /* hash of configuration, pace and set */
     bool raised;            /* the fastest pace that fits is among the candidates */
-    bool failed;            /* its placement does not fit */
+    bool failed;            /* the candidate's placement does not fit the budget */
 } tt__candidate;
 
 typedef struct tt__chooser {
     tt_context *ctx;
     tt__job job;
-    bool recompute, offload, zero; /* may change */
-    bool by_seconds;        /* cost is seconds, not FLOPs */
-    tt__choice base;        /* what does not change, and else nothing, with all that may run ahead */
-    bool held, held_on_host, held_split; /* parameters have a home: in the host's memory, in pieces */
+    bool recompute, offload, zero; /* whether the choice may change these options */
+    bool by_seconds;        /* the cost is seconds, not FLOPs */
+    tt__choice base;        /* recomputes and moves only what the options demand, at the fastest pace */
+    bool held, held_on_host, held_split; /* parameters are stored already; on the host; sharded */
     size_t budget;
-    /* Of each tt_parallel.zero and each update, after the first passes; no tape: not needed yet. */
+    /* The tape after the first passes, for each tt_parallel.zero and update; NULL until it is needed. */
     tt__built front[4][TT__COUNT(tt__update_names)];
-    tt_tape *scratch;       /* for estimates */
-    int forward, blocks;    /* instructions of its forward, and blocks whose activations may be offloaded */
-    /* Values that the backward reads and could compute again at some cost, in order; what a byte of each
-       costs, the instruction that computes it, and whether "attention" does it again. */
+    tt_tape *scratch;       /* the copy that estimates rewrite */
+    int forward, blocks;    /* number of forward instructions; of blocks whose activations may be offloaded */
+    /* The items: values that the backward reads and could recompute at some cost, in the order of the tape.
+       For each: cost per byte, the instruction that computes it, whether "attention" recomputes it. */
     int32_t *item; int n;
     double *price;
     int *made;
     bool *attention;
-    /* Of the last estimate: its peak, the last instruction of the forward that reads an item, and the first
-       behind it. */
+    /* For the last estimate: the instruction at the peak and, for each item, the last forward instruction and
+       the first later instruction that use the item. */
     int peak, *before, *after;
-    bool *banned;           /* items whose dropping was of no use */
-    bool *drop;             /* of each value, as tt__choice has it */
-    bool *set;              /* of each item, to be estimated */
+    bool *banned;           /* for each item: recomputing it saved no bytes */
+    bool *drop;             /* for each value, as tt__choice.drop */
+    bool *set;              /* for each item: the set to estimate */
     tt__candidate *list; int n_list, cap_list;
-    tt__candidate *kept; int n_kept, cap_kept; /* those of the search for the smallest, if set aside */
-    uint64_t searched[8]; int n_searched; /* configurations whose smallest set was searched for */
-    int *level; int levels; /* candidates without a change of the configuration, from the cheapest on, each
-                               with fewer bytes than those before it */
-    double best;            /* the fewest seconds of a candidate that fits */
-    int64_t left;           /* instructions that estimates may go through */
-    bool all;               /* configurations and sets are candidates, at all paces */
+    tt__candidate *kept; int n_kept, cap_kept; /* candidates set aside by the search for the smallest */
+    uint64_t searched[8]; int n_searched; /* hashes of configurations whose smallest set was searched for */
+    int *level; int levels; /* candidates with the configuration of `base`, from the cheapest on, each with
+                               fewer bytes than the one before */
+    double best;            /* min seconds of the candidates that fit */
+    int64_t left;           /* number of instructions that estimates may still process */
+    bool all;               /* all configurations with all sets are candidates, at all paces */
 } tt__chooser;
 
-/* Makes *to, which has arrays of its own, a copy of a tape between passes. */
+/* Copies a tape between passes into *to, which keeps its own arrays. */
 static bool tt__copy_into(tt_tape *to, const tt_tape *t)
 {
     const tt_tape arrays = *to;
@@ -20460,7 +20485,7 @@ static bool tt__copy_into(tt_tape *to, const tt_tape *t)
     to->values = arrays.values;
     to->code = arrays.code;
     to->axes = arrays.axes;
-    to->lists = arrays.lists; /* no pass changes them */
+    to->lists = arrays.lists; /* no pass changes lists */
     to->cap_values = arrays.cap_values;
     to->cap_code = arrays.cap_code;
     to->cap_axes = arrays.cap_axes;
@@ -20495,7 +20520,7 @@ static double tt__flops_at_capacity(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* FLOPs of what a program computes again. */
+/* Returns the FLOPs that a program recomputes. */
 static double tt__flops_of_copies(const tt_tape *t)
 {
     double flops = 0;
@@ -20506,7 +20531,8 @@ static double tt__flops_of_copies(const tt_tape *t)
 
 /* -------- estimates */
 
-/* Where the items are read. */
+/* Finds the last use of each item in the forward and the first use after it (c->before, c->after; -1: none).
+   number: scratch memory, one entry per value. */
 static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
 {
     const int forward = tt__forward_of(t);
@@ -20525,10 +20551,10 @@ static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
         }
 }
 
-/* The program after the first passes, as the options have it. */
+/* Returns the tape after the first passes, with the options' zero and update. */
 static const tt__built *tt__front(const tt__chooser *c) { return &c->front[c->base.zero][c->base.update]; }
 
-/* A choice with the values of a set. */
+/* Returns a choice that recomputes the items of a set. The result's `drop` is c->drop. */
 static tt__choice tt__with_set(tt__chooser *c, tt__choice how, const bool *set)
 {
     for (int n = 0; n < c->n; n++) c->drop[c->item[n]] = set[n];
@@ -20544,19 +20570,19 @@ static uint64_t tt__hash_choice(const tt__chooser *c, const tt__choice *x, const
     return tt__hash_on(tt__hash_on(TT__HASH_BEGIN, numbers, sizeof numbers), set, (size_t)c->n);
 }
 
-/* Micro-batches of a step that choices are made for. */
+/* Returns the number of micro-batches per step for which choices are made. */
 static int tt__micros_of(const tt__settings *s)
 {
     return s->options.accumulate ? (int)tt__max(1, s->options.parallel.micros) : 1;
 }
 
-/* May smaller groups need less? A program's peak is where its groups are. */
+/* Returns whether smaller groups may need fewer bytes: whether the peak is at a group of instructions. */
 static bool tt__is_at_groups(const tt_tape *t, int peak)
 {
     return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_LAP);
 }
 
-/* What a rewritten tape costs and needs. */
+/* Computes the cost and the bytes of a rewritten tape. */
 static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
 {
     tt_program *p = c->job.p;
@@ -20592,12 +20618,12 @@ static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
     x->cuts = b->t->cuts;
     x->raised = !slowest || !(overlaps || b->t->cuts);
     const double cuts = (double)b->t->cuts * tt__micros_of(&p->settings);
-    const double compute = r.compute - cuts * p->settings.costs.launch; /* in larger groups */
+    const double compute = r.compute - cuts * p->settings.costs.launch; /* with larger groups */
     x->floor = x->raised ? x->seconds : overlaps ? fmax(compute, links) : compute + r.exposed;
     return TT_OK;
 }
 
-/* Adds a candidate. `set` is copied. */
+/* Adds a candidate and estimates its cost and bytes. `set` is copied. */
 static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool *set)
 {
     tt__built b, *front = &c->front[how->zero][how->update];
@@ -20616,19 +20642,19 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     b = *front;
     b.t = c->scratch;
     if (!tt__copy_into(b.t, front->t)) return TT_ERR_MEMORY;
-    const bool verify = c->ctx->options.verify; /* what is built is verified */
+    const bool verify = c->ctx->options.verify; /* builds are verified, estimates are not */
     const tt__choice choice = tt__with_set(c, *how, set);
     c->ctx->options.verify = false;
     status = tt__end_build(&b, &c->job.p->settings, &choice);
     c->ctx->options.verify = verify;
     if (status == TT_OK) status = tt__weigh(c, &b, x);
-    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* a copy has all stages */
+    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copied: all stages */
     if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
     else if (x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
     return status;
 }
 
-/* The number of a candidate, -1 if it is none yet. */
+/* Returns the number of a candidate, -1 if the choice is no candidate yet. */
 static int tt__find_candidate(const tt__chooser *c, const tt__choice *how, const bool *set)
 {
     const uint64_t hash = tt__hash_choice(c, how, set);
@@ -20636,7 +20662,7 @@ static int tt__find_candidate(const tt__chooser *c, const tt__choice *how, const
     return -1;
 }
 
-/* Has a choice among the candidates; *at: its number. */
+/* Adds a choice to the candidates unless it is one already. *at: the candidate's number. */
 static tt_status tt__consider(tt__chooser *c, const tt__choice *how, const bool *set, int *at)
 {
     *at = tt__find_candidate(c, how, set);
@@ -20647,7 +20673,8 @@ static tt_status tt__consider(tt__chooser *c, const tt__choice *how, const bool 
 
 static bool tt__may_fit(const tt__chooser *c, int k) { return c->list[k].bytes <= c->budget; }
 
-/* A choice at the slowest pace, which needs least memory: nothing runs ahead, and nothing moves together. */
+/* Returns a choice at the slowest pace, which needs the least memory: no copy runs ahead, and each
+   instruction is a group of its own. */
 static tt__choice tt__at_slowest(tt__choice how)
 {
     how.ahead = 0;
@@ -20655,8 +20682,9 @@ static tt__choice tt__at_slowest(tt__choice how)
     return how;
 }
 
-/* Groups are not halved first, and then, where the largest of all has so many bytes, as often as it takes;
-   where that fits, the largest that do are found in the other trials. -1: as before. */
+/* Returns how often trial number `trial` halves the bytes of a group; -1: the trial changes nothing. grouped:
+   bytes of the largest group; 0: smaller groups do not help. Trial 0 does not halve, trial 1 runs each
+   instruction alone. If trial 1 fits, the later trials find the largest groups that fit. */
 enum { TT__HALVINGS = 5 };
 static int tt__halved(size_t grouped, int trial)
 {
@@ -20668,15 +20696,15 @@ static int tt__halved(size_t grouped, int trial)
     return least + trial - 2 < TT__ONE_BY_ONE ? least + trial - 2 : -1;
 }
 
-/* Adds candidate k of the slowest pace at faster paces: for each number of blocks ahead, with the largest
-   groups that fit, or with all. */
+/* Adds faster paces of candidate k, which has the slowest: for each number of blocks ahead, the largest
+   groups that fit or, if c->all, all sizes of groups. */
 static tt_status tt__raise(tt__chooser *c, int k)
 {
     tt_status status = TT_OK;
-    bool largest = false; /* fit */
+    bool largest = false; /* a pace with the largest groups fits */
     if (c->list[k].raised) return TT_OK;
     c->list[k].raised = true;
-    c->list[k].floor = c->list[k].seconds; /* as it is */
+    c->list[k].floor = c->list[k].seconds; /* from now on, the seconds at its own pace */
     const tt__candidate was = c->list[k];
     for (int ahead = c->base.ahead; ahead >= !was.cuts && status == TT_OK; ahead--) {
         if (largest && !c->all) break;
@@ -20690,7 +20718,7 @@ static tt_status tt__raise(tt__chooser *c, int k)
             const int64_t left = c->left;
             status = tt__consider(c, &how, was.set, &at);
             if (status != TT_OK) break;
-            if (trial || !ahead) c->left = left; /* is for configurations */
+            if (trial || !ahead) c->left = left; /* the count is meant for configurations */
             c->list[at].level = was.level;
             c->list[at].both = was.both;
             if (trial == 0 && (c->all || c->list[at].parts)) grouped = c->list[at].grouped;
@@ -20702,9 +20730,10 @@ static tt_status tt__raise(tt__chooser *c, int k)
     return status;
 }
 
-/* -------- what is computed again */
+/* -------- recomputation */
 
-/* Cost of an instruction and of those whose results are not there when it is run again. */
+/* Returns the cost to run instruction `at` again, with the instructions, at most `depth` levels back, whose
+   results are not saved. */
 static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int at, int depth)
 {
     const tt__instr *i = &r->t->code[at];
@@ -20719,7 +20748,7 @@ static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int 
     return cost;
 }
 
-/* Room for the items, of which there are none yet. */
+/* Allocates the arrays for items; the list of items is still empty. */
 static tt_status tt__items_open(tt__chooser *c)
 {
     const size_t most = (size_t)tt__front(c)->t->n_values;
@@ -20736,7 +20765,7 @@ static tt_status tt__items_open(tt__chooser *c)
     return TT_OK;
 }
 
-/* Lists the items. */
+/* Lists the items, with their costs per byte. */
 static void tt__list_items(tt__chooser *c)
 {
     tt_tape *t = tt__front(c)->t;
@@ -20753,7 +20782,7 @@ static void tt__list_items(tt__chooser *c)
             const bool own = x->base == v && !asked;
             const bool main = o == 0 || (tt__is(i, TT__ACTIVATES) && i->attr.act);
             if (!own || !main || tt__is(i, TT__LOSS) || !tt__is_saved(&r, v)) continue;
-            if (tt__recomputation(&r, v, &deep).op >= 0) continue; /* is done anyway */
+            if (tt__recomputation(&r, v, &deep).op >= 0) continue; /* policy "cheap" recomputes it anyway */
             c->price[c->n] = tt__cost_again(c, &r, k, 8) / (double)tt__storage_bytes(x);
             c->made[c->n] = k;
             c->attention[c->n] = tt__is(i, TT__AGAIN_ATTENTION) && !tt__is(i, TT__AGAIN_KEPT);
@@ -20761,8 +20790,9 @@ static void tt__list_items(tt__chooser *c)
         }
 }
 
-/* Of the items that live over the peak and nobody uses there, the one that costs least a byte; among equals
-   the earliest, whose blocks have most room when they are computed again. -1: none. */
+/* Returns the item with the least cost per byte among those that are live at the peak but not used there; -1
+   if there is none. Among items whose costs are within 2%, the earliest: its block has the most memory free
+   when it is recomputed. */
 static int tt__next_item(const tt__chooser *c)
 {
     int best = -1;
@@ -20773,7 +20803,8 @@ static int tt__next_item(const tt__chooser *c)
     return best;
 }
 
-/* From c->set on, `at_once` items at a time, those that are best to drop. */
+/* Adds candidates that recompute more and more items: starts from c->set and adds the best `at_once` items at
+   a time. Bans items whose recomputation needs more bytes than keeping them. */
 static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once)
 {
     int *dropped = (int *)tt__alloc(c->ctx, sizeof *dropped * (size_t)at_once);
@@ -20788,19 +20819,20 @@ static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once
         if (many) status = tt__estimate(c, how, c->set);
         if (status != TT_OK) break;
         const size_t now = c->list[c->n_list - 1].bytes;
-        const bool worse = now > before; /* computing them again takes more than they did */
+        const bool worse = now > before; /* recomputing them needs more bytes than keeping them */
         for (int k = 0; k < many && worse; k++) {
             c->set[dropped[k]] = false;
             c->banned[dropped[k]] = true;
         }
-        if (worse) status = tt__estimate(c, how, c->set); /* where its peak is */
+        if (worse) status = tt__estimate(c, how, c->set); /* finds the peak again */
         else before = now;
     }
     tt__free(c->ctx, dropped);
     return status;
 }
 
-/* Whole blocks, the first so many, without and with what attention computes in the others. */
+/* Adds candidates that recompute the first blocks as a whole, for up to 32 numbers of blocks, without and
+   with the attention items of the other blocks. */
 static tt_status tt__try_blocks(tt__chooser *c, const tt__choice *how)
 {
     const tt_tape *t = tt__front(c)->t;
@@ -20822,7 +20854,7 @@ static double tt__price_of(const tt__chooser *c, const tt__candidate *x)
     return c->by_seconds ? x->floor : x->flops;
 }
 
-/* Another candidate is better in one way and as good in the other. */
+/* Returns whether another candidate is better in cost or bytes, and no worse in the other. */
 static bool tt__is_dominated(const tt__chooser *c, const tt__candidate *x)
 {
     const double cost = tt__price_of(c, x);
@@ -20833,9 +20865,9 @@ static bool tt__is_dominated(const tt__chooser *c, const tt__candidate *x)
     return false;
 }
 
-/* One item more or less than the best candidates have, and so on, until no more than `left` instructions may
-   be gone through (Paquete, Chiarandini, Stuetzle: "Pareto local optimum sets in the biobjective traveling
-   salesman problem", 2004). */
+/* Adds candidates that differ by one item from candidates that no other dominates, and repeats this with the
+   new ones until c->left has fallen to `left` (Paquete, Chiarandini, Stuetzle: "Pareto local optimum sets in
+   the biobjective traveling salesman problem", 2004). */
 static tt_status tt__try_neighbours(tt__chooser *c, const tt__choice *how, int64_t left)
 {
     tt_status status = TT_OK;
@@ -20850,7 +20882,7 @@ static tt_status tt__try_neighbours(tt__chooser *c, const tt__choice *how, int64
     return status;
 }
 
-/* Orders candidates by their cost; of those with the same, what needs least. */
+/* Orders candidates by cost; equal costs by bytes. */
 static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__chooser *c = (const tt__chooser *)arg;
@@ -20859,14 +20891,14 @@ static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
     return cost != other ? cost < other : x->bytes != y->bytes ? x->bytes < y->bytes : a < b;
 }
 
-/* Candidates that compute again more and more, of the configuration that changes nothing; the levels are the
-   best of them. */
+/* Adds candidates with the configuration of c->base that recompute more and more. The levels are the
+   candidates that no other dominates. */
 static tt_status tt__try_sets(tt__chooser *c)
 {
     tt__choice how = tt__at_slowest(c->base);
     tt_status status = TT_OK;
     int at;
-    const int64_t left = c->by_seconds ? TT__FOR_CONFIGURATIONS : 0; /* is to be left */
+    const int64_t left = c->by_seconds ? TT__FOR_CONFIGURATIONS : 0; /* reserved for configurations */
     const int64_t most = tt__max(64, (c->left - left) / (tt__front(c)->t->n_code + 1));
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     memset(c->banned, 0, sizeof *c->banned * (size_t)c->n);
@@ -20878,7 +20910,7 @@ static tt_status tt__try_sets(tt__chooser *c)
         if (status == TT_OK) status = tt__try_neighbours(c, &how, left);
     }
     uint32_t *order = (uint32_t *)tt__alloc(c->ctx, sizeof *order * (size_t)(c->n_list + 1));
-    tt__free(c->ctx, c->level); /* of an earlier search */
+    tt__free(c->ctx, c->level); /* the levels of an earlier search */
     c->levels = 0;
     c->level = (int *)tt__alloc(c->ctx, sizeof *c->level * (size_t)(c->n_list + 1));
     if (status == TT_OK && order && c->level) {
@@ -20899,8 +20931,8 @@ static tt_status tt__try_sets(tt__chooser *c)
 
 /* -------- configurations */
 
-/* A configuration with what a level computes again; unless `both`, but for blocks whose activations are
-   offloaded. */
+/* Adds a configuration with the items of a level. Unless `both`, leaves out items of blocks whose activations
+   are offloaded. */
 static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, bool both, int *at)
 {
     const tt__candidate *x = &c->list[c->level[level]];
@@ -20917,8 +20949,8 @@ static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, b
     return tt__may_fit(c, *at) && c->list[*at].floor < c->best ? tt__raise(c, *at) : TT_OK;
 }
 
-/* Finds the first level that fits, after the last. More levels are more computation, but may be less to move,
-   where `both`. */
+/* Tries the last level and, if that fits, finds the first level that fits. Higher levels recompute more but,
+   with `both`, may move less. */
 static tt_status tt__try_levels(tt__chooser *c, const tt__choice *how, bool both)
 {
     int at = 0, low = 0, high = c->levels - 1;
@@ -20933,7 +20965,7 @@ static tt_status tt__try_levels(tt__chooser *c, const tt__choice *how, bool both
     return status;
 }
 
-/* May a configuration be, where parameters have a home already? */
+/* Returns whether a configuration is possible, given where parameters are stored already. */
 static bool tt__is_allowed(const tt__chooser *c, const tt__choice *how)
 {
     const bool train = c->job.p->settings.options.train;
@@ -20943,7 +20975,7 @@ static bool tt__is_allowed(const tt__chooser *c, const tt__choice *how)
     return !c->offload || !(how->offload & TT__OUT_PARAMETERS) == !c->held_on_host;
 }
 
-/* Lists the configurations without offloaded activations into to[], of which there are at most 24. */
+/* Lists the configurations without offloaded activations into to[], and returns their number, at most 24. */
 static int tt__list_configurations(const tt__chooser *c, tt__choice *to)
 {
     int n = 0;
@@ -20957,7 +20989,7 @@ static int tt__list_configurations(const tt__chooser *c, tt__choice *to)
     return n;
 }
 
-/* All configurations with all levels and sets, of a small program. */
+/* Adds all configurations of a small program with all sets of items. */
 static tt_status tt__try_all(tt__chooser *c)
 {
     tt__choice list[24];
@@ -20967,18 +20999,19 @@ static tt_status tt__try_all(tt__chooser *c)
     c->all = true;
     for (int k = 0; k < n; k++)
         for (int block = 0; block <= blocks; block++)
+            /* The last round has no set: it keeps policy "none". */
             for (uint32_t sets = 0; sets <= (c->recompute ? 1u << c->n : 0) && status == TT_OK; sets++) {
                 tt__choice how = tt__at_slowest(list[k]);
                 if (block) how.offload |= TT__OUT_ACTIVATIONS;
                 if (block) how.activations = block;
-                if (c->recompute && sets >> c->n == 0) how.recompute = TT__RECOMPUTE_CHEAP; /* last, none */
+                if (c->recompute && sets >> c->n == 0) how.recompute = TT__RECOMPUTE_CHEAP;
                 for (int i = 0; i < c->n; i++) c->set[i] = sets >> i & 1;
                 status = tt__consider(c, &how, c->set, &at);
             }
     return status;
 }
 
-/* Finds the fewest blocks whose activations have to be offloaded, where nothing else is to be found. */
+/* Finds the smallest number of blocks whose activations must be offloaded, for programs with one level. */
 static tt_status tt__try_fewest(tt__chooser *c, tt__choice how)
 {
     tt_status status = TT_OK;
@@ -20991,7 +21024,7 @@ static tt_status tt__try_fewest(tt__chooser *c, tt__choice how)
     return status;
 }
 
-/* A configuration, and it with the activations of some of the blocks, if it could be the best. */
+/* Tries a configuration, alone and with the activations of all or half of the blocks offloaded. */
 static tt_status tt__try_configuration(tt__chooser *c, tt__choice how)
 {
     tt_status status = tt__try_levels(c, &how, false);
@@ -21004,9 +21037,9 @@ static tt_status tt__try_configuration(tt__chooser *c, tt__choice how)
     return status;
 }
 
-/* What the options themselves can say: each policy of recomputation ("none" was tried before) with nothing in
-   the host's memory, and "blocks" with activations and whatever else there, for each way to split what ranks
-   have. A search that ends early is no worse than these. */
+/* Tries the choices that options can name, for each zero: each policy of recomputation ("none" was tried
+   before) with nothing offloaded, and "blocks" with activations and other storages offloaded. So a search
+   that ends early is no worse than these. */
 static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
 {
     tt_status status = TT_OK;
@@ -21030,14 +21063,14 @@ static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
     return status;
 }
 
-/* Orders configurations by the fewest seconds that they could take. */
+/* Tries configurations in the order of their lower bounds of seconds, until no other can be better. */
 static tt_status tt__try_configurations(tt__chooser *c)
 {
     tt__choice list[24];
     double floor[24];
     const int n = tt__list_configurations(c, list);
     if (!n) return TT_OK;
-    tt__choice all = list[n - 1]; /* what saves most, so that what costs more need not be tried */
+    tt__choice all = list[n - 1]; /* the configuration that saves most: sets c->best early if it fits */
     int at;
     if (c->offload && c->blocks) all.offload |= TT__OUT_ACTIVATIONS;
     tt_status status = tt__consider_level(c, all, c->levels - 1, true, &at);
@@ -21049,14 +21082,14 @@ static tt_status tt__try_configurations(tt__chooser *c)
     for (int tried = 0; tried < n && status == TT_OK; tried++) {
         int next = 0;
         for (int k = 1; k < n; k++) if (floor[k] < floor[next]) next = k;
-        if (floor[next] >= c->best) return TT_OK; /* and so are all others */
+        if (floor[next] >= c->best) return TT_OK; /* the other floors are no lower */
         floor[next] = INFINITY;
         if (c->left > 0 || c->best == INFINITY) status = tt__try_configuration(c, list[next]);
     }
     return status;
 }
 
-/* The candidate that could be the cheapest of those that `room` has place for; -1: none. */
+/* Returns the cheapest candidate of at most `room` bytes whose placement has not failed; -1: none. */
 static int tt__cheapest(const tt__chooser *c, size_t room)
 {
     int best = -1;
@@ -21073,7 +21106,7 @@ static int tt__cheapest(const tt__chooser *c, size_t room)
 
 enum { TT__CHANGES = 18 };
 
-/* Changes a candidate by little, in way number `change`. False: there is no such change. */
+/* Makes small change number `change` to a candidate. Returns false if that change is impossible. */
 static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
 {
     static const int steps[] = {-4, -1, 1, 4};
@@ -21094,7 +21127,7 @@ static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
     return moves || x->level != level || change == 17;
 }
 
-/* The best candidate's neighbours, while one of them is better. */
+/* Adds the small changes of the best candidate, and repeats this while one of them is better. */
 static tt_status tt__try_changes(tt__chooser *c)
 {
     tt_status status = TT_OK;
@@ -21114,8 +21147,8 @@ static tt_status tt__try_changes(tt__chooser *c)
     return status;
 }
 
-/* Is a program so small that all configurations with all sets can be candidates? Of a large one these are too
-   many, where each is tried at many paces. */
+/* Returns whether a program is so small that all configurations with all sets can be candidates. Where paces
+   count, a large program would have too many. */
 static bool tt__is_small(const tt__chooser *c)
 {
     tt__choice list[24];
@@ -21125,12 +21158,12 @@ static bool tt__is_small(const tt__chooser *c)
     return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most);
 }
 
-/* Lists candidates: all, of a small program, or levels of recomputation and then configurations. */
+/* Lists candidates: for a small program all; else levels of recomputation, configurations, small changes. */
 static tt_status tt__list_candidates(tt__chooser *c)
 {
     if (tt__is_small(c)) return tt__try_all(c);
     tt_status status = tt__try_sets(c);
-    c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* sets of a large program may have taken more */
+    c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* sets of a large program may have used more */
     if (status == TT_OK && c->by_seconds) status = tt__try_configurations(c);
     c->left = tt__max(c->left, TT__FOR_CHANGES);
     if (status == TT_OK && c->by_seconds) status = tt__try_changes(c);
@@ -21140,7 +21173,7 @@ static tt_status tt__list_candidates(tt__chooser *c)
 /* ==== src/compile/search.h */
 /* -------- builds */
 
-/* Notes a choice that needs so many bytes if it is the smallest. */
+/* Notes a choice in *s if its `bytes` are fewer than those noted so far. */
 static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
 {
     bool *drop = NULL;
@@ -21156,7 +21189,7 @@ static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_
     return TT_OK;
 }
 
-/* Builds a choice; *e: the arena with it. */
+/* Builds a choice. *e: the sizes of the arena with the program. */
 static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__extent *e)
 {
     tt_program *p = j->p;
@@ -21169,7 +21202,7 @@ static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__e
     return status == TT_OK && j->least ? tt__note_least(p->ctx, choice, e->bytes, j->least) : status;
 }
 
-/* Bytes of the largest group, if smaller ones may make a program smaller. */
+/* Returns the bytes of the largest group, or 0 if smaller groups cannot make the program smaller. */
 static size_t tt__groups_at_peak(const tt_program *p)
 {
     return tt__is_at_groups(p->built.t, p->built.peak_at) ? p->built.t->grouped : 0;
@@ -21181,8 +21214,8 @@ static double tt__seconds_built(const tt_program *p)
     return r.compute + r.exposed;
 }
 
-/* The same; where that does not fit a budget, at the fastest pace that fits. If none does, *e is of the
-   slowest, which needs least. */
+/* Builds a choice or, if that exceeds the budget, the choice at the fastest pace that fits. If no pace fits,
+   builds the slowest, which needs the least memory. *e: the sizes of the arena with the program. */
 static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt__extent *e)
 {
     tt_program *p = j->p;
@@ -21201,7 +21234,7 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
     status = tt__try_build(j, &best, e);
     if (status != TT_OK || !tt__fits(e)) return status;
     double seconds = tt__seconds_built(p);
-    bool last = true; /* the best was built last */
+    bool last = true; /* the best choice is the last one built */
     for (now.ahead = most; now.ahead >= 0 && status == TT_OK; now.ahead--) {
         bool fits = false;
         for (int trial = now.ahead == most; trial < TT__HALVINGS && status == TT_OK; trial++) {
@@ -21215,12 +21248,12 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
             if (trial == 0) grouped = tt__groups_at_peak(p);
             if (fits != (trial == 1)) break;
         }
-        if (fits && now.halved == 0) break; /* fewer blocks ahead with as large groups are no faster */
+        if (fits && now.halved == 0) break; /* fewer blocks ahead with the same groups are no faster */
     }
     return last ? status : tt__try_build(j, &best, e);
 }
 
-/* Builds candidate k. Where it fails, all candidates that are the same are noted to fail. */
+/* Builds candidate k. If the build fails, marks all candidates with the same hash as failed. */
 static tt_status tt__build_candidate(tt__chooser *c, int k, tt__extent *e)
 {
     const tt__choice choice = tt__with_set(c, c->list[k].how, c->list[k].set);
@@ -21230,7 +21263,8 @@ static tt_status tt__build_candidate(tt__chooser *c, int k, tt__extent *e)
     return status;
 }
 
-/* The next slower pace of a program with groups of `grouped` bytes: all alone, then fewer blocks ahead. */
+/* Sets *how to the next slower pace: first each instruction alone, then fewer blocks ahead. grouped: bytes of
+   the largest group. Returns false if there is no slower pace. */
 static bool tt__slow_down(tt__choice *how, size_t grouped)
 {
     const bool parts = grouped && how->halved != TT__ONE_BY_ONE;
@@ -21240,7 +21274,7 @@ static bool tt__slow_down(tt__choice *how, size_t grouped)
     return true;
 }
 
-/* Adds candidate k, whose placement does not fit, at the next slower pace at which it may fit. */
+/* Adds candidate k, whose placement does not fit, at the next slower pace that may fit. */
 static tt_status tt__lower(tt__chooser *c, int k)
 {
     tt__choice how = c->list[k].how;
@@ -21254,8 +21288,8 @@ static tt_status tt__lower(tt__chooser *c, int k)
     return status;
 }
 
-/* Adds candidate k with smaller groups. These may take less time: the first updates wait for fewer copies,
-   and the step's end for fewer copies after the last update. */
+/* Adds candidate k with smaller groups. Smaller groups may be faster: the first updates wait for fewer
+   copies, and the end of the step waits for fewer copies after the last update. */
 static tt_status tt__tune(tt__chooser *c, int k)
 {
     const tt__candidate was = c->list[k];
@@ -21271,8 +21305,8 @@ static tt_status tt__tune(tt__chooser *c, int k)
     return status;
 }
 
-/* Builds the cheapest candidates until one fits, while there were fewer than `most` builds; else *e is of one
-   that does not. */
+/* Builds the cheapest candidates until one fits or the program has had `most` builds. *e: the sizes of the
+   last build, which may exceed the budget. */
 static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
 {
     const int before = c->job.p->builds;
@@ -21297,8 +21331,8 @@ static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
     return status;
 }
 
-/* Is candidate a to be built before b, of those that may be the smallest? Of as many bytes, what changes
-   where updates are less, and then what is faster; in an order that depends on nothing else. */
+/* Returns whether candidate a comes before b in the search for the smallest program: the one with fewer bytes
+   or, if equal, the earlier value of `update`, then the faster. The order depends on the candidates alone. */
 static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
 {
     if (a->bytes != b->bytes) return a->bytes < b->bytes;
@@ -21307,16 +21341,16 @@ static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
     return a->flops != b->flops ? a->flops < b->flops : a->hash < b->hash;
 }
 
-/* How many of the smallest candidates are built: of a small program so many that one of them is the smallest,
-   of a large one those whose placement could be better by more than a little. */
+/* Returns how many of the smallest candidates to build: for a small program, enough that one of them is the
+   smallest; for a large program 4, as the placement of more candidates would save little. */
 static int tt__most_least(const tt__chooser *c)
 {
     const int n = tt__front(c)->t->n_code;
     return n < TT__LARGE ? 4 + 6000 / (1 + n) : 4;
 }
 
-/* Builds the smallest candidates, at most so many, until one fits or none can be smaller than what job.least
-   has noted. */
+/* Builds the smallest candidates, at most `most`, until one fits or none can be smaller than the program in
+   job.least. */
 static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
 {
     for (int k = 0; k < most; k++) {
@@ -21326,17 +21360,17 @@ static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
         if (best < 0 || c->list[best].bytes >= c->job.least->least) return TT_OK;
         const tt_status status = tt__build_candidate(c, best, e);
         if (status == TT_ERR_MEMORY) return status;
-        if (status == TT_OK && tt__fits(e)) return TT_OK; /* or the device has no kernel for it */
+        if (status == TT_OK && tt__fits(e)) return TT_OK; /* other errors: the device may lack a kernel */
     }
     return TT_OK;
 }
 
-/* -------- the smallest */
+/* -------- search for the smallest program */
 
-/* Techniques whose options may change. */
+/* The techniques whose options may change. */
 enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPDATE = 8, TT__MAY_ALL = 15 };
 
-/* May an update be there or then? */
+/* Returns whether tt_compile_options.update may have this value. */
 static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
@@ -21352,7 +21386,8 @@ static bool tt__may_zero(const tt_program *p, int zero)
 
 enum { TT__VALUES = 4 + 4 + 4 + 3 };
 
-/* Gives one of the techniques that may change another value. False: that is none, or not possible. */
+/* Gives one of the techniques in `may` another value, number k of all values. Returns false if nothing
+   changes or the value is impossible. */
 static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
 {
     const tt_program *p = c->job.p;
@@ -21370,7 +21405,7 @@ static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
            how->update != was.update;
 }
 
-/* Adds a choice at the slowest pace, if that is possible. What is not possible is noted as failed. */
+/* Adds a choice at the slowest pace. An impossible choice becomes a failed candidate. */
 static tt_status tt__consider_slowest(tt__chooser *c, tt__choice how, const bool *set)
 {
     int at;
@@ -21379,7 +21414,7 @@ static tt_status tt__consider_slowest(tt__chooser *c, tt__choice how, const bool
     return tt__consider(c, &how, set, &at) == TT_ERR_MEMORY ? TT_ERR_MEMORY : TT_OK;
 }
 
-/* Gives *how combination k of the values that techniques may have. False: it is not possible. */
+/* Sets *how to combination k of the values of techniques. Returns false if the combination is impossible. */
 enum { TT__COMBINATIONS = 4 * 4 * 16 * 3 };
 static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *how)
 {
@@ -21390,11 +21425,11 @@ static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *h
     if (policy != (int)how->recompute && !tt__vary(c, may, 4 + policy, how)) return false;
     for (int k2 = 0; k2 < 4; k2++) if (out >> k2 & 1 && !tt__vary(c, may, 8 + k2, how)) return false;
     if (update != (int)how->update && !tt__vary(c, may, 12 + update, how)) return false;
-    /* The optimizer's state is in the host's memory then, whether the list says so or not. */
+    /* With update "host" the optimizer's state is always in the host's memory. */
     return update != TT__UPDATE_HOST || !(out & TT__OUT_OPTIMIZER);
 }
 
-/* The candidate, from number `from` on, that may be the smallest; -1: none. */
+/* Returns the smallest candidate from number `from` on; -1: none. */
 static int tt__least_live(const tt__chooser *c, int from)
 {
     int best = -1;
@@ -21405,7 +21440,7 @@ static int tt__least_live(const tt__chooser *c, int from)
     return best;
 }
 
-/* All that may change as it saves most, mostly. */
+/* Returns a choice in which each technique in `may` has the value that usually saves the most memory. */
 static tt__choice tt__most_saving(const tt__chooser *c, unsigned may)
 {
     tt__choice how = tt__at_slowest(c->base);
@@ -21417,14 +21452,14 @@ static tt__choice tt__most_saving(const tt__chooser *c, unsigned may)
     return how;
 }
 
-/* Forgets the candidates from number `from` on. */
+/* Removes the candidates from number `from` on. */
 static void tt__forget(tt__chooser *c, int from)
 {
     while (c->n_list > from) tt__free(c->ctx, c->list[--c->n_list].set);
 }
 
-/* Changes of one technique at a time, from candidate `from` on, as long as they make the smallest smaller;
-   sets of values are left out. */
+/* Adds changes of one technique at a time, starting at candidate `from`, as long as they make the smallest
+   candidate smaller. Leaves sets of items empty. */
 static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
 {
     tt_status status = TT_OK;
@@ -21445,8 +21480,9 @@ static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
     return status;
 }
 
-/* One item less than the smallest candidate has, or one more, as long as that makes it smaller: of those that
-   were of no use before, and those with which something else is computed again, which may live longer. */
+/* Adds candidates with one item less than the smallest candidate, or one more, as long as that makes the
+   smallest smaller. An item to add was banned before, or its instruction has a second result, which
+   is recomputed with the item and may live longer. */
 static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *least)
 {
     tt_status status = TT_OK;
@@ -21461,9 +21497,9 @@ static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *
     return status;
 }
 
-/* Sets of values for a configuration: from none on, then whole blocks, and from the best of these on. What is
-   tried depends on the program and the configuration alone, so that what a message names is found again.
-   *least: the best; -1: it was searched for before. */
+/* Searches the smallest set of items for a configuration: from the empty set on, then with whole blocks, then
+   from the best of these on. The search depends on the program and the configuration alone, so that a later
+   compilation finds what a message names. *least: the smallest candidate; -1: searched before, or none. */
 static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
 {
     const int64_t most = TT__FOR_LEAST / (tt__front(c)->t->n_code + 1);
@@ -21489,8 +21525,8 @@ static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
     return status;
 }
 
-/* A configuration with one technique changed that makes candidate k smaller, with its set of values. False:
-   there is none. */
+/* Finds the change of one technique, except recomputation, that makes candidate k smallest, with the same set
+   of items. Returns false if no change makes it smaller. */
 static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how, tt_status *status)
 {
     const int from = c->n_list;
@@ -21507,12 +21543,13 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
         *how = c->list[c->n_list - 1].how;
         found = true;
     }
-    tt__forget(c, from); /* unless the configuration's own search finds them, too */
+    tt__forget(c, from); /* the search of that configuration may add them again */
     return found;
 }
 
-/* Adds what may be the smallest program of all that may change: all combinations of the techniques, if the
-   program is small, else changes of one technique at a time; of the smallest, sets of values. */
+/* Adds candidates for the smallest program that the techniques in `may` allow: for a small program all
+   combinations of techniques; then changes of one technique at a time; then, for the smallest of these, sets
+   of items. */
 static tt_status tt__try_least(tt__chooser *c, unsigned may)
 {
     tt__choice how;
@@ -21520,7 +21557,7 @@ static tt_status tt__try_least(tt__chooser *c, unsigned may)
     tt_status status = TT_OK;
     c->left = TT__FOR_LEAST;
     for (int k = 0; k < TT__COMBINATIONS; k++) combinations += tt__combine(c, may, k, &how);
-    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* updates come on top */
+    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* room for updates */
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     for (int k = 0; k < TT__COMBINATIONS && all && status == TT_OK; k++)
         if (tt__combine(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
@@ -21538,7 +21575,7 @@ static tt_status tt__try_least(tt__chooser *c, unsigned may)
     return status;
 }
 
-/* Sets the candidates aside, or has those that were set aside instead. */
+/* Moves the candidates to c->kept and starts an empty list. */
 static void tt__set_aside(tt__chooser *c)
 {
     c->kept = c->list, c->n_kept = c->n_list, c->cap_kept = c->cap_list;
@@ -21548,6 +21585,7 @@ static void tt__set_aside(tt__chooser *c)
     c->left = TT__ESTIMATES;
 }
 
+/* Makes the kept candidates the list again, and marks dominated candidates as failed. */
 static tt_status tt__take_back(tt__chooser *c)
 {
     tt__forget(c, 0);
@@ -21562,7 +21600,7 @@ static tt_status tt__take_back(tt__chooser *c)
 
 /* -------- when nothing fits */
 
-/* By TT__OUT_ flags. */
+/* The words of `offload` for each combination of TT__OUT_ flags. */
 static const char *const tt__out_lists[16] = {
     "none", "optimizer", "gradients", "optimizer,gradients", "parameters", "optimizer,parameters",
     "gradients,parameters", "optimizer,gradients,parameters", "activations", "optimizer,activations",
@@ -21570,20 +21608,21 @@ static const char *const tt__out_lists[16] = {
     "optimizer,parameters,activations", "gradients,parameters,activations",
     "optimizer,gradients,parameters,activations"};
 
-/* Options and bytes in the words of tt_context_options.wording. */
+/* Returns an option in the words of tt_context_options.wording. */
 static const char *tt__say_option(const tt_context *ctx, const char *name, const char *value, char to[96])
 {
     ctx->options.wording.option(ctx->options.wording.user, name, value, to, 96);
     return to;
 }
 
+/* Returns a number of bytes in the words of tt_context_options.wording. */
 static const char *tt__say_bytes(const tt_context *ctx, size_t bytes, char to[32])
 {
     ctx->options.wording.bytes(ctx->options.wording.user, bytes, to, 32);
     return to;
 }
 
-/* The options that are a choice. items: values that are computed again beside what "cheap" does. */
+/* Prints a choice as options. items: number of values recomputed beyond policy "cheap". */
 static void tt__print_options(tt__text *text, const tt_program *p, const tt__choice *x, int items)
 {
     const bool train = p->settings.options.train;
@@ -21602,8 +21641,8 @@ static void tt__print_options(tt__text *text, const tt_program *p, const tt__cho
         tt__print(text, ", %s", tt__say_option(p->ctx, "zero", zero, said));
 }
 
-/* Step k of those that save memory, from the least to lose to the most, and `said`: its option. False: it
-   changes nothing, or is not possible. */
+/* Takes step k of those that save memory; later steps cost more time. said: the step's option in words.
+   Returns false if the step changes nothing or is impossible. */
 static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[96])
 {
     static const unsigned out[] = {TT__OUT_OPTIMIZER, TT__OUT_GRADIENTS, TT__OUT_ACTIVATIONS,
@@ -21630,7 +21669,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
     }
     if (k == 9 && o->train && moves) x->update = TT__UPDATE_HOST;
-    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* which finds these there, and now may save more */
+    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* offloading these may save more now */
         const unsigned more = k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
         x->offload |= more;
         value = tt__out_lists[more];
@@ -21640,13 +21679,13 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
            x->update != was.update;
 }
 
-/* Does the option of step k say "budget"? */
+/* Returns whether the option of step k is "budget". */
 static bool tt__may_take(const tt__chooser *c, int k)
 {
     return k == 0 ? c->zero : k <= 3 ? c->recompute : k <= 7 ? c->offload : false;
 }
 
-/* Does a choice differ from the options in what says "budget" alone? */
+/* Returns whether a choice differs from the options only where they are "budget". */
 static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
 {
     return (c->zero || x->zero == c->base.zero) && (c->offload || x->offload == c->base.offload) &&
@@ -21654,10 +21693,10 @@ static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
            x->update == c->base.update;
 }
 
-/* Builds the smallest of all that other options may be, and notes it in job.least. */
+/* Builds the smallest program that any options allow, and notes it in job.least. last: the first choice. */
 static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *e)
 {
-    if (!c->recompute && c->job.p->settings.options.train) { /* candidates so far have no items */
+    if (!c->recompute && c->job.p->settings.options.train) { /* earlier candidates have no items */
         tt__forget(c, 0);
         c->n_searched = 0;
         tt__list_items(c);
@@ -21669,13 +21708,14 @@ static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *
     return status;
 }
 
-/* The smallest of what may change, and of other options where these make it smaller. */
+/* Prints the bytes of the smallest program if only "budget" options may change, and of the smallest of all if
+   other options make it smaller. */
 static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shortage *s,
                             const tt__shortage *least, bool advised)
 {
     const tt_program *p = c->job.p;
     const bool chooses = c->recompute || c->by_seconds;
-    const bool same = least->least >= s->bytes && !chooses; /* nothing makes it smaller */
+    const bool same = least->least >= s->bytes && !chooses; /* no option makes it smaller */
     char said[32];
     if (chooses && !advised && least->least < s->least) {
         tt__print(text, "%s at least %s with ", text->length ? "," : ":",
@@ -21689,8 +21729,10 @@ static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shor
     }
 }
 
-/* The last builds: what each step saves, after those before it, up to one that fits: first of what may
-   change, and is then built, and then of other options, which is advice; and the smallest of all. */
+/* Makes the last builds, and fails with a message unless one of them fits. Takes the steps that save memory
+   one after the other, until one fits: first steps of options that are "budget", where a program that fits
+   is accepted; then steps of other options, which are advice. The message names the bytes after each step
+   and the smallest program possible. */
 static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const tt__job *j = &c->job;
@@ -21711,12 +21753,12 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         const bool advice = k >= TT__STEPS;
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
-        if (advice && chooses && s->least < bytes) bytes = s->least; /* which is named before the advice */
+        if (advice && chooses && s->least < bytes) bytes = s->least; /* named before the advice */
         if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
         c->job.least = advice ? &least : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) status = built;
-        if (built != TT_OK || e->bytes >= bytes) continue; /* or parameters have another home already */
+        if (built != TT_OK || e->bytes >= bytes) continue; /* or parameters are stored otherwise already */
         fits = tt__fits(e);
         if (fits && !advice) return TT_OK;
         if (advice && !advised && chooses) {
@@ -21762,7 +21804,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (status != TT_OK) return status;
     char of_stage[32] = "";
     if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
-    const bool in_vain = tt__one_memory(p) && p->settings.offload; /* what is moved stays in the budget */
+    const bool in_vain = tt__one_memory(p) && p->settings.offload; /* the budget counts offloaded bytes */
     if (in_vain)
         tt__print(&text, "; without %s, which saves nothing on device \"cpu\", it is less",
                   tt__say_option(p->ctx, "offload", NULL, name));
@@ -21790,7 +21832,7 @@ static void tt__chooser_close(tt__chooser *c)
     tt_tape_free(c->scratch);
 }
 
-/* Where the parameters are that earlier programs have put somewhere: there they stay. */
+/* Notes where earlier programs have stored the parameters, which stay there. */
 static void tt__note_homes(tt__chooser *c)
 {
     const tt_tape *t = c->job.t;
@@ -21811,7 +21853,8 @@ static void tt__note_homes(tt__chooser *c)
     if (c->offload && c->held_on_host) c->base.offload = TT__OUT_PARAMETERS;
 }
 
-/* What may change of a program; base: as its options say, and else nothing, with all that may run ahead. */
+/* Returns a chooser that knows which techniques may change. base: nothing beyond the options, at the fastest
+   pace. */
 static tt__chooser tt__chooser_of(const tt__job *j)
 {
     const tt__settings *s = &j->p->settings;
@@ -21823,7 +21866,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     c.job = *j;
     c.base = base;
     c.base.ahead = (s->kind->host && !c.ctx->late) || c.ctx->profiles ? 0 : TT__AHEAD;
-    /* Of a run of a program that does not train, results are read at once: nothing is under way before it. */
+    /* The results of a program that does not train are read at once: no earlier run is in flight. */
     c.base.arrivals = s->options.train && !s->kind->host && s->memory == TT__OWN_MEMORY &&
                       ranks->pipeline <= 1 && !c.ctx->profiles && !c.ctx->no_arrivals;
     if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
@@ -21838,7 +21881,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     return c;
 }
 
-/* Prepares estimates. */
+/* Prepares a chooser for estimates. */
 static tt_status tt__chooser_open(tt__chooser *c)
 {
     const tt__settings *s = &c->job.p->settings;
@@ -21854,7 +21897,7 @@ static tt_status tt__chooser_open(tt__chooser *c)
     return status;
 }
 
-/* Notes the bytes and FLOPs of a program that does not fit, unless more of it is recomputed or moved. */
+/* Notes the bytes and FLOPs of the program that does not fit unless it recomputes or offloads more. */
 static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortage *s)
 {
     const tt_tape *t = p->built.t;
@@ -21863,7 +21906,7 @@ static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortag
     s->flops -= tt__flops_of_copies(t);
 }
 
-/* Builds the smallest that was built before. */
+/* Builds the smallest program so far once more. */
 static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__extent *e)
 {
     tt__job job = c->job;
@@ -21871,8 +21914,9 @@ static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__exte
     return tt__try_build(&job, &s->how, e);
 }
 
-/* Builds what costs least of what needs no more than the smallest so far, in the hope of placements that are
-   smaller by luck, as a search within that budget would meet them; of a large program a few. */
+/* Builds the cheapest candidates that need no more bytes than the smallest program so far. By luck the
+   placement of one may be smaller, as a search with that budget would find it. A large program gets 3 rounds
+   of at most 6 builds. */
 static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, tt__extent *e)
 {
     const size_t budget = c->budget;
@@ -21894,9 +21938,9 @@ static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, 
     return status;
 }
 
-/* Builds what costs least of what fits the budget; *e is of what does not. Whether anything fits depends on
-   the smallest alone, which no budget changes: what is refused names it, and it is built where the search for
-   what costs least finds nothing. */
+/* Builds the cheapest program that fits the budget. *e: before, the sizes of a program that does not fit;
+   then, of the last build. Whether any program fits depends on the smallest alone, which no budget changes:
+   a refusal names the smallest, and the smallest is built if the search for the cheapest finds nothing. */
 static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const unsigned may = (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
@@ -21904,7 +21948,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     tt_status status = TT_OK;
     c->budget = e->budget;
     if (!c->by_seconds) {
-        tt__choice cheap = c->base; /* is often enough, and needs no candidates */
+        tt__choice cheap = c->base; /* policy "cheap" is often enough and needs no candidates */
         cheap.recompute = TT__RECOMPUTE_CHEAP;
         status = tt__build_within(&c->job, &cheap, e);
         if (status != TT_OK || tt__fits(e)) return status;
@@ -21928,7 +21972,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (status == TT_OK && c->ctx->searches) return tt__fits(e) ? status : tt__build_again(c, s, e);
     if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
     if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
-    if (status == TT_OK && !tt__fits(e)) { /* what was set aside, or needs no more than the smallest */
+    if (status == TT_OK && !tt__fits(e)) { /* retry with kept candidates or more room */
         if (c->n_kept) status = tt__take_back(c);
         else c->budget = s->least;
         if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - 1, e);
@@ -21936,7 +21980,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     return status != TT_OK || tt__fits(e) ? status : tt__build_again(c, s, e);
 }
 
-/* Builds what the options say, or choose. */
+/* Builds the program of the options or, with "budget", chooses one. */
 static tt_status tt__build_chosen(const tt__job *to)
 {
     tt_program *p = to->p;
@@ -21957,8 +22001,8 @@ static tt_status tt__build_chosen(const tt__job *to)
     c.base.arrivals = p->chosen.arrivals;
     c.budget = e.budget;
     const bool slower = p->chosen.ahead < c.base.ahead || p->chosen.halved;
-    const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS; /* and need not */
-    const bool slow = c.by_seconds && (slower || copies); /* others may be faster */
+    const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS; /* copies may be unnecessary */
+    const bool slow = c.by_seconds && (slower || copies); /* other candidates may be faster */
     if (status == TT_OK && (!tt__fits(&e) || slow)) {
         tt__note_whole(p, &e, &s);
         if (c.recompute || c.by_seconds) {
@@ -21977,8 +22021,9 @@ static tt_status tt__build_chosen(const tt__job *to)
 /* ==== src/compile/compile.h */
 /* ------------------------------------------------------------------------------------------------- commit */
 
-/* Gives persistent storage v a place in the program's arena, if it has none: right behind `before`, unless
-   that is 0. What pads that to the arena's alignment is then behind both. */
+/* Gives persistent storage v a place in the program's arena, unless v has one: directly after storage
+   `before`, or at the end if that is 0. The padding of `before` to the arena's alignment then follows v.
+   Returns whether v got a place. */
 static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
@@ -22011,7 +22056,8 @@ static void tt__place_persistent(tt_program *p)
             before = tt__place_in_arena(p, next, before) ? next : 0;
 }
 
-/* Puts a built program into the arena of `share`, or into a new one. After an error nothing has changed. */
+/* Puts a built program into arena `shared`, or into a new arena if that is NULL. After an error nothing has
+   changed. */
 static tt_status tt__commit(tt_program *p, tt__arena *shared)
 {
     tt_context *ctx = p->ctx;
@@ -22046,8 +22092,8 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     return TT_OK;
 }
 
-/* What runs on a rank need beside the arena. Of a rank of another process only the rows and which inputs are
-   set are known. */
+/* Allocates the program's state on a rank, apart from the arena. A rank of another process only has the rows
+   of axes and the states of inputs. */
 static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
@@ -22098,7 +22144,7 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
                     s->options.parallel.data, s->options.parallel.tensor);
 }
 
-/* Tells a program which stage of a pipeline it is of. */
+/* Sets the stage of a program and the stage's max number of micro-batches in flight. */
 static void tt__set_stage(tt__settings *s, int stage)
 {
     const tt_parallel *p = &s->options.parallel;
@@ -22108,7 +22154,7 @@ static void tt__set_stage(tt__settings *s, int stage)
     s->in_flight = p->pipeline == 1 ? 0 : gpipe ? micros : (int)tt__min(micros, p->pipeline - stage);
 }
 
-/* Keeps tt_compile_options.tune. */
+/* Copies tt_compile_options.tune into the program. */
 static tt_status tt__keep_tune(tt_program *p, const char *tune)
 {
     p->tunes = tune && strcmp(tune, "off") != 0;
@@ -22126,14 +22172,14 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
-    if (status == TT_OK && !p->rank) { /* of a pipeline, the stages' in common */
+    if (status == TT_OK && !p->rank) { /* the stages of a pipeline share the array */
         p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)p->settings.crew->ranks);
         if (!p->rank) status = TT_ERR_MEMORY;
     }
     if (status == TT_OK) status = tt__build_chosen(&job);
     if (status == TT_OK) status = tt__make_ranks(p);
     if (status == TT_OK) status = tt__keep_tune(p, o->tune);
-    tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
+    tt_compile_options *kept = &p->settings.options; /* the caller may free these strings after tt_compile */
     kept->precision = kept->residual = kept->matmul = kept->recompute = kept->offload = kept->device = NULL;
     kept->update = NULL;
     kept->share = NULL;
@@ -22143,7 +22189,8 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     return status == TT_OK ? tt__commit(p, job.shared) : status;
 }
 
-/* Counts the numbers in a program's parameters, and those in parameters that tensor ranks have in parts. */
+/* Counts the elements of a program's parameters (*all), and those of parameters that the tensor ranks divide
+   (*split). */
 static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
 {
     *all = *split = 0;
@@ -22157,7 +22204,7 @@ static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
     }
 }
 
-/* Tells the logger of tensor ranks that all do the same. */
+/* Warns if all tensor ranks do the same work because no parameter is divided. */
 static void tt__tell_unsplit(const tt_program *p)
 {
     int64_t all, split;
@@ -22168,7 +22215,7 @@ static void tt__tell_unsplit(const tt_program *p)
             (int)TT__TENSOR_LEAST);
 }
 
-/* Is an input read by a stage? */
+/* Returns whether any stage reads input v. */
 static bool tt__reads_input(const tt_program *p, int32_t v)
 {
     bool read = false;
@@ -22177,13 +22224,13 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
     return read;
 }
 
-/* Of the stages that do not fit, the error of the one that needs most, and the largest of the smallest
-   possible. */
+/* The stages that exceed the budget: the error of the stage that needs the most bytes, and the max over these
+   stages of the bytes of the smallest possible program. */
 typedef struct tt__short_stages {
-    size_t needs, advised;  /* of the stage of the error */
-    size_t most;            /* tt_context.advised of a stage, ... */
-    int at;                 /* ... and its number */
-    char error[TT__ERROR];  /* "": all fit */
+    size_t needs, advised;  /* tt_context.needs and advised of the stage with that error */
+    size_t most;            /* max of tt_context.advised over the stages, */
+    int at;                 /* and the stage that has that max */
+    char error[TT__ERROR];  /* "": all stages fit */
 } tt__short_stages;
 
 static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r)
@@ -22195,8 +22242,8 @@ static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r
     memcpy(r->error, ctx->error, sizeof r->error);
 }
 
-/* Fails with the error, whose number is enough for all stages. Where the smallest possible that it advises is
-   too little for another stage, that stage's is named behind it. */
+/* Fails with the error of the stage that needs the most bytes: that budget is enough for all stages. Adds
+   the smallest possible program of another stage if that needs more bytes than the error advises. */
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
@@ -22206,13 +22253,13 @@ static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
                     TT__ERROR - 80, r->error, r->at, tt__say_bytes(ctx, r->most, said));
 }
 
-/* Compiles the other stages of a pipeline, of which p is the first, which has come to `status`. */
+/* Compiles the other stages of a pipeline. p: the first stage, whose compilation returned `status`. */
 static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t root,
                                     const tt_compile_options *o, tt_status status)
 {
     const int stages = p->settings.options.parallel.pipeline;
     const size_t values = (size_t)t->n_values;
-    const bool all = !p->ctx->searches; /* are compiled, also after one that does not fit */
+    const bool all = !p->ctx->searches; /* stages are compiled, even after one exceeds the budget */
     tt__short_stages refused;
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
@@ -22241,7 +22288,7 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* What the programs of all processes must have in common, a line of each; the bits depend on it. */
+/* Prints, one per line, the facts that must be equal in all processes: the bits of results depend on them. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -22279,7 +22326,7 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
     tt__print(&text, "program of %d instructions\n", p->built.t->n_code);
 }
 
-/* All processes have come to `where` without an error, and with the same lines of text. */
+/* Waits until all processes reach `where`. Fails if one has an error, or if their lines of text differ. */
 static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status status, char own[TT__NOTE])
 {
     tt__net *n = ctx->net;
@@ -22301,7 +22348,7 @@ static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status s
     return status;
 }
 
-/* All processes have compiled, and the same. */
+/* Fails unless all processes have compiled the same program without an error. */
 static tt_status tt__agree_program(tt_context *ctx, const tt_program *p, tt_status status)
 {
     char own[TT__NOTE] = {0};
@@ -22309,7 +22356,7 @@ static tt_status tt__agree_program(tt_context *ctx, const tt_program *p, tt_stat
     return tt__agree_lines(ctx, "tt_compile", status, own);
 }
 
-/* The program, with the stages behind it; *status tells how that went. NULL: out of memory. */
+/* Compiles a program with all its stages. Returns NULL only when out of memory; *status tells of errors. */
 static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_options *o, tt_status *status)
 {
     tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
@@ -22329,7 +22376,7 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
     return p;
 }
 
-/* Bytes that memory_budget counts of a program, or of that stage of a pipeline which needs most. */
+/* Returns the bytes that memory_budget counts for a program; for a pipeline, those of its largest stage. */
 static size_t tt__bytes_of_largest_stage(tt_program *p)
 {
     size_t most = 0;
@@ -22342,9 +22389,9 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
     return most;
 }
 
-/* Adds to the error of a plan that exceeds memory_budget what the plan needs in precision "bf16-true"; where
-   that is too much, with recompute "budget", unless the error names less already. Programs that share an
-   arena have one precision, so with `share` nothing is added. */
+/* Adds to the error of a plan that exceeds memory_budget the bytes that the plan needs in precision
+   "bf16-true" or, if these exceed the budget, with recompute "budget" besides, unless the error already names
+   fewer bytes. Adds nothing with `share`, as programs that share an arena have one precision. */
 static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     tt_context *ctx = t->ctx;
@@ -22366,7 +22413,7 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
         if (status != TT_OK && status != TT_ERR_BUDGET) break;
         const bool fits = status == TT_OK, last = fits || budget || k;
         if (!last) continue;
-        if (!fits && advised && bytes >= advised) break; /* other options do better */
+        if (!fits && advised && bytes >= advised) break; /* other options need fewer bytes */
         const size_t used = strlen(error);
         snprintf(error + used, sizeof error - used, "; %s%s%s %s %s%s",
                  tt__say_option(ctx, "precision", "bf16-true", precision), k ? " with " : "",
@@ -22387,7 +22434,7 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     tt_program *p = tt__compile_all(t, root, o, &status);
     if (!p) return NULL;
     if (status == TT_ERR_BUDGET) {
-        tt_program_free(p); /* a stage that fits holds its parameters in the precision asked for */
+        tt_program_free(p); /* a stage that fits would hold its parameters in the old precision */
         p = NULL;
         tt__advise_precision(t, root, o);
     }
@@ -22404,7 +22451,8 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 
 #define TT__LEFT_FREE ((size_t)256 << 20)
 
-/* Where a budget is 0, what a rank of the device may take. */
+/* Sets a budget of 0 to the bytes that one rank of the device may use: the free memory less an eighth, at
+   most TT__LEFT_FREE, divided among the ranks that share the device. */
 static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budget)
 {
     size_t least = SIZE_MAX;
@@ -22427,32 +22475,33 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
     return status;
 }
 
-/* Plans for n: TT_OK with the plan's bytes, TT_ERR_BUDGET or another error. */
+/* Plans for size n. Returns TT_OK and the plan's bytes, TT_ERR_BUDGET, or another error. */
 typedef tt_status (*tt__try_size)(void *arg, int64_t n, size_t *bytes);
 
-/* Where the line through two plans, of `from` and of `to`, meets the budget, rounded down; 0: it does not
-   rise. */
+/* Returns the size at which the line through two plans, of sizes `from` and `to`, reaches the budget, rounded
+   down; 0 if the line does not rise. */
 static double tt__line_meets(double from, double from_bytes, double to, double to_bytes, double budget)
 {
     const double rise = (to_bytes - from_bytes) / (to - from);
     return rise > 0 ? floor(to + (budget - to_bytes) / rise) : 0;
 }
 
-/* Finds the largest n that fits. A plan grows nearly as a line, and so does the least that a refused one
-   would need: the next guess is where the line through the two nearest meets the budget. Where there is no
-   such line, as what is kept is less the more is needed, bytes are taken to be in proportion to n. */
+/* Returns the largest n, at most `most`, whose plan fits the budget; 0 after an error or if none fits. A plan
+   grows almost linearly with n, and so does the smallest plan that a refusal names. The next guess is where
+   the line through the two nearest plans reaches the budget. Without such a line (a larger n may keep fewer
+   bytes), the bytes are assumed to be proportional to n. */
 static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt__try_size try_size,
                                 void *arg)
 {
     int64_t fits = 0, fails = most + 1, next = 1;
-    double bytes = 0, needs = 0; /* of these two; 0: not known */
-    int slow = 0; /* trials since the gap was halved */
-    int64_t up = 1; /* the next step, where nothing says more */
+    double bytes = 0, needs = 0; /* of the plans for `fits` and `fails`; 0: unknown */
+    int slow = 0; /* consecutive trials that did not halve the gap */
+    int64_t up = 1; /* the next step without a better guess */
     if (most < 1)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)most),
                0;
     void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
-    ctx->options.logger.log = NULL; /* the program that is kept is told of */
+    ctx->options.logger.log = NULL; /* only the program that is kept is logged */
     ctx->searches = true;
     tt_status status = TT_OK;
     while (fails - fits > 1) {
@@ -22472,7 +22521,7 @@ static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt
         if (needs > bytes && fits)
             guess = tt__line_meets((double)fits, bytes, (double)fails, needs, (double)budget);
         slow = 2 * (fails - fits) > gap ? slow + 1 : 0;
-        guess = fmin(guess, 16.0 * (double)fits); /* of few, most of the bytes do not depend on n */
+        guess = fmin(guess, 16.0 * (double)fits); /* for a small n, most bytes do not depend on n */
         if (fails <= most && slow > 2) guess = 0, slow = 0;
         const bool halve = guess <= 0 && fails <= most;
         next = halve ? fits + (fails - fits) / 2 : guess > (double)fits ? (int64_t)guess : fits + up;
@@ -25396,32 +25445,34 @@ static tt__state_header tt__state_header_of(const tt_program *p)
 /* ==== src/reports/measure.h */
 /* ===========================================================================================================
    REPORTS                                                                                        src/reports/
-   A program and its memory plan as numbers, as text and as a picture; what a device costs. Uses all above.
+   Prints a program and its memory plan as numbers, text and picture, and measures a device's rates. Uses all
+   sections above.
    ======================================================================================================== */
 
 /* -------------------------------------------------------------------------------------------------- costs
-   tt_measure_costs has a block of a transformer train, in a context of its own, and times each launch: first
-   with so few rows and columns that what it takes to start launches is most of it, and then with more, until
-   steps are long. Of a block of one row the update takes most. */
+   tt_measure_costs trains a transformer block in its own context and times each launch: first with so few
+   rows and columns that the overhead of launches dominates, then with more, until steps are long. A block
+   with one row measures the update, which dominates there. */
 
-/* Seconds of a step that is long enough, for which steps of a program go on, and of a copy; the least and the
-   most rows and columns, and bytes of a copy. */
+/* STEP_LONG, COPY_LONG: seconds of a step and of a copy that are long enough. STEPS_LONG: seconds of all
+   steps of a program. WIDTH: rows and columns of a block, for the update columns alone. COPY: bytes of a
+   copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
 enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__UPDATE_WIDTH = 576, TT__LEAST_COPY = 1 << 20,
        TT__MOST_COPY = 1 << 26 };
 
-/* A block of `width` columns, in a program that trains, and its inputs. */
+/* A program that trains a transformer block, and its inputs. */
 typedef struct tt__sample {
     tt_program *p;
     tt_value x, y, starts;
     int rows, seqs;
     int32_t *start;
-    float *numbers;         /* of x, and of y */
+    float *numbers;         /* the data of both x and y */
 } tt__sample;
 
-/* A linear layer of `out` columns or, with out 0, a norm. Its parameters have names that no others have. */
+/* Records a linear layer with `out` columns or, if out is 0, a norm. The parameters get unique names. */
 static tt_value tt__sample_layer(tt_tape *t, tt_value x, int64_t out)
 {
     const int64_t in = tt_value_width(t, x), dims[] = {out ? out : in, in};
@@ -25475,7 +25526,7 @@ static void tt__sample_free(tt_context *ctx, tt__sample *s)
     tt__free(ctx, s->numbers);
 }
 
-/* A step; *seconds: what it took. */
+/* Runs a step. *seconds: the time of tt_step alone. */
 static tt_status tt__sample_step(tt__sample *s, double *seconds)
 {
     tt_status status = TT_OK;
@@ -25490,19 +25541,19 @@ static tt_status tt__sample_step(tt__sample *s, double *seconds)
     return status;
 }
 
-/* What the launches of a step take and do, by what limits them. */
+/* The seconds, the work and the number of the launches of a step, for each kind of cost. */
 typedef struct tt__profile {
     double seconds[TT__COST_KINDS], work[TT__COST_KINDS];
     int launches[TT__COST_KINDS];
 } tt__profile;
 
-/* Runs some steps, of which the fastest of each launch counts: what else the machine does meanwhile slows
-   steps down, and seldom all of these. *seconds: of a step, so. */
+/* Runs some steps and takes the fastest time of each launch, as other work of the machine slows some steps
+   down but seldom all. *seconds: the sum of these times or, for very long steps, the last step's time. */
 static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
     double now, all = 0;
-    tt_status status = tt__sample_step(s, &now); /* the first also touches memory and finds kernels */
+    tt_status status = tt__sample_step(s, &now); /* the first step also touches memory and loads kernels */
     double *each = (double *)tt__alloc(ctx, sizeof *each * (size_t)t->n_code);
     if (!each) return TT_ERR_MEMORY;
     for (int k = 0; k < t->n_code; k++) each[k] = INFINITY;
@@ -25513,7 +25564,7 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     ctx->profile = NULL;
     memset(to, 0, sizeof *to);
-    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: of those that run together */
+    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: of instructions that run together */
         const tt__cost cost = tt__cost_of(&t->code[k]);
         if (isfinite(each[first])) to->work[cost] += tt__work_of(t, &t->code[k]);
         if (k == first && isfinite(each[k])) {
@@ -25524,12 +25575,12 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     *seconds = 0;
     for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
-    if (now > 8 * TT__STEP_LONG) *seconds = now; /* it is long enough for whoever waits */
+    if (now > 8 * TT__STEP_LONG) *seconds = now; /* the step is long enough: saves time */
     tt__free(ctx, each);
     return status;
 }
 
-/* The profile of a new sample. */
+/* Makes a sample and profiles its steps. */
 static tt_status tt__profile_of(tt_context *ctx, const char *device, const char *precision, int rows,
                                 int width, tt__profile *to, double *seconds)
 {
@@ -25542,8 +25593,8 @@ static tt_status tt__profile_of(tt_context *ctx, const char *device, const char 
     return status;
 }
 
-/* The rates by which a profile takes longer than a smaller one of as many launches (all 0: there is none).
-   Of collectives also what it takes to begin. */
+/* Computes rates from the additional work and time of a profile compared with a smaller profile that has the
+   same number of launches (all 0: no smaller profile). For collectives, also the seconds to start. */
 static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool single, tt_costs *to)
 {
     for (int c = 0; c < TT__COST_KINDS; c++) {
@@ -25556,8 +25607,9 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* What it takes to start an op: of the fastest of some steps that are not timed launch by launch, or of
-   `least` seconds where they were, what their work by the rates leaves. */
+/* Computes the seconds to start an op: takes the fastest of some steps that are not timed launch by launch,
+   or `least` if that is less, and divides the seconds that the work by the rates does not explain by the
+   number of launches. least: seconds of a step that was timed launch by launch. */
 static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs)
 {
     double seconds;
@@ -25576,7 +25628,7 @@ static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs
     return status;
 }
 
-/* Bytes that an instruction by hand reads or writes a second: of a copy, or of a product with 1. */
+/* Measures the bytes per second of one instruction, a copy (COPY) or a product with 1 (SCALE). */
 static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, void *from, void *to,
                                   double *rate)
 {
@@ -25599,14 +25651,14 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
             status = b->launch(&l, 1);
             if (status == TT_OK) status = b->wait(l.device);
             begin = tt__seconds() - begin;
-            seconds = k > 1 ? fmin(seconds, begin) : begin; /* the first touches its memory */
+            seconds = k > 1 ? fmin(seconds, begin) : begin; /* the first run touches the memory */
         }
         *rate = (double)n / fmax(seconds, 1e-9);
     }
     return tt__device_status(ctx, c, 0, status);
 }
 
-/* Memory and links of rank 0. */
+/* Measures the bandwidths of the memory and the host links of rank 0. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
 {
     const tt__backend *b = c->kind->backend;
@@ -25618,14 +25670,15 @@ static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs 
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_SCALE, x, y, &costs->memory);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, x, host, &costs->to_host);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, host, x, &costs->from_host);
-    costs->memory *= 2; /* read and written */
+    costs->memory *= 2; /* bytes are both read and written */
     if (host) b->release_host(d, host);
     if (y) b->release(d, y);
     if (x) b->release(d, x);
     return status;
 }
 
-/* Rows and columns with which a step that took so long will be long enough; the same: it is. */
+/* Returns the number of rows and columns that makes a step long enough, given that a step with `width` took
+   `seconds`; `width` if that was long enough. */
 static int tt__next_width(int width, double seconds)
 {
     const double times = fmin(4, cbrt(TT__STEP_LONG / fmax(seconds, 1e-9)));
@@ -25633,7 +25686,7 @@ static int tt__next_width(int width, double seconds)
     return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
 }
 
-/* Of one precision, which is fp32 or not. *least: the seconds of the smallest step. */
+/* Measures the rates of fp32 (single) or bf16. *least: the seconds of the smallest step. */
 static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *least,
                                        tt_costs *costs)
 {
@@ -25643,7 +25696,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
         double seconds = 0;
         const char *precision = single ? "32-true" : "bf16-true";
         const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
-        if (status == TT_ERR_MEMORY && before) return TT_OK; /* the smaller ones have to do */
+        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates of smaller steps */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
         if (!before) small = now, *least = seconds;
@@ -25663,17 +25716,17 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     o.isa = tt_isa(ctx);
     o.bf16 = tt__bf16_name[ctx->cpu.bf16];
     o.verify = false;
-    o.logger.log = NULL; /* what it would tell, the caller's context has told */
+    o.logger.log = NULL; /* the caller's context has already logged the same */
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
-    tt__sample s; /* as programs are: with streams, and graphs of launches */
+    tt__sample s; /* like users' programs: with streams and graphs of launches */
     tt__profile update;
     double least, ignored;
     status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
     if (status == TT_OK)
         status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);
-    if (status == TT_OK) /* each of so many ranks has that share */
+    if (status == TT_OK) /* the local ranks share the CPU */
         found.update_host = update.work[TT__COST_UPDATE] / fmax(update.seconds[TT__COST_UPDATE], 1e-9) /
                             s.p->settings.crew->local;
     if (status == TT_OK) status = tt__measure_precision(own, device, true, &least, &found);
@@ -25689,7 +25742,7 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
 
 /* ==== src/reports/plan.h */
 /* ------------------------------------------------------------------------------------------------------ plan
-   A memory plan as numbers: tt_plan, and the storages at its peak. */
+   Returns a memory plan as numbers: tt_plan, and the storages that are live at the peak. */
 
 const char *tt_category_name(tt_category c)
 {
@@ -25711,8 +25764,8 @@ static tt_category tt__category(const tt_tape *t, int32_t base)
     }
 }
 
-/* Storage k of the program's arena: the resident workspace (0), then persistent values, then boxes. False if
-   it has none of that number, 0 <= k < tt__storages(p). */
+/* tt__storage_of describes storage k of the program's arena, 0 <= k < tt__storages(p): the resident workspace
+   (k = 0), then persistent values, then boxes. Returns false if no storage has that number. */
 static int tt__storages(const tt_program *p) { return p->built.t->n_values + p->built.n_boxes; }
 
 static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
@@ -25737,21 +25790,21 @@ static bool tt__storage_of(const tt_program *p, int k, tt_plan_value *to)
     return k ? x->persistent && x->base == k && x->space == TT__DEVICE && !elsewhere : to->bytes > 0;
 }
 
-/* The same, of what is alive at the peak. */
+/* Describes storage k of the program's arena. Returns false if that is absent or not live at the peak. */
 static bool tt__storage_at_peak(const tt_program *p, int k, tt_plan_value *to)
 {
     return tt__storage_of(p, k, to) && to->first <= p->built.peak_at && to->last >= p->built.peak_at;
 }
 
-/* Bytes that a rank loads from others in a step of one full micro-batch on each data rank; *least: as
-   tt_plan.moved_least_bytes. */
+/* Returns the bytes that a rank loads from other ranks in a step with one full micro-batch on each data rank.
+   *least: as tt_plan.moved_least_bytes. */
 static double tt__moved_by(const tt_program *p, int rank, double *least)
 {
     const tt_tape *t = p->built.t;
     double bytes = *least = 0;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* such a step has the first slot alone */
+        if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* that step uses only the first slot */
         const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
         const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
         const double item = (double)tt_dtype_bytes((i->in[0] ? x : y)->shape.dtype);
@@ -25759,13 +25812,13 @@ static double tt__moved_by(const tt_program *p, int rank, double *least)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* and what losses count */
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* or counts of losses */
         if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *least += item * loads.least;
     }
     return bytes;
 }
 
-/* Notes what a rank copies between the memories, tt_plan.transfer_bytes. */
+/* Counts the bytes that a rank copies between device and host (tt_plan.transfer_bytes). */
 static void tt__count_transfers(const tt_program *p, tt_plan *plan)
 {
     const tt_tape *t = p->built.t;
@@ -25779,7 +25832,7 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
     }
 }
 
-/* The stage that needs most bytes on a rank, of a program that may be a pipeline. */
+/* Returns the largest stage of a program, whose ranks need the most bytes. */
 static const tt_program *tt__largest_stage(const tt_program *p)
 {
     const tt_program *largest = p;
@@ -25791,14 +25844,14 @@ static const tt_program *tt__largest_stage(const tt_program *p)
     return largest;
 }
 
-/* The inputs of a pipeline's micro-batches on a data rank, which wait in the host's memory. */
+/* Returns the bytes of the host's memory for the inputs of a pipeline's micro-batches on one data rank. */
 static size_t tt__fed_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
     return p->fed_at ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
 }
 
-/* The plan of a stage. */
+/* Returns the plan of a stage. */
 static tt_plan tt__plan_of(const tt_program *p)
 {
     tt_plan plan;
@@ -25885,7 +25938,7 @@ tt_plan tt_program_plan(const tt_program *p)
     return plan;
 }
 
-/* Orders storages by their bytes, of which `arg` is the array, largest first. */
+/* Orders storages by bytes, largest first. arg: the array of bytes. */
 static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 {
     const size_t *bytes = (const size_t *)arg;
@@ -25899,7 +25952,7 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
     uint32_t *order = (uint32_t *)(bytes + storages);
-    int32_t *holds = (int32_t *)(order + storages); /* of boxes: the value that took over the place last */
+    int32_t *holds = (int32_t *)(order + storages); /* for boxes: the last value that took over the place */
     int n = 0;
     for (int k = 0; k < storages && bytes; k++) {
         const tt__box *box = k < values ? NULL : &p->built.box[k - values];
@@ -25920,18 +25973,18 @@ int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity
 
 /* ==== src/reports/text.h */
 /* -------------------------------------------------------------------------------------------- text of a plan
-   tt_plan_text. */
+   tt_plan_text prints a memory plan. */
 
 static bool tt__is_alphanumeric(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* The name with '*' for each number that stands alone: "layer.*.norm1" for "layer.3.norm1". */
+/* Copies a name with '*' for each number that is a word of its own: "layer.*.norm1" for "layer.3.norm1". */
 static void tt__without_numbers(const char *name, char *to, size_t capacity)
 {
     size_t n = 0;
-    bool inside = false; /* of a word */
+    bool inside = false; /* within a word */
     while (*name && n + 1 < capacity) {
         size_t digits = inside ? 0 : strspn(name, "0123456789");
         bool number = digits && !tt__is_alphanumeric(name[digits]);
@@ -25942,11 +25995,11 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
     to[n] = 0;
 }
 
-/* Values of one size and category whose names differ in numbers only. */
+/* Values of the same size and category whose names differ only in numbers. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* The largest values at the peak, as many as make four fifths of it, in 8 to 20 lines. A group has one line,
-   so that 24 layers do. */
+/* Prints the largest values at the peak, until they make up four fifths of it, in 8 to 20 lines. A group,
+   such as a value of 24 layers, takes one line. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
@@ -25958,7 +26011,7 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__plan_group *group = (tt__plan_group *)tt__calloc(p->ctx, sizeof *group * (size_t)(n + 1));
     uint32_t *slot = (uint32_t *)tt__calloc(p->ctx, sizeof *slot * ((size_t)mask + 1)); /* a hash table */
     const bool ok = all && group && slot && tt_plan_values(p, all, n) == n;
-    if (!ok) others = 0; /* the rest of the report is worth having */
+    if (!ok) others = 0; /* prints the rest of the report without this list */
     for (int i = 0; i < others; i++) {
         const tt_plan_value *v = &all[i];
         tt__plan_group *g = &group[groups];
@@ -25997,7 +26050,7 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__free(p->ctx, all);
 }
 
-/* What a plan is for: "cuda", or "cuda*8 (data 4, tensor 2, zero 3)". */
+/* Prints the devices of a plan: "cuda", or "cuda*8 (data 4, tensor 2, zero 3)". */
 static void tt__print_ranks(const tt_program *p, tt__text *text)
 {
     const tt_parallel *how = &p->settings.options.parallel;
@@ -26014,7 +26067,7 @@ static void tt__print_ranks(const tt_program *p, tt__text *text)
     tt__print(text, ")");
 }
 
-/* What has been chosen to fit memory_budget. */
+/* Prints the choices made to fit memory_budget. */
 static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt_tape *t = p->built.t;
@@ -26042,7 +26095,7 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text 
     tt__print(text, "\n");
 }
 
-/* What each stage of a pipeline needs. */
+/* Prints the bytes and FLOPs of each stage of a pipeline. */
 static void tt__print_stages(const tt_program *p, tt__text *text)
 {
     for (int s = 0; s < p->stages && p->stages > 1; s++) {
@@ -26056,7 +26109,8 @@ static void tt__print_stages(const tt_program *p, tt__text *text)
     }
 }
 
-/* What a step takes by the rates of the device, where somebody gave them or something is moved. */
+/* Prints the seconds of a step by the rates of the device, if the options give rates or, on a device other
+   than the CPU, if data moves between memories or ranks. */
 static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt__settings *s = &p->settings;
@@ -26124,9 +26178,9 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 
 /* ==== src/reports/picture.h */
 /* ----------------------------------------------------------------------------------------- picture of a plan
-   tt_plan_svg: the bytes in use at each instruction, by category. */
+   tt_plan_svg draws the bytes in use at each instruction, by category. */
 
-/* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
+/* Returns the step between marks of an axis, 1, 2 or 5 times a power of ten, so that at most `marks` fit. */
 static double tt__axis_step(double length, int marks)
 {
     static const int times[] = {1, 2, 5};
@@ -26144,8 +26198,8 @@ static void tt__print_xml(tt__text *text, const char *name)
     }
 }
 
-/* live[k * N + c]: bytes in use in column k, of the categories tt__layer[0..c]. A column is one of n
-   instructions or, where several share it, the one that needs most. NULL when out of memory. */
+/* Returns live[k * N + c], the bytes in use in column k by categories tt__layer[0..c]. A column shows one of
+   n instructions or, if several share the column, the one with the most bytes. NULL when out of memory. */
 static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
                                         TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
 static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
@@ -26172,11 +26226,11 @@ static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
     return live;
 }
 
-/* Pixels of the picture: the corners of the plot, and its size. */
+/* Corners and size of the plot, in pixels. */
 enum { TT__LEFT = 64, TT__TOP = 66, TT__WIDTH = 600, TT__HEIGHT = 290, TT__RIGHT = TT__LEFT + TT__WIDTH,
        TT__BOTTOM = TT__TOP + TT__HEIGHT };
 
-/* A line of text of the picture; `anchor`: "start", "middle" or "end" is at x. */
+/* Prints a line of text. anchor: the point of the text that is at x, "start", "middle" or "end". */
 TT_PRINTF(5, 6)
 static void tt__label(tt__text *text, int x, int y, const char *anchor, const char *format, ...)
 {
@@ -26188,8 +26242,9 @@ static void tt__label(tt__text *text, int x, int y, const char *anchor, const ch
     tt__print(text, "<text x='%d' y='%d' text-anchor='%s'>%s</text>\n", x, y, anchor, label);
 }
 
-/* Draws the layers of memory over the columns, each down to the axis and the next over it, in tenths of a
-   pixel from the lower left corner, upwards; scale: tenths a byte. Notes which there are. */
+/* Draws the layers of memory, each down to the axis, from the highest layer on, so that lower layers cover
+   higher ones. Coordinates are tenths of a pixel from the lower left corner, upwards. scale: tenths of a
+   pixel per byte. drawn: for each layer, whether it is present. */
 static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
@@ -26213,7 +26268,7 @@ static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, do
     }
 }
 
-/* Below the axis, which instructions are forward, backward and update. */
+/* Draws a band below the axis that names the instructions of forward, backward and update. */
 static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
 {
     static const char *const names[] = {"forward", "backward", "update"};
@@ -26229,13 +26284,13 @@ static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
     }
 }
 
-/* What is computed again (0), or moves between memories or ranks (1). */
+/* Returns whether an instruction recomputes (kind 0), or moves data between memories or ranks (kind 1). */
 static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
 {
     return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->again;
 }
 
-/* Draws above the axis' parts where such instructions stand. Returns whether there are any. */
+/* Draws lines at the instructions marked by tt__is_marked(kind). Returns whether any exists. */
 static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;
@@ -26269,7 +26324,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     const double scale = 10 * TT__HEIGHT / full, unit = most < 1e9 ? 1e6 : 1e9;
     const double step = tt__axis_step(full / unit, 6);
     const char *unit_name = most < 1e9 ? "MB" : "GB";
-    const int digits = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1; /* behind the point */
+    const int digits = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1; /* digits after the decimal point */
     int64_t *live = tt__live_layers(p, n, columns);
     bool drawn[N];
     tt__text text = {to, capacity, 0};
@@ -26318,7 +26373,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
                  (double)plan.host_bytes / unit, unit_name, digits, (double)plan.transfer_bytes / unit,
                  unit_name);
     if (*moved || *host) tt__label(&text, TT__RIGHT, 48, "end", "%s%s", moved, host);
-    const int width = 7 * (24 + (int)strlen(plan.peak_name)); /* of the label of the peak, about */
+    const int width = 7 * (24 + (int)strlen(plan.peak_name)); /* approximate width of the peak's label */
     const int64_t label_x = tt__min(TT__LEFT + (peak_x - 5 * width) / 10, 872 - width);
     tt__print(&text, "<text x='%d' y='%d'><tspan font-weight='bold'>peak %.*f %s</tspan> at %d: ",
               (int)tt__max(TT__LEFT + 8, label_x), TT__TOP + 13, digits, (double)peak / unit, unit_name,
@@ -26350,7 +26405,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
 /* ==== src/reports/program.h */
 /* --------------------------------------------------------------------------------------- programs as text */
 
-/* The text of a program, or of a stage of one. */
+/* Prints the text of a program without a pipeline, or of one stage. */
 static void tt__print_program(const tt_program *p, tt__text *to)
 {
     const tt_tape *t = p->built.t;

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs each of the benchmarks for a moment with --json, and checks that every line is an object with the keys
-that bench/bench.h promises; and those of bench/peers/gemm.c of which the library was there. `make
-bench-peers` goes on without the peers that are not to be had, and lists them; pip and the compiler are
-stand-ins. bench/gpu.sh runs without a GPU and without PyTorch. On the emulator of CUDA the benchmark of steps
-runs where it is built (make B/cuda_emu/step.plain). Standard library only; run from the repository's root.
-Skipped where they are not built (make bench-programs).
+that bench/bench.h promises. Also runs the programs of bench/peers/gemm.c whose library was found. Checks that
+`make bench-peers` continues without missing peers, and lists them; stand-ins replace pip and the compiler.
+Checks that bench/gpu.sh runs without a GPU and without PyTorch. If built (make B/cuda_emu/step.plain), runs
+the benchmark of steps on the emulator of CUDA. Standard library only; run from the repository's root. Skips
+benchmarks that are not built (make bench-programs).
 
     python3 tests/check_bench.py             B: folder of the built benchmarks (build), from the environment
 """
@@ -58,7 +58,7 @@ def number(x, least=0.0):
 
 
 def line_wrong(line):
-    """what is wrong with a line, or None"""
+    """Returns the error in a line, or None."""
     try:
         row = json.loads(line)
     except ValueError as e:
@@ -79,7 +79,7 @@ def line_wrong(line):
 
 
 def ranks_wrong(lines):
-    """what a plan of several ranks misses: bytes moved beside the least, and memory of a rank"""
+    """Returns the errors in plans of several ranks: bytes moved above the minimum, and memory of a rank."""
     rows = [json.loads(line) for line in lines]
     memory = [r["value"] for r in rows if r["name"].startswith("memory: ")]
     wrong = [f"moves {r['ratio']} times the least: {r['name']}" for r in rows
@@ -89,7 +89,7 @@ def ranks_wrong(lines):
 
 
 def check_gpu_script():
-    """all that bench/gpu.sh can do without a GPU, and its report"""
+    """Runs all of bench/gpu.sh that works without a GPU, and checks the report. Returns the errors."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["sh", "bench/gpu.sh", "--dry-run", "--prebuilt", "--no-peers", "--out", folder]
         out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -110,7 +110,7 @@ def check_gpu_script():
                                "GPT-2, 1 layer, 1 x 16, bf16-true, tinytrain, no dropout")
                   if name not in measured]
         beside = [row for row in report["rows"] if row["name"].endswith("beside the plan")]
-        # Of the whole process.
+        # The value counts the memory of the whole process.
         wrong += [f"{row['name']}: {row['value']} MB, planned {row['peer']} MB"
                   for row in beside if not row["peer"] <= row["value"] <= row["peer"] + 8]
         with open(files["md"]) as f:
@@ -124,8 +124,8 @@ def check_gpu_script():
 
 
 def check_gpu_peers():
-    """PyTorch's peers in turn, by stand-ins for `gpu.py torch`: each measures when the one before has, one
-    that fails and one that takes too long do not keep the others from it"""
+    """Runs PyTorch's peers, with stand-ins for `gpu.py torch`. Each peer must measure after the one before,
+    and a peer that fails or takes too long must not stop the others. Returns the errors."""
     programs = {"one": "open(p + '.ready', 'w').close()\nwait('.go')\nprint(row)\nsay()\n"
                        "open(p + '.timed', 'w').close()\n",
                 "fails": "sys.exit(3)\n",
@@ -164,8 +164,8 @@ def check_gpu_peers():
             [f"their order is {order}"] * (order != "one two "))
 
 
-# For `make bench-peers`: a compiler that does not find OpenBLAS and oneDNN, a python3 whose venv has a pip
-# that lacks the packages in MISSING. Beside them stands a cblas.h that is not OpenBLAS's.
+# Stand-ins for `make bench-peers`: a compiler that does not find OpenBLAS and oneDNN, and a python3 whose
+# venv has a pip without the packages in MISSING. Their folder also has a cblas.h that is not OpenBLAS's.
 STAND_INS = {
     "cc": """case "$*" in *" -E "*) ;; *-lopenblas* | *-ldnnl*) echo "cannot find it" >&2; exit 1; esac\n"""
           """exec $REAL_CC "$@"\n""",
@@ -179,13 +179,13 @@ PACKAGES = ["torch", "numpy", "safetensors", "transformers", "onednn-devel-cpu-g
 
 
 def real_compiler():
-    """CC with its path, as a stand-in named cc would otherwise call itself."""
+    """Returns CC with its path. Without the path, a stand-in named cc would call itself."""
     words = os.environ.get("CC", "cc").split()
     return " ".join([shutil.which(words[0]) or words[0]] + words[1:])
 
 
 def check_peers(missing, *, venv=True, llmc=False):
-    """`make bench-peers` without packages (`missing`), without a venv, or with LLMC no checkout of llm.c"""
+    """Runs `make bench-peers` without the packages `missing`, without a venv, or with a wrong LLMC folder."""
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         for name, script in STAND_INS.items():
@@ -258,7 +258,7 @@ def main():
         rows = {r["name"]: r for r in map(json.loads, out.stdout.splitlines())}
         wrong = ([w for w in map(line_wrong, out.stdout.splitlines()) if w] +
                  [f"status {out.returncode}: {out.stderr[:200]}"] * bool(out.returncode))
-        # The emulator keeps nothing else there.
+        # The emulator keeps nothing else in the device's memory.
         value_of = lambda name: rows[name]["value"]
         if not wrong and not 0 <= value_of("device memory grew by") - value_of("planned memory") < 0.01:
             wrong.append("the device's memory did not grow as planned")

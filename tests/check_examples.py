@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that the examples behave as programs do: options, exit statuses, signals, folders. Standard library
+"""Checks the behaviour of the examples: options, exit statuses, signals, folders. Standard library
 only; run from the repository's root; B: folder of the built examples (build), from the environment.
 """
 import base64
@@ -41,7 +41,7 @@ def expect(right, *what):
 
 
 def call(*command, folder=None, seconds=300):
-    """(exit status, stdout, stderr)"""
+    """Runs a command. Returns (exit status, stdout, stderr)."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True, errors="replace", timeout=seconds, cwd=folder)
     return done.returncode, done.stdout, done.stderr
@@ -64,7 +64,7 @@ WORDS = ["good", "great", "fine", "bad", "dull", "awful"]
 
 
 def small_table(path, texts=60, words=5, splits=None):
-    """texts of `words` words and two classes"""
+    """Writes a table of texts of `words` words in two classes. Returns its path."""
     rows = [["text", "label"] + ["split"] * bool(splits)]
     for k in range(texts):
         text = " ".join(WORDS[k % 2 * 3 + (k + w) % 3] for w in range(words))
@@ -74,7 +74,7 @@ def small_table(path, texts=60, words=5, splits=None):
 
 
 def planned(*options, program=TEXT):
-    """megabytes that a plan says, and all that was said"""
+    """Returns the megabytes that --plan prints, and its whole output."""
     status, out, err = call(program, *options, "--plan")
     expect(status == 0, err)
     return float(re.search(r"memory plan for .*: [a-z ]*([\d.]+) MB", out).group(1)), out
@@ -139,7 +139,7 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
 
 @check
 def plan_is_by_the_longest_text(folder):
-    """of a model with 128 positions: texts of 7 tokens, and the same cut to 5"""
+    """Checks the plans for texts of 7 tokens, for longer texts, and for longer texts cut to 7 tokens."""
     table = small_table(os.path.join(folder, "short.csv"))
     long = small_table(os.path.join(folder, "long.csv"), words=120)
     out = "--out=" + os.path.join(folder, "plan")
@@ -199,7 +199,7 @@ def offload_saves_memory_of_the_device(folder):
 
 @check
 def rates_are_measured(folder):
-    """and the plan tells the seconds of a step by them, also of each more micro-batch"""
+    """Checks that --measure makes the plan name the seconds of a step and of each further micro-batch."""
     options = ["--out", os.path.join(folder, "plan"), "--accumulate=2"]
     _, said = planned(*options)
     expect("ms of computation" not in said, said)
@@ -219,8 +219,8 @@ def update_in_the_backward_saves_memory(folder):
 
 @check
 def options_make_a_budget_fit(folder):
-    """that of the small ViT, 0.5 MB less than it plans by itself; of ViT-Ti/16 on two ranks, a little less
-    than with zero 1"""
+    """Checks that "budget" options make plans fit: the small ViT in 0.5 MB less than without, and ViT-Ti/16
+    on two ranks in 3 MB less than with zero 1."""
     options = ["--out=" + os.path.join(folder, "plan")]
     for option in "--recompute=budget", "--offload=budget", "--zero=budget":
         refused(IMAGES, "--plan", *options, option, saying="chooses what fits memory_budget, which is not set")
@@ -241,7 +241,7 @@ def options_make_a_budget_fit(folder):
             expect(planned_mb <= whole - 0.2, whole, "MB and", planned_mb) # `beside` varies
     options += ["--device=cuda*2", "--vit=Ti/16", *by_hand]
     whole = planned(*options, program=IMAGES)[0]
-    less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"] # the next inputs' 1.5 MB go first
+    less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"] # next inputs: 1.5 MB
     refused(IMAGES, "--plan", *less, "--server", saying="parameter server")
     refused(IMAGES, "--plan", *less, "--pipeline=2", saying="and TT_ZERO_BUDGET: use zero 0 or 1 alone")
     planned_mb, said = planned(*less, program=IMAGES)
@@ -250,7 +250,7 @@ def options_make_a_budget_fit(folder):
 
 @check
 def the_largest_batch_of_a_budget(folder):
-    """fits, and one more does not; it trains"""
+    """Checks that --batch max finds the largest batch that fits a budget, and trains with it."""
     plan = "--out=" + os.path.join(folder, "plan")
     table = small_table(os.path.join(folder, "t.csv"), texts=200)
     for program, data in (TEXT, ["--data", table]), (IMAGES, ["--train=100", "--test=20"]):
@@ -266,7 +266,7 @@ def the_largest_batch_of_a_budget(folder):
             few, many = (14, 18) if device == "cuda" else (40, 80)
             less = planned(*options, f"--batch={few}", program=program)[0]
             most, said = planned(*options, f"--batch={many}", "--budget=1TB", program=program)
-            beside = re.search(r"--budget also holds ([\d.]+) MB", said) # which depends on when it is asked
+            beside = re.search(r"--budget also holds ([\d.]+) MB", said) # varies with time
             more = float(beside[1]) if beside else 0
             options.append(f"--budget={(less + most) / 2 + more:.1f}MB")
             _, said = planned(*options, "--batch=max", program=program)
@@ -322,7 +322,8 @@ def validation_rows_are_the_validation_set(folder):
 
 
 def changed_model(source, target, change):
-    """a copy of a folder, whose tensors, names to (description, bytes), and config `change` gets to change"""
+    """Copies a model folder, and lets `change` edit its tensors (name: (description, bytes)) and config.
+    Returns the copy's path."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("state.*", "metrics.csv"))
     path = os.path.join(target, "model.safetensors")
     with open(path, "rb") as f:
@@ -355,7 +356,8 @@ def classes_the_other_way_round(tensors, config):
 
 @check
 def a_model_keeps_the_numbers_of_its_classes(folder):
-    """when it is trained on, with validation and test as right as before; other names are told of"""
+    """Checks that more training keeps the model's numbers of classes, with the same accuracy in validation
+    and test, and reports classes of other names."""
     def path(name):
         return os.path.join(folder, name)
     table = small_table(path("t.csv"), texts=160)
@@ -386,7 +388,7 @@ def a_model_keeps_the_numbers_of_its_classes(folder):
 
 @check
 def a_model_without_a_classifier_does_not_predict(folder):
-    """and what starts anew is shown when it is trained on, poolers too"""
+    """Checks that such a model refuses --predict, and that training it names the tensors that start anew."""
     def lacks(*names):
         def change(tensors, config):
             for name in names:
@@ -452,7 +454,8 @@ def classes_are_shown_and_odd_ones_told_of(folder):
 
 @check
 def losses_of_classifiers(folder):
-    """weights of classes and label smoothing train something else, the same on two ranks; the best epoch"""
+    """Checks that class weights and label smoothing change the result, that two ranks give equal results, and
+    that --best-by chooses the best epoch."""
     def path(name):
         return os.path.join(folder, name)
     table = path("t.csv")
@@ -482,7 +485,7 @@ def losses_of_classifiers(folder):
 
 @check
 def few_steps_get_more_epochs(folder):
-    """some 200 steps, in at most 20 epochs; fewer than 100 are told of"""
+    """Checks the default of about 200 steps in at most 20 epochs, and the note about fewer than 100."""
     table = small_table(os.path.join(folder, "t.csv"), texts=160)
     options = ["--data", table, "--threads=1", "--out"]
     status, out, err = call(TEXT, *options, os.path.join(folder, "a"))
@@ -496,7 +499,7 @@ def few_steps_get_more_epochs(folder):
 
 @check
 def from_scratch_in_any_folder(folder):
-    """with the sample data in a folder above the program's; where it looked is said if there is none"""
+    """Checks that a program finds the sample data in a folder above its own, and names the places if not."""
     programs, elsewhere = os.path.join(folder, "tree", "build", "all"), os.path.join(folder, "elsewhere")
     os.makedirs(programs)
     os.makedirs(elsewhere)
@@ -510,11 +513,12 @@ def from_scratch_in_any_folder(folder):
 
 
 def stopped(program, options, *signals):
-    """exit status, output, and how many of the signals, sent in the middle of training, found it there"""
+    """Sends signals to a program in the middle of training. Returns its exit status, its output, and the
+    number of signals sent while it still ran."""
     process = subprocess.Popen([program, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
     said, sent = "", 0
-    while "\nepoch " not in said:                   # a line of progress comes with the first step
+    while "\nepoch " not in said:                   # the first step prints a line of progress
         line = process.stdout.readline()
         expect(line, "ended before it trained:", said)
         said += line
@@ -551,8 +555,8 @@ def contents(*path):
 
 @check
 def any_number_of_ranks_trains_the_same(folder):
-    """one rank; two, among which things are divided differently, with what they offload in the host's
-    memory; stopped on four, resumed on two, with updates there"""
+    """Compares the result of one rank with those of two ranks that shard and offload in several ways, and of
+    a run that stops on four ranks and resumes on two with updates on the host."""
     few = {TEXT: ["--train=400", "--epochs=2"], IMAGES: ["--train=80", "--test=20", "--epochs=1"]}
     for program, more in few.items():
         def run(name, *options, then=None):
@@ -578,7 +582,8 @@ def any_number_of_ranks_trains_the_same(folder):
 
 @check
 def any_number_of_stages_trains_the_same(folder):
-    """one rank; two stages by either schedule, of one or two data ranks; stopped on two, resumed on one"""
+    """Compares the result of one rank with those of two stages: schedule 1f1b with one data rank, and gpipe
+    with two data ranks."""
     for program, more in {TEXT: ["--train=200", "--epochs=1"], IMAGES: ["--train=80", "--test=20"]}.items():
         def run(name, *options):
             out = os.path.join(folder, os.path.basename(program) + "_" + name)
@@ -604,7 +609,7 @@ def a_second_signal_ends_at_once(folder):
 
 
 def begun(*options, stderr=subprocess.STDOUT, before=None):
-    """a run in the middle of its training"""
+    """Starts a run. Returns its process in the middle of training."""
     process = subprocess.Popen([TEXT, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=stderr, text=True, preexec_fn=before)
     while "epoch " not in (line := process.stdout.readline()):
@@ -620,7 +625,7 @@ def other_signals_stop_training_too(folder):
         return ["--data", table, "--out", os.path.join(folder, run), f"--epochs={epochs}"]
     for number in signal.SIGHUP, signal.SIGXCPU:
         process = begun(*options(number.name))
-        for _ in range(2):                          # a second one changes nothing
+        for _ in range(2):                          # a second signal changes nothing
             process.send_signal(number)
         said = process.communicate(timeout=300)[0]
         expect(process.returncode == 128 + number, "status", process.returncode, said)
@@ -654,7 +659,7 @@ def the_log_of_a_killed_run_is_not_lost(folder):
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while not os.path.exists(os.path.join(run, "metrics.csv")):
         expect(process.poll() is None, "has ended")
-    process.kill()                                  # before the first step is done
+    process.kill()                                  # before the first step ends
     said = process.communicate()[0]
     expect("texts to train on" in said and "memory plan" in said, repr(said))
 
@@ -677,7 +682,7 @@ def a_run_that_blows_up_says_what_helps(folder):
 def no_promise_to_resume_what_was_not_saved(folder):
     run = os.path.join(folder, "run")
     os.mkdir(run)
-    os.mkdir(os.path.join(run, "loss.svg"))        # so that it cannot be written
+    os.mkdir(os.path.join(run, "loss.svg"))        # so that loss.svg cannot be written
     got, said, _ = stopped(TEXT, ["--out", run, "--epochs=100"], signal.SIGINT)
     expect(got != 0 and "loss.svg" in said, got, said)
     saved = os.path.exists(os.path.join(run, "state.safetensors"))
@@ -686,9 +691,9 @@ def no_promise_to_resume_what_was_not_saved(folder):
 
 @check
 def killed_runs_go_on_bit_for_bit(folder):
-    """Runs that save ten times a second are killed at random moments, KILLS times (10), and resumed until
-    they have ended: none is stuck, and what they leave is what one that nobody killed does. So do runs whose
-    loss diverges, which have two states for some time."""
+    """Kills runs that save ten times a second at random moments, KILLS times (10), and resumes them until
+    they end. Checks that none hangs, and that their files equal those of a run that was not killed. Also
+    checks runs whose loss diverges, which have two states for some time."""
     most, seed = int(os.environ.get("KILLS", "10")), random.randrange(1 << 30)
     moments, resumed, two_states = random.Random(seed), 0, 0
     table = small_table(os.path.join(folder, "t.csv"))
@@ -739,7 +744,7 @@ def two_runs_into_one_folder(folder):
             expect(first.poll() is None, "the first has ended")
     wait_for("run.lock")
     second = call(TEXT, *options)
-    if "holds a run" in second[2]:          # the first has saved its state by then
+    if "holds a run" in second[2]:          # the first run has already saved its state
         second = call(TEXT, *options, "--resume")
     expect(second[0] == 1 and f"is in use by another run (process {first.pid} of " in second[2], second)
     wait_for("state.safetensors")
@@ -762,12 +767,12 @@ def folders_with_and_without_a_run(folder):
     for program in TEXT, GPT:
         refused(program, "--data", table, "--out", run,
                 saying="holds an adapter, which transformers would add")
-    name = "n" * 300        # too long for a file: neither there nor absent
+    name = "n" * 300        # too long for a file name: neither exists nor is absent
     refused(TEXT, "--data", table, "--out", os.path.join(folder, name), saying="cannot tell whether '")
 
 
 def on_terminal(columns, *command):
-    """what a program writes on a terminal of that many columns"""
+    """Returns the output of a program on a terminal with `columns` columns."""
     child, fd = pty.fork()
     if child == 0:
         os.execv(command[0], command)
@@ -804,7 +809,8 @@ def progress_fits_the_terminal(folder):
 
 @check
 def hello_goes_on_bit_for_bit(folder):
-    """and learns; the state of another model is refused by name"""
+    """Checks that hello learns, that a resumed run has the same bits, and that it refuses the state of
+    another model."""
     whole, parts = (os.path.join(folder, name) for name in ("whole", "parts"))
     os.mkdir(whole)
     os.mkdir(parts)
@@ -826,7 +832,7 @@ def hello_goes_on_bit_for_bit(folder):
 
 @check
 def language_models(folder):
-    """from scratch; the same again after a stop; a continued checkpoint; adapters; texts"""
+    """Checks training from scratch, after a stop, of a checkpoint and of adapters, and generated texts."""
     def path(name):
         return os.path.join(folder, name)
     text = "".join(f"{a} {b} cat sat.\n\n" for a in ("the", "one", "my") for b in ("big", "old", "red")) * 60
@@ -920,7 +926,7 @@ def language_models(folder):
 
 
 def answers(model, loads):
-    """of a checkpoint with a tokenizer of bytes and one token more: where they end, how they begin"""
+    """Checks how generated texts begin and end, with a tokenizer of the 256 bytes and one more token."""
     def write(name, value):
         with open(os.path.join(model, name), "w") as f:
             json.dump(value, f)
@@ -936,20 +942,20 @@ def answers(model, loads):
     write("tokenizer_config.json", {"eos_token": "<end>"})
     whole = said("the ", "--tokens=8")
     ends = [ord(whole[6]), ord(whole[7])]
-    for name in "config.json", "generation_config.json": # the latter counts
+    for name in "config.json", "generation_config.json": # the second file overrides the first
         old = json.loads(contents(model, "config.json"))
         write(name, {**old, "eos_token_id": ends if name == "config.json" else ends[1:]})
         expect(said("the ") == whole[:whole.index(chr(ends[name != "config.json"]), 4) + 1] + "\n",
                name, repr(whole), repr(said("the ")))
     os.remove(os.path.join(model, "generation_config.json"))
-    # Bytes that are no character together are all told of as such: what stands before them is not told again.
-    for prompt in "caf\u00e9", "\uff71", "x \uffe5":   # the last two begin as U+FFFD, which is printed
+    # Bytes that form no character are printed as U+FFFD, and the text before them is not repeated.
+    for prompt in "caf\u00e9", "\uff71", "x \uffe5":   # the last two begin like U+FFFD, which is printed
         for seed in range(4):
             out = said(prompt, "--temperature=9", f"--seed={seed}")
             expect(out.startswith(prompt) and len(out) > len(prompt) + 1, prompt, repr(out))
             behind = out[len(prompt):]
             expect("\ufffd" in behind or all(ord(c) < 128 for c in behind), prompt, repr(out))
-    # A text that spells out the token which its tokenizer puts in front of texts has that token once.
+    # If a text begins with the token that the tokenizer adds before texts, the token occurs only once.
     front = [{"SpecialToken": {"id": "<end>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     post = {"type": "TemplateProcessing", "single": front, "special_tokens": {"<end>": {"ids": [256]}}}
     added = [{"id": 256, "content": "<end>", "special": True}]
@@ -964,7 +970,7 @@ def answers(model, loads):
 
 
 def picture(path, number, height=9, width=12):
-    """a PPM, which the example reads with and without stb_image.h"""
+    """Writes a PPM picture, which the example reads with and without stb_image.h."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "wb") as f:
         f.write(b"P6 %d %d 255\n" % (width, height))
@@ -998,7 +1004,7 @@ def folders_of_images(folder):
     status, out, err = call(*plan, "--skip-unreadable")
     expect(status == 0 and f"note: left out: '{bad}' cannot be read (" in out, out, err)
     expect(out.endswith(clean), out)
-    with open(os.path.join(photos, "dog", "14x.ppm"), "wb") as f:  # an image at first sight
+    with open(os.path.join(photos, "dog", "14x.ppm"), "wb") as f:  # the header is valid, the rest is missing
         if "without stb_image.h" in " ".join(call(IMAGES, "--help")[1].split()):
             f.write(b"P6 4 4 255\ncut off")
         else:
@@ -1016,7 +1022,7 @@ def folders_of_images(folder):
     expect(status == 0 and out.endswith(path + "\n"), out, err)
 
 
-# 2 x 3 blocks of one grey each, upright and turned left
+# 2 x 3 blocks of one grey each, upright and rotated left
 JPEG = ("/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRT"
         "c4UG1RV19iZ2hnPk1xeXBkeFxlZ2P/wAAL")
 UPRIGHT = ("CAAQABgBAREA/8QAFQABAQAAAAAAAAAAAAAAAAAABgf/xAAUEAEAAAAAAAAA"

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that the figures shown are those that were committed or planned: the pictures in bench/results are
-what bench/chart.py draws from the records beside them, README.md and bench/README.md show its
-tables, the records agree with themselves, and bench/chart.py takes the lines of bench/pytorch.py. Where
-memory_ladder is built, the tables of planned memory and ranks.json are what it prints. Standard library only;
-run from the repository's root.
+"""Checks that the figures shown are the committed or planned ones: bench/chart.py draws the pictures in
+bench/results from the records beside them, README.md and bench/README.md show its tables, the records are
+consistent, and bench/chart.py accepts the lines of bench/pytorch.py. If memory_ladder is built, checks that
+it prints the tables of planned memory and ranks.json. Standard library only; run from the repository's root.
 
     python3 tests/check_figures.py           B: folder of the built benchmarks (build), from the environment
 """
@@ -36,7 +35,7 @@ def text_of(path):
 
 
 def rows_of(path, head):
-    """the cells of the table whose first line begins with `head`"""
+    """Returns the cells of the table whose first line begins with `head`, without the two header lines."""
     lines = text_of(path).splitlines()
     at = next((k for k, line in enumerate(lines) if line.startswith(head)), None)
     rows = []
@@ -47,20 +46,20 @@ def rows_of(path, head):
 
 
 def record_wrong(r):
-    """what is wrong with a record of speed.json, or None"""
+    """Returns the error in a record of speed.json, or None."""
     if list(r) != chart.KEYS:
         return f"not the keys {chart.KEYS}: {r}"
     if not re.fullmatch(r"[0-9a-f]{7}", r["commit"]) or not re.fullmatch(r"\d{4}-\d\d-\d\d", r["date"]):
         return f"commit or date: {r}"
     for mine, peer, ratio in (("speed", "peer_speed", "speed_ratio"), ("mb", "peer_mb", "memory_ratio")):
-        # All three are rounded.
+        # All three numbers are rounded.
         if r[mine] and r[peer] and not abs(r[mine] / r[peer] - r[ratio]) <= 0.006 + 0.015 * r[ratio]:
             return f"{ratio} is not {mine} / {peer}: {r}"
     return None
 
 
 def check_added():
-    """--add in a copy of bench/: a new figure takes the place of the old one, and the picture follows"""
+    """Runs --add in a copy of bench/: a new figure must replace the old one, and the picture must show it."""
     row = {"name": "8 x 256, 32-true, PyTorch fp32", "value": 900.0, "unit": "tokens/s", "peer": 300.0,
            "ratio": 3}
     rows = [row, dict(row, name=row["name"] + ", memory", value=1000.0, unit="MB", peer=4000.0, ratio=0.25),
@@ -103,8 +102,8 @@ def differences(shown, want):
 
 
 def fits_table(found):
-    """README.md's largest micro-batches: "default / blocks / blocks, all offloaded" for each card, and from
-    the least to the most of the host's memory that the last needs"""
+    """Returns README.md's rows of largest micro-batches: "default / blocks / blocks, all offloaded" for each
+    card, and the range of the host's memory that the last needs."""
     rows, host = {}, {}
     for r in found:
         name = f"{r['model']}, {r['precision']}"
@@ -116,7 +115,7 @@ def fits_table(found):
 
 
 def check_fits():
-    """that the largest micro-batches are shown, and that each is the largest"""
+    """Checks that README.md shows the largest micro-batches, and that each is the largest."""
     found = planned("--fits")
     wrong = differences(rows_of("README.md", "| micro-batch"), fits_table(found))
     return wrong + [f"not the largest: {r}" for r in found
@@ -124,7 +123,7 @@ def check_fits():
 
 
 def ladder_table(found):
-    """bench/README.md's rungs, in order: PyTorch's GB, planned GB, more FLOPs, of the host, copied"""
+    """Returns bench/README.md's rows: rung, PyTorch's GB, planned GB, extra FLOPs, GB on the host, copied."""
     def gb(x, unit=1e9):
         return "" if x is None else f"{x / unit:.2f}"
     return [[r["rung"], gb(r["article_gb"], 1), gb(r["planned_bytes"]), f"{100 * r['extra_flops']:.1f}%",
@@ -132,7 +131,7 @@ def ladder_table(found):
 
 
 def check_ladder():
-    """the rungs, and README.md's sentences on them"""
+    """Checks the rungs in bench/README.md, and README.md's sentences on them."""
     found = planned()
     wrong = differences(rows_of("bench/README.md", "| rung"), ladder_table(found))
     rung = {r["rung"]: (f"{r['planned_bytes'] / 1e9:.2f} GB", f"{(r['copied_bytes'] or 0) / 1e9:.1f} GB")
@@ -146,13 +145,13 @@ def check_ladder():
 
 
 def printed(part):
-    """what build/ranks prints of a part"""
+    """Returns the lines that build/ranks prints for a part."""
     out = subprocess.run([os.path.join(B, "ranks"), "--only", part], stdout=subprocess.PIPE, text=True)
     return out.stdout.splitlines() if out.returncode == 0 else []
 
 
 def stages_table(lines):
-    """bench/README.md's rows of pipelines, from what build/ranks prints of each schedule"""
+    """Returns bench/README.md's rows of pipelines, from the lines that build/ranks prints per schedule."""
     rows = {}
     for line in lines:
         m = re.match(r"(.*?): (.*), (\d+) stages, (\w+), (\d+) micro-batches +([\d.]+) ms, waits +([\d.]+%) "
@@ -167,7 +166,7 @@ def stages_table(lines):
 
 
 def check_shown(path, rows):
-    """that a file shows rows of a table; those that it leaves out have another beginning"""
+    """Checks that a file shows the rows of a table, except rows whose first cells occur nowhere in it."""
     lines = text_of(path).splitlines()
     begins = {tuple(line.split(" | ")[:3]) for line in lines}
     shown = [row for row in rows if tuple(row.split(" | ")[:3]) in begins]

@@ -3,18 +3,18 @@
 
 products_are_joined: tinytrain.h and tinytrain_cuda.cu are what tools/join.py makes of src/.
 
-join_tells_mistakes: tools/join.py refuses a file that no product has, a head of which it would lose a part,
-and so on, and keeps a product that was edited by hand.
+join_tells_mistakes: tools/join.py refuses mistakes, such as a file that no product has or a head of which it
+would lose a part, and keeps a product that was edited by hand.
 
-make_joins: make joins what was edited in src/, and tells where a product was edited or it cannot join.
+make_joins: make joins edits of src/, and reports an edited product or that it cannot join.
 
-ops_in_one_place: outside of ops/, where the rules and kernels of ops are, nothing asks which op an
-instruction is. What passes, plans and runs must know is a flag of its row or one of its rules.
+ops_in_one_place: no code outside of ops/, which has the rules and kernels of ops, asks which op an
+instruction is. The facts that passes, plans and runs must know are flags of the op's row or rules of the op.
 
 arrows_point_down: a file includes only files of its own folder and of folders above it in LAYERS.
 
-files_include_what_they_use: the head of a file includes the home of each function, type, macro and table that
-the file uses, and no file of which it uses nothing. base/base.h stands for all of api/, backend/ and base/,
+files_include_what_they_use: the head of a file includes the file that defines each function, type, macro and
+table in use, and no other file. base/base.h stands for all of api/, backend/ and base/,
 backend/backend.h for the first two. Files that make names by pasting are exempt.
 
 files_are_short: no file has more than 1,500 lines, and no function more than 90, from brace to brace.
@@ -53,13 +53,13 @@ ENUM = re.compile(r"enum(?: \w+)? \{(.*?)\}", re.S)
 
 
 def code(text):
-    """The text without comments and strings, with as many lines."""
+    """Blanks comments and strings of a text. Keeps the number of lines."""
     blank = lambda m: re.sub(r"[^\n]", " ", m.group(0))
     return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
 
 
 def read_tree():
-    """{path below src/: (head, code of the body, lines of the head)}"""
+    """Returns {path below src/: (head, code of the body, line number where the body begins)}."""
     tree = {}
     for folder, _, names in os.walk("src"):
         for name in names:
@@ -119,11 +119,11 @@ def unincluded(tree):
             continue
         direct = includes(path, head)
         seen, folders = set(direct) | {path}, set().union(*(UMBRELLAS.get(d, ()) for d in direct))
-        used = set(NAME.findall(re.sub(r"\bstruct \w+ \*", "", body))) # a pointer to it needs no type
+        used = set(NAME.findall(re.sub(r"\bstruct \w+ \*", "", body))) # pointers need no include
         for name in sorted(used & set(home)):
             if not any(there in seen or there.split("/")[0] in folders for there in home[name]):
                 found.append((path, 1, f"uses {name} and does not include {min(home[name])}"))
-        if path.endswith(".h"): # names of CUDA code have no prefix to be told by
+        if path.endswith(".h"): # names of CUDA code have no common prefix
             found += [(path, 1, f"includes {there} and uses nothing of it") for there in direct
                       if there not in (*UMBRELLAS, *PASTED, *SYSTEM) and not used & names.get(there, used)]
     return found
@@ -135,7 +135,7 @@ def long(tree):
         lines = body.split("\n")
         if len(lines) + at > MAX_FILE:
             found.append((path, 1, f"has {len(lines) + at} lines"))
-        starts = {} # where the last brace at each indentation stands, alone or behind a parenthesis
+        starts = {} # for each indentation: line of the last brace, alone or after a parenthesis
         for n, line in enumerate(lines):
             if opens := OPENS.match(line):
                 starts[opens[1]] = n
@@ -166,7 +166,7 @@ SMALL = {
     "src/base/a.h": "#pragma once\n\n/* a */\nint a;\n",
     "src/base/b.h": '#pragma once\n#include "base.h"\n\n/* b */\nint b;\n',
 }
-MISTAKES = { # the file that is changed or new, what it becomes, what join says
+MISTAKES = { # mistake: (the changed or new file, its new text, part of join's message)
     "a file that is not joined": ("src/base/c.h", "#pragma once\n\nint c;\n", "joined into nothing"),
     "a file above the folders": ("src/c.h", "#pragma once\n\nint c;\n", "joined into nothing"),
     "no empty line": ("src/base/a.h", "#pragma once\n/* a */\nint a;\n\nint c;\n", "'/* a */'"),
@@ -203,7 +203,7 @@ def mistakes():
         for edited in (joined + "int edit;\n", joined.replace("\n", "\r\n")):
             if not run_join(folder, {"tinytrain.h": edited}, "--check").returncode:
                 found.append(("", 0, "join.py --check passes a product that was edited"))
-        os.utime(product, (2**32, 2**32)) # later than src/
+        os.utime(product, (2**32, 2**32)) # newer than src/
         run_join(folder, {})
         kept = os.path.join(folder, "build/tinytrain.h.replaced")
         if open(product, encoding="utf-8").read() != joined or not os.path.isfile(kept):
@@ -212,7 +212,7 @@ def mistakes():
 
 
 def make_joins():
-    """What make does about a product that was edited, about src/, and where there is no Python."""
+    """Checks what make does after an edit of a product, after an edit of src/, and without Python."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for name in ("src", "tools"):
@@ -225,9 +225,9 @@ def make_joins():
         env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
 
         def make(edited, python=sys.executable):
-            """Appends a comment to a file or none, makes, and returns the product and what make has said."""
+            """Appends a comment to `edited` (None: no file) and runs make. Returns the product and stderr."""
             if edited:
-                time.sleep(0.05) # times of files may be coarse
+                time.sleep(0.05) # file times may be coarse
                 with open(edited, "a", encoding="utf-8") as file:
                     file.write("/* edited */\n")
             run = subprocess.run(["make", "-j1", "B=b", f"PYTHON={python}", "tinytrain.h"], cwd=folder,

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Trains in several processes, started by mpirun: the bits of one process, what differs between processes,
-and faults of one of them, after which all end with one sentence and the last state goes on.
+"""Trains in several processes, started by mpirun. Checks that results have the bits of one process, that
+differences between processes are refused, and that after a fault of one process all end with one sentence and
+training resumes from the last state.
 
-Standard library only; run from the repository's root, with B (build) in the environment, where `make` has put
-B/mpi_ranks (tests/mpi.c), B/mpi_vit_l16 and B/mpi_gpt, and maybe B/cuda_emu/mpi_ranks, the same for emulated
-GPUs.
+Standard library only; run from the repository's root, with B (build) in the environment. `make` puts there
+B/mpi_ranks (tests/mpi.c), B/mpi_vit_l16 and B/mpi_gpt, and optionally B/cuda_emu/mpi_ranks for emulated GPUs.
 TINYTRAIN_ALL_FAULTS=1: each fault at 20 moments.
 """
 import os
@@ -23,7 +23,7 @@ RANKS, VIT, GPT = f"{B}/mpi_ranks", f"{B}/mpi_vit_l16", f"{B}/mpi_gpt"
 EMULATED = f"{B}/cuda_emu/mpi_ranks"
 ALL = "TINYTRAIN_ALL_FAULTS" in os.environ
 TIMEOUT = 4  # seconds that a process waits for another
-MARGIN = 12  # ... and those that starting and ending takes on a busy machine
+MARGIN = 12  # additional seconds to start and to end on a busy machine
 passed = failed = 0
 one_at_a_time = threading.Lock()
 
@@ -36,7 +36,7 @@ def check(name, wrong):
 
 
 def mpirun(processes, *command, env=None, limit=120):
-    """status (None: it did not end), output, seconds"""
+    """Runs mpirun. Returns its status (None: timeout), output and seconds."""
     flags = ["--oversubscribe"] if OPEN_MPI else []
     own = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", **(env or {}))
     begin = time.monotonic()
@@ -81,7 +81,7 @@ def bits(folder):
 
 
 def emulated_gpus(folder):
-    """GPUs of several processes; without peers, those of a process do not see each other's memory either."""
+    """Tests emulated GPUs of several processes. peers 0: not even the GPUs of one process share memory."""
     if not os.path.exists(EMULATED):
         return
     for processes, ranks, peers, aware, *tests in ((2, 1, 1, 0, "gradients*", "stages*"),
@@ -108,15 +108,16 @@ def train(folder, processes, ranks, steps, kind="none", process=0, at=0):
     return mpirun(processes, RANKS, folder, ranks, "train", steps, TIMEOUT, kind, process, at)
 
 
-# Each: where (process) and when it happens, and what the sentence says. %d: a host
+# For each kind of fault: a function of the moment k that returns the process and the time, and the pattern of
+# the sentence.
 FAULTS = {
     "kill": (lambda k: (k % 3, 2 + 9 * k), r"process rank \d+ .*signal 9|process \d+ \(.*\)"),
     "stop": (lambda k: (k % 3, 2 + 9 * k),
              r": rank \d, process \d \(.*\), has not come for 4 s; its last message came in \w+ '.*'|"
-             r": \w+ '.*': rank \d, process \d \(.*\), has not come for 4 s|" # before a message has come
+             r": \w+ '.*': rank \d, process \d \(.*\), has not come for 4 s|" # before the first message
              r": (tt_allocate|a micro-batch|what losses have counted): "
              r"rank \d, process \d \(.*\), has not come for 4 s$"),
-    "full": (lambda k: (0, 20000 + 45000 * k), # bytes of a file; the state has more
+    "full": (lambda k: (0, 20000 + 45000 * k), # bytes of a file, fewer than the state's
              r"process 0 \(.*\): cannot write '.*state.tmp': File too large"),
     "missing": (lambda k: (k % 3, 0), r"process \d+ \(.*\): cannot open '.*none'"),
     "input": (lambda k: (k % 3, 1 + k % 4),
@@ -142,7 +143,7 @@ def faults(folder):
             process, at = when(k)
             if kind == "missing":
                 train(here, 3, 1, 2)
-            # One that runs on behind its last step is stopped late enough to be missed.
+            # With many steps, the process is stopped while the others still need it.
             most = 300 if kind in ("kill", "stop") else steps
             status, out, seconds = train(here, 3, 1, most, kind, process, at)
             if status in (None, 0) or seconds > TIMEOUT + MARGIN:
@@ -158,7 +159,7 @@ def faults(folder):
 
 
 def openings(folder):
-    """A process that does not come to tt_open or tt_close lets others wait no longer than the timeout."""
+    """Checks that the others wait no longer than the timeout for a process missing in tt_open or tt_close."""
     late = r"process [12] \(.*\) has waited 2 s in tt_open for another process, which has not come there"
     for kind, sentence in (("none", None), ("own_none", None), ("stop_before", late),
                            ("own_stop_before", late),
@@ -174,7 +175,8 @@ def openings(folder):
 
 
 def signals_resume(folder):
-    """A training that was killed or stopped goes on, in one process less, from the state that there is."""
+    """Checks that training resumes from the saved state with one process fewer after a process was killed or
+    stopped."""
     for kind in "kill", "stop":
         here = f"{folder}/{kind}"
         os.mkdir(here)
@@ -193,7 +195,7 @@ def signals_resume(folder):
 
 
 def state_steps(path):
-    """the third number of tinytrain.run"""
+    """Returns the 8 bytes of the third number of tinytrain.run."""
     with open(path, "rb") as f:
         header = f.read(int.from_bytes(f.read(8), "little"))
         begin = int(re.search(rb'"tinytrain.run".*?"data_offsets":\[(\d+)', header).group(1))
@@ -277,7 +279,7 @@ def main():
         return 0
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
     OPEN_MPI = "Open MPI" in version or "OpenRTE" in version
-    # Two parts at a time: one takes as long as the others together, which mostly wait. The longest first.
+    # Two parts run at a time, the longest first: it takes as long as the others together, which mostly wait.
     parts = [part for part in (emulated_gpus, bits, faults, examples, openings, signals_resume, differences)
              if not sys.argv[1:] or part.__name__ in sys.argv[1:]]
 
@@ -286,7 +288,7 @@ def main():
             part(folder)
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(run, parts)) # raises what a part has raised
+        list(pool.map(run, parts)) # raises the exceptions of parts
     print(f"{passed} passed, {failed} failed")
     return failed > 0
 

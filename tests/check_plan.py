@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks an example's --plan: that nothing is trained, and that the picture is XML which shows what the text
-says. Standard library only; run from the repository's root.
+"""Checks an example's --plan: it trains nothing, and the picture is XML that shows the facts of the text.
+Standard library only; run from the repository's root.
 
     python3 tests/check_plan.py              B: folder of the built examples (build), from the environment
 """
@@ -23,7 +23,7 @@ def check(name, wrong):
 
 
 def heights(path, at):
-    """the height of an area, a polygon of steps, at x"""
+    """Returns the height at x of an area whose outline is a polygon of steps."""
     x = y = 0
     for sign, number in re.findall(r"([hvHV])(-?\d+)", path):
         if sign == "h" and x + int(number) > at or sign == "H":
@@ -56,7 +56,7 @@ def check_picture(device, text, path):
     areas = {p.find(SVG + "title").text: heights(p.get("d"), width * (int(peak) + 0.5) / int(last))
              for p in inside.findall(SVG + "path") if len(p)}
     whole, below = max(areas.values(), default=0), 0
-    # As drawn, so that an area of no height follows the one below it.
+    # In the order of drawing, so that an area without height follows the area below it.
     lowest_first = reversed(list(areas.items()))
     for category, height in sorted(lowest_first, key=lambda area: area[1]):
         drawn, said = bound * (height - below) / max(1, whole), float(at_peak.get(category, 0))

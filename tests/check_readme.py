@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
-"""Checks that what README.md, bench/README.md and CONTRIBUTING.md tell a reader to do can be done. Standard
-library only; run from the repository's root.
+"""Checks that the instructions of README.md, bench/README.md and CONTRIBUTING.md work. Standard library only;
+run from the repository's root.
 
     python3 tests/check_readme.py
 
 B: folder of the built examples (build), CC: compiler (cc), both from the environment.
 
 
-  - every ```c block compiles as it stands, with -Werror; one that is marked ```c run must also run and end
-    with 0; one that is marked ```c resume too, and when it is killed (its argument says after which step) and
-    started again, it must print and save the same; one that is marked ```c tune trains a tiny model on a
-    table
-  - every `make TARGET` and VARIABLE=... in a ```sh block or in `backticks` is one that the Makefile has
+  - every ```c block compiles unchanged, with -Werror; a block marked ```c run must also run and end with 0; a
+    block marked ```c resume must also, when it is killed (after the step that its argument names) and started
+    again, print and save the same; a block marked ```c tune trains a tiny model on a table
+  - the Makefile has every `make TARGET` and VARIABLE=... of a ```sh block or in `backticks`
   - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file,
     and for a bench, which the tests do not build: in its source)
-  - every flag in an example's --help is taken by its parser, as --flag value and --flag=value, and one that
-    is not there is refused
+  - the parser of an example accepts every flag of its --help, as --flag value and --flag=value, and refuses
+    other flags
   - every relative link leads to a file
 """
 import glob
@@ -39,26 +38,26 @@ def report(word, name, why=""):
 
 
 def call(*command, seconds=300, folder=None):
-    """(exit status, stdout + stderr)"""
+    """Runs a command. Returns (exit status, stdout + stderr)."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True, errors="replace", timeout=seconds, cwd=folder)
     return done.returncode, done.stdout
 
 
 def check(name, wrong):
-    """wrong: sentences; none is good"""
+    """Reports a check. wrong: the sentences of its errors."""
     report("FAILED", name, "; ".join(wrong)) if wrong else report("ok", name)
 
 
 def blocks(text):
-    """(first line's number, info string, text) of each fenced block"""
+    """Yields (number of the first line, words of the info string, text) for each fenced block."""
     for m in re.finditer(r"^```([^\n]*)\n(.*?)^```\s*$", text, re.M | re.S):
         yield text.count("\n", 0, m.start()) + 1, m.group(1).split(), m.group(2)
 
 
 def commands(text):
-    """the commands that the text shows, as lists of words: lines of sh blocks, and what stands in backticks
-    outside of blocks"""
+    """Yields the commands in a text, as lists of words: lines of sh blocks, and texts in backticks outside of
+    blocks."""
     shown = []
     for _, info, body in blocks(text):
         if info[:1] == ["sh"]:
@@ -83,8 +82,7 @@ def check_snippets(text, folder):
         with open(source, "w") as f:
             f.write(body)
         run = {"run", "resume", "tune"} & set(info)
-        # Kernels for one instruction set, not optimised, which would warn of that: the compiler takes longer
-        # than the programs run.
+        # Only portable kernels, without optimisation and its warning: compiling takes longer than running.
         status, said = call(*CC, "-O0", "-DTT__OPTIMIZED=true", "-DTINYTRAIN_NO_AVX2", "-std=c99", "-Wall",
                             "-Wextra", "-Wpedantic", "-Werror", "-I.", source, "-o",
                             *([program, "-lm", "-lpthread"] if run else [program + ".o", "-c"]))
@@ -98,8 +96,8 @@ def check_snippets(text, folder):
 
 
 def check_resume(program, folder, line):
-    """What it prints and the files that it leaves: without a stop, and killed after a step and started
-    again."""
+    """Checks that a program prints the same and leaves the same files without a stop, and when it is killed
+    after a step and started again."""
     wrong, left = [], []
     for kill in ([], ["115"]):
         place = os.path.join(folder, f"resume_{line}_{len(kill)}")
@@ -126,7 +124,7 @@ def check_resume(program, folder, line):
 
 
 def check_tune(program, folder, line):
-    """It makes a folder with all that a model needs, from which it can be trained again, also where its
+    """Checks that a program makes a complete model folder, from which it can train again, even if the model's
     classes have other numbers than the table gives them."""
     table, out, again = (os.path.join(folder, f"tune_{line}{end}") for end in (".csv", "", "_again"))
     with open(table, "w") as f:
@@ -167,7 +165,7 @@ def check_tune(program, folder, line):
 
 
 def check_manual(folder):
-    """The block of a transformer that the header's manual shows compiles."""
+    """Checks that the transformer block in the header's manual compiles."""
     with open("tinytrain.h", encoding="utf-8") as f:
         block = re.search(r"A TRANSFORMER BLOCK.*?\n((?: {9}.*\n)+)", f.read())
     code = block[1] if block else ""
@@ -214,7 +212,7 @@ def check_flags(text, name):
         program = next((w for w in words[:2] if re.match(r"(\./)?(build|bench|tests|examples)/", w)), None)
         if not flags or not program:
             continue
-        path = re.sub(r"^(\./)?build/(cuda/)?", B + "/", program)   # the same program, built for a GPU
+        path = re.sub(r"^(\./)?build/(cuda/)?", B + "/", program)   # cuda/: the same for a GPU
         base = os.path.basename(program)
         sources = (f"bench/{base}.c", f"bench/peers/{base}.c", path)
         path = next((p for p in sources if os.path.exists(p)), None)
@@ -223,7 +221,7 @@ def check_flags(text, name):
             continue
         if path.endswith((".py", ".c")):
             known = ""
-            # The flags that all benches have.
+            # Adds the flags that all benches have.
             for file in [path] + ["bench/bench.h"] * path.endswith(".c"):
                 with open(file) as f:
                     known += f.read()
@@ -237,8 +235,8 @@ def check_flags(text, name):
 
 
 def check_help(program):
-    """Its parser takes each flag that --help names, with a value if the help shows one, as `--flag value` and
-    as `--flag=value`; --help last then still succeeds. -h is --help."""
+    """Checks that a program's parser accepts each flag of its --help, with a value if the help shows one, as
+    `--flag value` and as `--flag=value`, also before a last --help; and that -h equals --help."""
     name = os.path.basename(program)
     status, said = call(program, "--help")
     wrong = [] if status == 0 else [f"--help ends with {status}"]
@@ -246,7 +244,7 @@ def check_help(program):
         wrong.append("-h is not what --help is")
     entries = re.findall(rf"^  ({FLAG})(?: ([A-Z]+))?\b(.*(?:\n {{8,}}.*)*)", said, re.M)
     for flag, value, text in entries:
-        # as in "...: one, two or three (two)" or "...: one or two"
+        # matches "...: one, two or three (two)" and "...: one or two"
         choices = re.search(r": ([^\s,]+)(?:, [^\s,]+)* or \S+(?: \(\S+\))?$", " ".join(text.split()))
         good = choices.group(1) if choices else "1"
         for given in ([flag, good], [f"{flag}={good}"]) if value else ([flag], [f"{flag}=false"]):
@@ -288,7 +286,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         check_manual(folder)
     for file in sorted(os.listdir("examples")):
-        if file.endswith(".c") and file != "hello.c": # which has no flags
+        if file.endswith(".c") and file != "hello.c": # hello.c has no flags
             program = os.path.join(B, file[:-2])
             check_help(program) if os.path.exists(program) else report("FAILED", f"help_{file[:-2]}",
                                                                        f"{program} is not built")

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Checks what projects that include the header may meet. Standard library only; run from the repository's
-root.
+"""Checks cases that projects meet when they include the header. Standard library only; run from the
+repository's root.
 
     python3 tests/check_vendoring.py         CC: compiler (cc), from the environment
 
-  - Where a system header that hides POSIX came first, the only error says what to do.
-  - Where it hides nothing, the header may come late, and the affinity mask still sets the number of threads.
-  - A build without optimisation says so.
+  - After a system header that hides POSIX, compiling fails with one error, which says what to do.
+  - After a system header that hides nothing, the header works, and the affinity mask sets the number of
+    threads.
+  - A build without optimisation logs a warning.
 """
 import os
 import subprocess
@@ -50,7 +51,7 @@ def check_shown(folder, flags):
 
 
 def check_unoptimized(folder):
-    """a program without optimisation says so once, and has as many threads as the affinity mask allows"""
+    """Checks that a program without optimisation warns once, and has the threads that its mask allows."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     program = os.path.join(folder, "late")
     flags = ["-O0", "-DTINYTRAIN_NO_AVX2", "-o", program, "-lm", "-lpthread"]

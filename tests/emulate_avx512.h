@@ -1,8 +1,8 @@
-/* For builds with -include of this file: the 16-lane kernels run on any x86-64 with AVX2, their intrinsics by
-   SIMDe (github.com/simd-everywhere/simde; Debian: libsimde-dev). The masks are all ones wherever the kernels
-   have them. gcc 12 at -O2 gets a loop wrong that stores 64-byte vectors made of a running integer, where it
-   lowers the vector to smaller ones: the kernels have no such loop. Tiles (AMX), which SIMDe has not, are
-   below. */
+/* Emulates AVX-512, for builds with -include of this file: the 16-lane kernels run on any x86-64 with AVX2,
+   with intrinsics by SIMDe (github.com/simd-everywhere/simde; Debian: libsimde-dev). The kernels' masks are
+   all ones. gcc 12 at -O2 miscompiles a loop that stores 64-byte vectors made of a running integer, if gcc
+   lowers these to smaller vectors: the kernels have no such loop. The code below emulates tiles (AMX), which
+   SIMDe lacks. */
 #define _GNU_SOURCE /* as tinytrain.h does */
 #include <immintrin.h>
 #include <math.h>
@@ -31,10 +31,10 @@ typedef unsigned emulated_u32x16 __attribute__((vector_size(64)));
 #define _mm512_maskz_unpackhi_ps(ones, a, b) simde_mm512_unpackhi_ps(a, b)
 #define _mm512_maskz_shuffle_ps(ones, a, b, which) simde_mm512_shuffle_ps(a, b, which)
 #define _mm512_maskz_shuffle_f32x4(ones, a, b, which) simde_mm512_shuffle_f32x4(a, b, which)
-#undef I /* of complex.h */
+#undef I /* complex.h defines I */
 
-/* ---- tiles: registers of each thread, with the shapes that it configured; before and after, what uses them
-   traps ---- */
+/* ---- tiles: registers of each thread, with the shapes that the thread configured; the use of tiles before
+   the configuration or after the release traps ---- */
 
 #define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET)))
 #define TT__TILES_HERE 1
@@ -86,7 +86,7 @@ static inline void emulate_tile_stored(int t, void *to, int64_t stride)
         memcpy((char *)to + r * stride, emulated_tiles[t].of.bf16[r], (size_t)emulated_tiles[t].row_bytes);
 }
 
-/* Subnormals are zeros. */
+/* Replaces subnormals by zeros. */
 static inline float emulated_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
 
 static inline float emulated_bf16(uint16_t bits)
@@ -97,8 +97,8 @@ static inline float emulated_bf16(uint16_t bits)
     return emulated_flush(x);
 }
 
-/* TDPBF16PS of Intel's manual: sums of the even and of the odd products, each by fused multiply-adds, then
-   both and what there was. */
+/* Emulates TDPBF16PS as in Intel's manual: sums the even and the odd products separately by fused
+   multiply-adds, adds the two sums, then adds the result to the old value. */
 static inline void emulate_tile_dpbf16ps(int c, int a, int b)
 {
     emulated_tile *sum = &emulated_tiles[c];
@@ -118,8 +118,8 @@ static inline void emulate_tile_dpbf16ps(int c, int a, int b)
         }
 }
 
-/* VCVTNE2PS2BF16: to the nearest, subnormals are zeros; b in the low half. No NaNs come here but from
-   NaNs. */
+/* Emulates VCVTNE2PS2BF16: rounds to nearest even, flushes subnormals to zero, puts b into the low half. Only
+   NaNs give NaNs. */
 static inline simde__m512i emulate_cvtne2ps_pbh(simde__m512 a, simde__m512 b)
 {
     float x[32];

@@ -1,6 +1,6 @@
-/* examples/datasets.h, in which call number reader_faults.at (from 1) of a kind fails: 'm'emory, 'o'pen,
-   si'z'e, 'r'ead, a read that ends early because the file was 'c'ut off, 'l'ist, or a name of a list ('n').
-   Included after test.h. */
+/* Includes examples/datasets.h so that call number reader_faults.at (from 1) of kind reader_faults.fail
+   fails: 'm'emory, 'o'pen, si'z'e, 'r'ead, a read that ends early because the file was 'c'ut off, 'l'ist, or
+   a name of a list ('n'). Included after test.h. */
 #ifndef TINYTRAIN_READERS_H
 #define TINYTRAIN_READERS_H
 
@@ -61,7 +61,7 @@ static inline struct dirent *reader__readdir(DIR *folder)
 #undef opendir
 #undef readdir
 
-/* The reader has failed, with a sentence that holds `part`. */
+/* Checks that the reader failed, and that its sentence contains `part`. */
 #define CHECK_WHY(failed, part) \
     do { \
         CHECK(failed); \

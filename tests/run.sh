@@ -1,26 +1,27 @@
 #!/bin/sh
-# Runs test programs and adds up what they say. Their lines: `ok NAME`, `FAILED NAME: why`, `skip NAME: why`,
-# and a last one that ends with `N passed, N failed`. Made by the Makefile's recipes:
+# Runs test programs and adds up their results. A program prints lines `ok NAME`, `FAILED NAME: why` and
+# `skip NAME: why`, and a last line that ends with `N passed, N failed`. The Makefile's recipes call:
 #
-#   run.sh start FILE PROGRAMS ABOUT        says ABOUT; from now on FILE has how many of the PROGRAMS are done
-#   run.sh run LOG PROGRAM [ARG...]         runs one program into LOG and shows it; a program that dies is a
-#                                           failure in LOG. TEST_PARTS=16: in as many processes at once, each
-#                                           with a part of the tests (TEST_PART of test_main.h)
-#   run.sh skip LOG WHY                     what LOG says of a program that cannot run here
-#   run.sh total LOG...                     repeats the failures and ends with one line `N passed, N failed`;
-#                                           status 1 unless all is well
-#   run.sh coverage FILE PERCENT NOT_RUN    reads `gcov -t` of any number of programs; prints FILE's
-#                                           percentage of lines run
+#   run.sh start FILE PROGRAMS ABOUT        prints ABOUT; FILE then counts how many of the PROGRAMS are done
+#   run.sh run LOG PROGRAM [ARG...]         runs one program into LOG and prints LOG; a program that dies is a
+#                                           failure in LOG. With TEST_PARTS=16, 16 processes at once share the
+#                                           tests (TEST_PART of test_main.h)
+#   run.sh skip LOG WHY                     writes to LOG that a program cannot run here, and why
+#   run.sh total LOG...                     prints the failures and a last line `N passed, N failed`; status 1
+#                                           unless tests passed and none failed
+#   run.sh coverage FILE PERCENT NOT_RUN    reads the output of `gcov -t` for any number of programs; prints
+#                                           the percentage of FILE's lines that ran
 set -u
 
-# ended NAME SECONDS WORKED: TEST_PROGRESS is start's FILE, whose first line is the number of programs.
+# ended NAME SECONDS WORKED notes that a program ended. TEST_PROGRESS is the FILE of `start`, whose first line
+# is the number of programs.
 ended() {
     echo "$1" >> "$TEST_PROGRESS"
     done=$(($(wc -l < "$TEST_PROGRESS") - 1))
     echo "-- $1 took $2 s, processors worked $3 s; $done of $(head -n 1 "$TEST_PROGRESS") programs are done"
 }
 
-# run_into LOG NAME PROGRAM [ARG...]
+# run_into LOG NAME PROGRAM [ARG...] runs a program into LOG, and adds a failure if the program died.
 run_into() {
     to=$1 name=$2
     shift 2
@@ -34,7 +35,8 @@ run_into() {
     fi
 }
 
-# Of the logs of a program's parts one: a test that several parts had is ok if it was in all of them.
+# join_parts LOG... joins the logs of a program's parts. A test that ran in several parts is ok if it is ok in
+# all of them.
 join_parts() {
     cat "$@" | awk '
         { name = $2; sub(/:$/, "", name) }
@@ -69,7 +71,7 @@ run)
     shift 2
     name=$(basename "$log" .log)
     begin=$(date +%s)
-    # Files that tests sync are kept in memory where that has room: a busy disk makes them take minutes.
+    # Tests keep the files that they sync in memory, if there is room: on a busy disk they take minutes.
     room=$(df -Pk /dev/shm 2> /dev/null | awk 'NR == 2 { print $4 }')
     [ -n "${TMPDIR:-}" ] || [ ! -w /dev/shm ] || [ "${room:-0}" -lt 1000000 ] || export TMPDIR=/dev/shm
     limit=
@@ -89,7 +91,7 @@ run)
         mv "$log.part" "$log"
     fi
     sed "s/^\([0-9]* passed, [0-9]* failed\)\$/-- \1/" "$log"
-    times > "$log.times" # of this shell, and in the second line of what it ran
+    times > "$log.times" # line 1: times of this shell; line 2: times of its programs
     cpu=$(awk -F '[ms ]+' 'NR == 2 { print int($1 * 60 + $2 + $3 * 60 + $4) }' "$log.times")
     ended "$name" $(($(date +%s) - begin)) "$cpu"
     ;;
@@ -104,8 +106,8 @@ total)
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
     ;;
 coverage)
-    # A line of gcov -t: COUNT:LINE:TEXT with COUNT -, #####, ===== or a number; a line may come once for each
-    # function instance.
+    # gcov -t prints lines COUNT:LINE:TEXT, with COUNT -, #####, ===== or a number. A line may occur once for
+    # each instance of a function.
     awk -F: -v file="$2" -v least="$3" -v not_run="$4" '
         $2 ~ /^ *0$/ { if ($3 == "Source") { n = split($4, part, "/"); here = part[n] == file }; next }
         !here || NF < 3 { next }

@@ -1,12 +1,8 @@
 /* A small test framework. A test program includes tinytrain.h (with TINYTRAIN_IMPLEMENTATION) first, then
-   this:
-
-       TEST(adds) { CHECK(1 + 1 == 2); }
-       static const test_case tests[] = {TEST_CASE(adds)};
-       int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
-
-   It prints one line a test, `ok name`, `FAILED name: file:line: text` or `skip name: why`, then `N passed,
-   N failed`. Arguments are patterns ('*', '?') of the tests to run. Checks are made on the main thread. */
+   this: TEST(adds) { CHECK(1 + 1 == 2); } static const test_case tests[] = {TEST_CASE(adds)}; int main(int
+   argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); } test_main prints one line
+   per test, `ok name`, `FAILED name: file:line: text` or `skip name: why`, then `N passed, N failed`.
+   Arguments are patterns ('*', '?') for the names of tests to run. Checks must run on the main thread. */
 #ifndef TINYTRAIN_TEST_H
 #define TINYTRAIN_TEST_H
 
@@ -28,11 +24,11 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
     return test__check(ok, file, line, ok ? part : message);
 }
 
-/* The context's last error is `status` and its sentence holds `part`. */
+/* Checks that the context's last error is `status` and that its sentence contains `part`. */
 #define CHECK_ERROR(ctx, status, part) test__error((ctx), (status), (part), __FILE__, __LINE__)
 
-/* Before a function whose loops take most of a test's time: sanitizers and coverage leave it out, and gcc
-   optimizes it in any case. */
+/* Attribute of a function whose loops take most of a test's time: sanitizers and coverage skip it, and gcc
+   always optimizes it. */
 #if __has_attribute(no_profile_instrument_function) && __has_attribute(optimize)
 #define TEST_PLAIN \
     __attribute__((no_sanitize("address", "undefined", "thread"), no_profile_instrument_function, \
@@ -41,17 +37,17 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 #define TEST_PLAIN __attribute__((no_sanitize("address", "undefined", "thread")))
 #endif
 
-/* TEST_SWEEP=N, on the compiler's command line: a test that sweeps over many combinations takes every N-th of
-   them (1, the default: all). .ci/run asks for that where a test takes about ten times as long (sanitizers,
-   counted lines, an emulated CPU), since another build has checked the results of all. */
+/* TEST_SWEEP=N, on the compiler's command line: a test that sweeps over many combinations takes every N-th
+   combination (1, the default: all). .ci/run sets N for builds that take about ten times as long (sanitizers,
+   coverage, an emulated CPU), as another build checks all combinations. */
 #ifndef TEST_SWEEP
 #define TEST_SWEEP 1
 #endif
 
-/* A sweep over few combinations takes every N-th, but at least one in `most`. */
+/* Returns the stride of a sweep over few combinations: TEST_SWEEP, but at most `most`. */
 static inline int test_every(int most) { return TEST_SWEEP < most ? TEST_SWEEP : most; }
 
-#ifdef __has_feature /* clang's word for what gcc defines */
+#ifdef __has_feature /* clang asks by __has_feature, gcc defines macros */
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define TEST_SANITIZED true
 #endif
@@ -64,10 +60,10 @@ static inline int test_every(int most) { return TEST_SWEEP < most ? TEST_SWEEP :
 
 /* --------------------------------------------------------------------------------------------- allocation */
 
-#define TEST_GARBAGE ((size_t)1 << 20) /* bytes of an allocation, at most, that are filled */
+#define TEST_GARBAGE ((size_t)1 << 20) /* max bytes of an allocation that are filled */
 
-/* Counts, fills new memory with garbage, and returns NULL at call number fail_at (from 1; 0: never).
-   Thread-safe. */
+/* A thread-safe allocator that counts, fills new memory with garbage, and returns NULL at call number fail_at
+   (from 1; 0: never). */
 typedef struct test_allocator {
     pthread_mutex_t mutex;
     long calls, fail_at, live;
@@ -109,7 +105,7 @@ static inline void test__no_log(void *user, tt_log_level level, const char *id, 
     (void)message;
 }
 
-/* Options with the counting allocator, one thread, no log. */
+/* Returns options with the counting allocator, one thread and no log. */
 static inline tt_context_options test_options(test_allocator *a)
 {
     tt_context_options o = tt_context_options_default();
@@ -129,7 +125,7 @@ static inline tt_context *test_open(test_allocator *a)
     return tt_open(&o);
 }
 
-/* The messages of a context, a newline behind each. */
+/* The log messages of a context, each with a newline, and counts of infos and warnings. */
 typedef struct test_log { int infos, warnings; char text[4096]; } test_log;
 
 static inline void test__keep_log(void *user, tt_log_level level, const char *id, const char *message)
@@ -160,12 +156,12 @@ static inline void test__close(tt_context *ctx, test_allocator *a, const char *f
     pthread_mutex_destroy(&a->mutex);
 }
 
-/* Closes the context and checks that nothing is left. */
+/* Closes the context and checks that no memory leaked. */
 #define TEST_CLOSE(ctx, allocator) test__close((ctx), (allocator), __FILE__, __LINE__)
 
 /* -------------------------------------------------------------------------------------------------- files */
 
-static inline void test__remove(const char *path) /* with all that is in it */
+static inline void test__remove(const char *path) /* a file, or a folder with its contents */
 {
     DIR *folder = opendir(path);
     char inner[1200];
@@ -180,8 +176,8 @@ static inline void test__remove(const char *path) /* with all that is in it */
     remove(path);
 }
 
-/* A fresh empty folder below $TMPDIR or /tmp, removed when the program ends. The text is valid for the next
-   seven calls of the functions of this section. */
+/* test_folder makes an empty folder below $TMPDIR or /tmp, which the end of the program removes. The returned
+   path is valid for the next seven calls of the functions of this section. */
 static inline char *test__buffer(void)
 {
     static char buffers[8][1024];
@@ -221,7 +217,7 @@ static inline const char *test_write(const char *path, const void *bytes, size_t
     return path;
 }
 
-static inline char *test_read(const char *path, size_t *n) /* NULL if it cannot be read; to be freed */
+static inline char *test_read(const char *path, size_t *n) /* NULL after an error; the caller frees it */
 {
     FILE *f = fopen(path, "rb");
     char *bytes = NULL;
@@ -237,7 +233,7 @@ static inline char *test_read(const char *path, size_t *n) /* NULL if it cannot 
     return bytes;
 }
 
-/* tests/golden/NAME, found beside this file. */
+/* The path of tests/golden/NAME, beside this file. */
 #define TEST_GOLDEN(name) test__golden(name)
 static inline char *test__golden(const char *name)
 {
@@ -247,7 +243,7 @@ static inline char *test__golden(const char *name)
     return path;
 }
 
-/* The bytes of a tensor, to be freed. */
+/* Returns the bytes of tensor k, which the caller frees. */
 static inline char *test_tensor(const tt_safetensors *s, int k)
 {
     size_t n = tt_safetensors_info(s, k)->bytes;
@@ -258,7 +254,7 @@ static inline char *test_tensor(const tt_safetensors *s, int k)
     return bytes;
 }
 
-/* The default file hooks, of which operation `fail` ('o'pen, si'z'e, 'r'ead, 'w'rite, 's'ync, 'c'lose,
+/* The default file hooks, except that operation `fail` ('o'pen, si'z'e, 'r'ead, 'w'rite, 's'ync, 'c'lose,
    re'n'ame, 'l'ist) fails at call number `at` (from 1), with the reason "injected". */
 typedef struct test_files { tt_files real; char fail; long at, calls; } test_files;
 
@@ -338,7 +334,7 @@ static inline float test_uniform(uint64_t *state) /* [-1, 1) */
     return (float)(test_random(state) >> 8) * 0x1p-23f - 1;
 }
 
-/* A parameter's values, to be freed. */
+/* Returns a parameter's values, which the caller frees. */
 static inline float *test_values(const tt_param *p)
 {
     float *x = (float *)malloc(sizeof(float) * (size_t)tt_param_size(p));

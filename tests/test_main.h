@@ -1,8 +1,8 @@
-/* What tests/test.h and tests/cuda_emu/emu_test.h have in common: checks, and a loop over the tests that
-   prints what tests/run.sh counts. C99 and C++; needs bool, <math.h>, <stdio.h> and <string.h>. With TEST_CPU
-   in the environment each test's line ends with the seconds that processors worked for it. With
-   TEST_PART=3/16 this process is the third of 16 that share the tests: it runs every 16th test, and of a
-   TEST_CASE_IN_PARTS the cases for which test_takes() is true. */
+/* The common part of tests/test.h and tests/cuda_emu/emu_test.h: checks, and a loop over the tests that
+   prints the lines which tests/run.sh counts. C99 and C++; needs bool, <math.h>, <stdio.h> and <string.h>.
+   With TEST_CPU in the environment, each test's line ends with the test's CPU seconds. With TEST_PART=3/16,
+   this process is the third of 16 that share the tests: it runs every 16th test and, in each
+   TEST_CASE_IN_PARTS, the cases for which test_takes() is true. */
 #ifndef TINYTRAIN_TEST_MAIN_H
 #define TINYTRAIN_TEST_MAIN_H
 
@@ -18,7 +18,7 @@ typedef struct test_case { const char *name; void (*run)(void); bool in_parts; }
 
 static struct {
     long checks, failed_checks;
-    char failure[4096], skipped[256]; /* of the test that runs; the first failure */
+    char failure[4096], skipped[256]; /* of the current test; the first failure */
 } test__state;
 
 static inline bool test__check(bool ok, const char *file, int line, const char *text)
@@ -35,7 +35,7 @@ static inline bool test__near(double a, double b, double tolerance, const char *
 {
     char message[512];
     double error = fabs(a - b);
-    bool wrong = !(error <= tolerance); /* so that NaN fails */
+    bool wrong = !(error <= tolerance); /* NaN fails */
     if (wrong)
         snprintf(message, sizeof message, "%s: %.9g and %.9g differ by %.3g, tolerance %.3g", text, a, b,
                  error, tolerance);
@@ -45,7 +45,8 @@ static inline bool test__near(double a, double b, double tolerance, const char *
 #define CHECK(cond) test__check((cond), __FILE__, __LINE__, #cond)
 #define CHECK_NEAR(a, b, tolerance) \
     test__near((double)(a), (double)(b), (double)(tolerance), __FILE__, __LINE__, #a " ~ " #b)
-/* Leaves the test (a function without result) when it fails: for what the rest of the test stands on. */
+/* Returns from the test (a void function) if the check fails: for conditions that the rest of the test
+   needs. */
 #define REQUIRE(cond) do { if (!CHECK(cond)) return; } while (0)
 #define SKIP(why) \
     do { \
@@ -60,7 +61,7 @@ static inline bool test__match(const char *pattern, const char *name)
     return (*pattern == '?' || *pattern == *name) && test__match(pattern + 1, name + 1);
 }
 
-/* Whether this process takes case `number` of a test, or test `number` of the program. */
+/* Returns whether this process takes case `number` of a test, or test `number` of the program. */
 static inline bool test_takes(int number)
 {
     const char *text = getenv("TEST_PART");
@@ -73,7 +74,7 @@ static inline bool test_takes(int number)
     return number % parts == part - 1;
 }
 
-static inline double test__cpu(void) /* seconds, of all threads and of children that have ended */
+static inline double test__cpu(void) /* seconds of all threads and of ended children */
 {
     double seconds = 0;
     for (int k = 0; k < 2; k++) {

@@ -1,4 +1,4 @@
-/* A tape by hand whose copies to the host's memory and back run on streams of their own. Included after
+/* A tape built by hand whose copies to the host's memory and back run on their own streams. Included after
    tinytrain.h and test.h. */
 #ifndef TINYTRAIN_TEST_STREAMS_H
 #define TINYTRAIN_TEST_STREAMS_H
@@ -9,10 +9,10 @@ typedef struct streams {
     tt_tape *t;
     tt_value x, y;
     tt_program *p;
-    int wait[2 * STREAM_BLOCKS]; /* numbers of the instructions, in their order */
+    int wait[2 * STREAM_BLOCKS]; /* numbers of the WAIT instructions, in order */
 } streams;
 
-/* Starts a copy of `from` to a new value of a space. Returns that. */
+/* Starts a copy of `from` to a new value in a memory space, and returns the new value. */
 static inline int32_t streams_start(tt_tape *t, int32_t from, tt__space space)
 {
     const tt__shape shape = t->values[from].shape;
@@ -33,8 +33,9 @@ static inline void streams_wait(tt_tape *t, int32_t to, int32_t from)
     i->in[1] = from;
 }
 
-/* h[0] = gelu(x), h[k + 1] = gelu(h[k]); y = h[last], and then, backwards, y = gelu(y) + h[k]. Each h[k] goes
-   to the host's memory while the next is computed, and comes back while the sum before needs it. */
+/* Compiles h[0] = gelu(x), h[k + 1] = gelu(h[k]); y = h[last]; then, for k backwards, y = gelu(y) + h[k].
+   Each h[k] is copied to the host's memory during the computation of h[k + 1], and back during the step
+   before the sum that reads h[k]. */
 static inline bool streams_compile(streams *s, tt_context *ctx, const char *device)
 {
     int32_t h[STREAM_BLOCKS + 1], away[STREAM_BLOCKS], back[STREAM_BLOCKS];
@@ -64,7 +65,8 @@ static inline bool streams_compile(streams *s, tt_context *ctx, const char *devi
     return s->wait[2 * STREAM_BLOCKS - 1] > 0 && s->p->built.under_way == 2;
 }
 
-/* The program runs without a wait, which the verifier would not let pass, and so with more under way. */
+/* Removes the operand of WAIT number `wait`, which the verifier would refuse, and makes room for the copy
+   that then stays in flight. Returns false when out of memory. */
 static inline bool streams_drop(streams *s, int wait)
 {
     tt__rank *r = &s->p->rank[0];
@@ -75,7 +77,7 @@ static inline bool streams_drop(streams *s, int wait)
     return r->started != NULL;
 }
 
-enum { STREAM_RUNS = 4 }; /* from the second on of recordings, where the device makes them */
+enum { STREAM_RUNS = 4 }; /* runs after the first use a recording, on devices that record */
 
 static inline tt_status streams_run(streams *s, float to[STREAM_RUNS][STREAM_NUMBERS])
 {

@@ -5,12 +5,12 @@
     tools/join.py --check             compares them with src/ and fails if they differ
     tools/join.py --lines --out DIR   writes them into DIR with #line: compilers name the files of src/
 
-src/tinytrain.h and src/tinytrain_cuda.cu are the roots: each `#include "folder/file"` of a root is replaced
-by that file without its head, after a line with its name; an empty line parts two files. The head of a file
-is what stands before its first empty line: #pragma once or a guard, and the includes of what the file uses. A
-file may include only what its root has joined before it, and the roots join every file of src/.
+src/tinytrain.h and src/tinytrain_cuda.cu are the roots. join.py replaces each `#include "folder/file"` of a
+root by a line with the file's name and the file without its head; an empty line separates two files. The head
+of a file is the text before its first empty line: #pragma once or a guard, and includes of the files that the
+file uses. A file may include only files that its root joins earlier. The roots join every file of src/.
 
-A product that was edited after src/ is replaced, too, but kept as build/NAME.replaced.
+join.py also replaces a product that was edited after src/, and keeps the edited copy as build/NAME.replaced.
 """
 import argparse
 import os
@@ -19,9 +19,9 @@ import shutil
 import sys
 
 ROOTS = ("tinytrain.h", "tinytrain_cuda.cu")
-ALONE = "cpu/alone.h"  # for files that are compiled by themselves; cpu/variants.h includes it by a macro
+ALONE = "cpu/alone.h"  # for files compiled by themselves; cpu/variants.h includes it by a macro
 INCLUDE = re.compile(r'\s*#\s*include "([^"]+)"')
-# #pragma once, includes, or from #ifndef to #endif what a file needs that is compiled by itself
+# Matches #pragma once, an include, or an #ifndef to #endif block that a file needs when compiled by itself.
 HEAD = re.compile(r'(#pragma once|#include "[^"]+"|#ifndef \w+ /\* by itself\b.*(\n.+)*?\n#endif)(\n|$)')
 
 
@@ -34,13 +34,13 @@ def read(path):
 
 
 def includes(head, path):
-    """The files, relative to src/, that lines of a file's head include."""
+    """Returns the files, relative to src/, that a file's head includes."""
     found = (INCLUDE.match(line) for line in head)
     return [os.path.normpath(os.path.join(os.path.dirname(path), m.group(1))) for m in found if m]
 
 
 def split(path):
-    """A file's head and its body, and the number of the body's first line."""
+    """Returns a file's head, its body, and the line number of the body's first line."""
     lines = read(path)
     end = lines.index("") if "" in lines else len(lines)
     head, body, rest = lines[:end], lines[end + 1:], "\n".join(lines[:end])
@@ -56,7 +56,7 @@ def split(path):
 
 
 def check_heads(path, head, joined):
-    """Fails unless what a head includes is joined; of a file without a body, what that includes."""
+    """Fails unless the files that a head includes are joined, or have no body and include joined files."""
     for used in includes(head, path):
         if used in joined or used in ROOTS:
             continue
@@ -69,7 +69,7 @@ def check_heads(path, head, joined):
 
 
 def check_all_joined(joined):
-    """Fails where a file of src/ is in none of the products."""
+    """Fails if a file of src/ is in none of the products."""
     for folder, _, names in os.walk("src"):
         for name in sorted(names):
             path = os.path.relpath(os.path.join(folder, name), "src")
@@ -95,7 +95,7 @@ def join(root, joined, with_lines):
     for number, line in enumerate(read(root), 1):
         m = INCLUDE.match(line)
         path = m.group(1) if m else None
-        if path is None or path in ROOTS: # tinytrain_cuda.cu includes the header as users do
+        if path is None or path in ROOTS: # tinytrain_cuda.cu includes the header like a user
             out.append(line)
             after_file = False
             continue

@@ -10,7 +10,8 @@
 
 #define TT__LEFT_FREE ((size_t)256 << 20)
 
-/* Where a budget is 0, what a rank of the device may take. */
+/* Sets a budget of 0 to the bytes that one rank of the device may use: the free memory less an eighth, at
+   most TT__LEFT_FREE, divided among the ranks that share the device. */
 static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budget)
 {
     size_t least = SIZE_MAX;
@@ -33,32 +34,33 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
     return status;
 }
 
-/* Plans for n: TT_OK with the plan's bytes, TT_ERR_BUDGET or another error. */
+/* Plans for size n. Returns TT_OK and the plan's bytes, TT_ERR_BUDGET, or another error. */
 typedef tt_status (*tt__try_size)(void *arg, int64_t n, size_t *bytes);
 
-/* Where the line through two plans, of `from` and of `to`, meets the budget, rounded down; 0: it does not
-   rise. */
+/* Returns the size at which the line through two plans, of sizes `from` and `to`, reaches the budget, rounded
+   down; 0 if the line does not rise. */
 static double tt__line_meets(double from, double from_bytes, double to, double to_bytes, double budget)
 {
     const double rise = (to_bytes - from_bytes) / (to - from);
     return rise > 0 ? floor(to + (budget - to_bytes) / rise) : 0;
 }
 
-/* Finds the largest n that fits. A plan grows nearly as a line, and so does the least that a refused one
-   would need: the next guess is where the line through the two nearest meets the budget. Where there is no
-   such line, as what is kept is less the more is needed, bytes are taken to be in proportion to n. */
+/* Returns the largest n, at most `most`, whose plan fits the budget; 0 after an error or if none fits. A plan
+   grows almost linearly with n, and so does the smallest plan that a refusal names. The next guess is where
+   the line through the two nearest plans reaches the budget. Without such a line (a larger n may keep fewer
+   bytes), the bytes are assumed to be proportional to n. */
 static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt__try_size try_size,
                                 void *arg)
 {
     int64_t fits = 0, fails = most + 1, next = 1;
-    double bytes = 0, needs = 0; /* of these two; 0: not known */
-    int slow = 0; /* trials since the gap was halved */
-    int64_t up = 1; /* the next step, where nothing says more */
+    double bytes = 0, needs = 0; /* of the plans for `fits` and `fails`; 0: unknown */
+    int slow = 0; /* consecutive trials that did not halve the gap */
+    int64_t up = 1; /* the next step without a better guess */
     if (most < 1)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)most),
                0;
     void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
-    ctx->options.logger.log = NULL; /* the program that is kept is told of */
+    ctx->options.logger.log = NULL; /* only the program that is kept is logged */
     ctx->searches = true;
     tt_status status = TT_OK;
     while (fails - fits > 1) {
@@ -78,7 +80,7 @@ static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt
         if (needs > bytes && fits)
             guess = tt__line_meets((double)fits, bytes, (double)fails, needs, (double)budget);
         slow = 2 * (fails - fits) > gap ? slow + 1 : 0;
-        guess = fmin(guess, 16.0 * (double)fits); /* of few, most of the bytes do not depend on n */
+        guess = fmin(guess, 16.0 * (double)fits); /* for a small n, most bytes do not depend on n */
         if (fails <= most && slow > 2) guess = 0, slow = 0;
         const bool halve = guess <= 0 && fails <= most;
         next = halve ? fits + (fails - fits) / 2 : guess > (double)fits ? (int64_t)guess : fits + up;

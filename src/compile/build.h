@@ -14,9 +14,10 @@
 #include "settings.h"
 
 /* ----------------------------------------------------------------------------------------------------- build
-   One build of a program: the passes run on a copy of the tape, and its values are placed. */
+   One build of a program: runs the passes on a copy of the tape, then gives each value its place. */
 
-/* Places transient storages and workspaces, and what lies in the host's memory. */
+/* Gives transient storages and workspaces their places, and persistent storages in the host's memory theirs,
+   except parameters. */
 static tt_status tt__place_transients(tt__built *b)
 {
     tt_tape *t = b->t;
@@ -38,7 +39,7 @@ static tt_status tt__place_transients(tt__built *b)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
         if (!x->persistent || x->base != v || x->space != TT__HOST) continue;
-        if (x->storage == TT__PARAMETER) continue; /* in an arena */
+        if (x->storage == TT__PARAMETER) continue; /* placed in the arena */
         size_t *end = x->part.root ? &b->host_of_first : &b->host_persistent;
         x->place = *end;
         *end += tt__arena_bytes(t, x);
@@ -47,7 +48,7 @@ static tt_status tt__place_transients(tt__built *b)
     return status == TT_OK ? tt__verify_places(t, b->box, b->n_boxes, TT__DEVICE, b->transient) : status;
 }
 
-/* Tells a tape how its ranks share the work. */
+/* Sets the fields of a tape that say how its ranks share the work. */
 static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice *choice)
 {
     const tt_parallel *p = &s->options.parallel;
@@ -63,22 +64,23 @@ static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice 
     t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
 }
 
-/* Are the ranks of an arena's programs laid out along the axes as these settings say? */
+/* Returns whether the programs of an arena have the same numbers of data ranks, tensor ranks and stages as
+   these settings. */
 static bool tt__same_ranks(const tt__arena *a, const tt__settings *s)
 {
     return a->data == s->options.parallel.data && a->tensor == s->options.parallel.tensor &&
            a->stages == s->options.parallel.pipeline;
 }
 
-/* The bit of an arena's stage; 0: there is no arena, or its pipeline has another number of stages. */
+/* Returns the bit of an arena's stage; 0 without an arena or if its pipeline has another number of stages. */
 static uint64_t tt__stage_bit(const tt__arena *a, int stages)
 {
     return a && a->stages == stages ? 1ull << a->stage : 0;
 }
 
-/* Tells a tape how the tensor ranks hold its parameters already, as it must split them in the same way. When
-   the first stage is compiled, also notes which stages hold each parameter: a later stage would find what
-   this compilation has added, too. */
+/* Notes in a tape how the tensor ranks already hold its parameters, as the tape must split them in the same
+   way. In the compilation of the first stage, also notes which stages hold each parameter: a later stage
+   would also see the holders that this compilation adds. */
 static void tt__note_held(tt_tape *t, const tt__settings *s)
 {
     tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
@@ -93,7 +95,8 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
     }
 }
 
-/* Notes what goes to other stages, and where it is written first. first: tt__first_writers. */
+/* Notes the SENDs to other stages, and the segment that first writes the operand of each. first: the result
+   of tt__first_writers. */
 static void tt__note_sends(tt__built *b, const int32_t *first)
 {
     const tt_tape *t = b->t;
@@ -106,7 +109,7 @@ static void tt__note_sends(tt__built *b, const int32_t *first)
     }
 }
 
-/* A copy of a tape after the first passes. After an error, *b is empty. */
+/* Copies a tape into *b and runs the first passes on the copy. After an error, *b is empty. */
 static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__settings *s,
                                  const tt__choice *choice, tt__built *b)
 {
@@ -128,7 +131,7 @@ static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__setti
     return status;
 }
 
-/* All that a program is but for places, and what it costs. */
+/* Runs the last passes, and computes everything of a program except the places, with its costs. */
 static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
@@ -158,9 +161,9 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
     return status == TT_OK ? tt__replay_of(t, &s->costs, &b->replay) : status;
 }
 
-/* Rewrites a copy of a tape and gives its transient storages their places: a program in all but the arena.
-   Depends on nothing but its arguments, which parameters are frozen, and how ranks hold them already. After
-   an error, *b is empty. */
+/* Builds a program without its arena: rewrites a copy of a tape and gives its transient storages their
+   places. The result depends only on the arguments, on which parameters are frozen, and on how ranks already
+   hold them. After an error, *b is empty. */
 static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice,
                            tt__built *b)
 {
@@ -177,7 +180,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     return status;
 }
 
-/* Fails if parameter value v cannot be the one that arena `a` has a home for. */
+/* Fails if parameter value v cannot use the placement that arena `a` has for the parameter. */
 static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t v)
 {
     const tt__settings *s = &p->settings;
@@ -209,11 +212,11 @@ static bool tt__in_arena(const tt__value *x)
     return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
 }
 
-/* Are the device's memory and the host's one, so that what is moved from one to the other saves nothing? */
+/* Returns whether the device's memory is the host's, so that offloading saves nothing. */
 static bool tt__one_memory(const tt_program *p) { return p->settings.kind->host && !p->ctx->apart; }
 
-/* Bytes that a built program keeps in the host's memory because its options or marks move values there; its
-   arena counts those of parameters. */
+/* Returns the bytes of the host's memory that hold values which options or marks offload, without parameters,
+   which the arena counts. */
 static size_t tt__offloaded_bytes(const tt__built *b)
 {
     size_t bytes = 0;
@@ -224,11 +227,11 @@ static size_t tt__offloaded_bytes(const tt__built *b)
         if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
         any = any || moved;
     }
-    return any ? bytes + b->host_transient : 0; /* else only a step's settings and results are there */
+    return any ? bytes + b->host_transient : 0; /* otherwise only a step's settings and results are there */
 }
 
-/* Bytes, of each space, of the persistent storages that no arena has, if the program joins arena `a` (NULL: a
-   new one). */
+/* Computes, for each space, the bytes of the program's persistent storages that no arena holds yet, if the
+   program joins arena `a` (NULL: a new one). Fails if an arena holds a parameter in an incompatible way. */
 static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes[TT__SPACES])
 {
     const tt_tape *t = p->built.t;
@@ -246,17 +249,17 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
     return TT_OK;
 }
 
-/* The bytes of an arena with a program in it. */
+/* The sizes of an arena with a program in it. */
 typedef struct tt__extent {
     size_t persistent, transient;
-    size_t bytes;           /* of both, of what only data rank 0 has, and where the device's memory is the
-                               host's, of what is moved there */
-    size_t budget;          /* the least of the arena's programs'; 0: none has one */
-    bool by_them;           /* it is that of another program than the one that joins */
-    bool grows;             /* they are more than the arena had */
+    size_t bytes;           /* persistent and transient bytes, bytes that only data rank 0 has, and, where the
+                               device's memory is the host's, bytes that are offloaded */
+    size_t budget;          /* min of the memory budgets of the arena's programs; 0: none has one */
+    bool by_them;           /* the budget is that of another program than the one that joins */
+    bool grows;             /* the arena needs more bytes than before */
 } tt__extent;
 
-/* The bytes of the arena that the program joins (`shared`), or of its own (NULL), once it is in there. */
+/* Computes the sizes of arena `shared` (NULL: a new one) once the program has joined the arena. */
 static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__extent *e)
 {
     tt__arena none;
@@ -282,7 +285,8 @@ static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__exten
 
 static bool tt__fits(const tt__extent *e) { return !e->budget || e->bytes <= e->budget; }
 
-/* Fails if the arena that the program joins is allocated, and the program needs more. */
+/* Computes the arena's sizes with the program in it. Fails if the arena is allocated and would have to
+   grow. */
 static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__extent *e)
 {
     tt_status status = tt__extent_of(p, shared, e);

@@ -15,36 +15,36 @@
 #include "build.h"
 
 /* ---------------------------------------------------------------------------------------------- the choice
-   What fits memory_budget at the least cost, of what says "budget". A candidate is a configuration (what the
-   ranks split, what lies in the host's memory), a set of forward values that are computed again, and a pace:
-   how many blocks copies run ahead, and how large the groups are that move together. The passes and lifetimes
-   say, without placing anything, what a candidate costs and how many bytes are live at its peak. The cheapest
-   that could fit is built, and the next if its placement does not fit. Cost is the seconds of a replay; where
-   only what is computed again may change, FLOPs. */
+   Finds the cheapest program that fits memory_budget, if options say "budget". A candidate has three parts:
+   a configuration (the storages that ranks divide, the storages that are offloaded), a set of forward values
+   to recompute, and a pace (how many blocks copies run ahead, how large the groups of instructions are whose
+   operands move together). Passes and lifetimes give the cost of a candidate and its max live bytes, without
+   placing anything. The cheapest candidate that could fit is built; if its placement does not fit, the next.
+   The cost is the seconds of a replay or, if only recomputation may change, FLOPs. */
 
-/* Instructions that all estimates of a choice may go through together, about 0.3 us each. */
+/* Max number of instructions that all estimates of a choice process together, about 0.3 us each. */
 #ifndef TT__ESTIMATES /* tests make it smaller */
 #define TT__ESTIMATES 1200000
 #endif
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
 #define TT__FOR_CHANGES (TT__ESTIMATES / 4)
-#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* for the smallest, when nothing fits */
-/* The most builds of a choice; of these, for the smallest candidates. Steps of which a message says what they
-   save. */
+#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* for the smallest program, when nothing fits */
+/* BUILDS: max number of builds of a choice. LEAST_BUILDS: max number of these for the smallest candidates.
+   STEPS: number of steps that save memory, whose effect a refusal names. */
 enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13, TT__STEPS = 12 };
-enum { TT__LARGE = 300 }; /* instructions of a program of which only a few of the smallest are built */
+enum { TT__LARGE = 300 }; /* instructions from which on only a few of the smallest candidates are built */
 
-/* What a message says of programs that do not fit. */
+/* The facts that a message states about programs that do not fit. */
 typedef struct tt__shortage {
-    size_t bytes;           /* of the program with as little recomputed and moved as possible ... */
-    double flops;           /* ... and its FLOPs */
-    size_t least;           /* bytes of the smallest that was built; SIZE_MAX: none was ... */
-    tt__choice how;         /* ... which is this; `drop` is its own */
-    int items;              /* values that it computes again beside its policy */
+    size_t bytes;           /* bytes of the program that recomputes and offloads as little as possible */
+    double flops;           /* FLOPs of that program */
+    size_t least;           /* bytes of the smallest program built; SIZE_MAX: none was built */
+    tt__choice how;         /* the choice of the smallest program; owns `drop` */
+    int items;              /* values that the smallest program recomputes beyond its policy */
 } tt__shortage;
 
-/* What is compiled, the arena that it joins (NULL: a new one), and where the smallest program that is built
-   is noted (NULL: nowhere). */
+/* The tape to compile into `p`, the arena that `p` joins (NULL: a new one), and where the smallest program
+   built is noted (NULL: nowhere). */
 typedef struct tt__job {
     tt_program *p;
     const tt_tape *t;
@@ -54,57 +54,57 @@ typedef struct tt__job {
 } tt__job;
 
 typedef struct tt__candidate {
-    tt__choice how;         /* its configuration; `drop` is `set` */
-    bool *set;              /* of each item: it is computed again */
-    int level;              /* of recomputation; -1: a set that is none of them */
-    bool both;              /* that is also computed again in blocks whose activations are offloaded */
-    double flops, seconds;  /* that are computed again; of a step */
-    double floor;           /* seconds that it takes at any pace */
-    size_t bytes;           /* of the arena, at least */
-    size_t grouped;         /* tt_tape's */
-    int cuts;               /* ... of which this is, too */
-    bool parts;             /* smaller groups may need less */
+    tt__choice how;         /* the configuration and the pace; `set` takes the place of `drop` */
+    bool *set;              /* for each item: whether it is recomputed */
+    int level;              /* index in tt__chooser.level of the set's level; -1: no level */
+    bool both;              /* the level also applies to blocks whose activations are offloaded */
+    double flops, seconds;  /* FLOPs that are recomputed; seconds of a step */
+    double floor;           /* lower bound of the seconds at any pace */
+    size_t bytes;           /* lower bound of the arena's bytes */
+    size_t grouped;         /* as tt_tape.grouped */
+    int cuts;               /* as tt_tape.cuts */
+    bool parts;             /* smaller groups may need fewer bytes */
     bool tuned;             /* this pace with smaller groups is among the candidates */
-    uint64_t hash;          /* of the configuration and the set */
+    uint64_t hash;          /* hash of configuration, pace and set */
     bool raised;            /* the fastest pace that fits is among the candidates */
-    bool failed;            /* its placement does not fit */
+    bool failed;            /* the candidate's placement does not fit the budget */
 } tt__candidate;
 
 typedef struct tt__chooser {
     tt_context *ctx;
     tt__job job;
-    bool recompute, offload, zero; /* may change */
-    bool by_seconds;        /* cost is seconds, not FLOPs */
-    tt__choice base;        /* what does not change, and else nothing, with all that may run ahead */
-    bool held, held_on_host, held_split; /* parameters have a home: in the host's memory, in pieces */
+    bool recompute, offload, zero; /* whether the choice may change these options */
+    bool by_seconds;        /* the cost is seconds, not FLOPs */
+    tt__choice base;        /* recomputes and moves only what the options demand, at the fastest pace */
+    bool held, held_on_host, held_split; /* parameters are stored already; on the host; sharded */
     size_t budget;
-    /* Of each tt_parallel.zero and each update, after the first passes; no tape: not needed yet. */
+    /* The tape after the first passes, for each tt_parallel.zero and update; NULL until it is needed. */
     tt__built front[4][TT__COUNT(tt__update_names)];
-    tt_tape *scratch;       /* for estimates */
-    int forward, blocks;    /* instructions of its forward, and blocks whose activations may be offloaded */
-    /* Values that the backward reads and could compute again at some cost, in order; what a byte of each
-       costs, the instruction that computes it, and whether "attention" does it again. */
+    tt_tape *scratch;       /* the copy that estimates rewrite */
+    int forward, blocks;    /* number of forward instructions; of blocks whose activations may be offloaded */
+    /* The items: values that the backward reads and could recompute at some cost, in the order of the tape.
+       For each: cost per byte, the instruction that computes it, whether "attention" recomputes it. */
     int32_t *item; int n;
     double *price;
     int *made;
     bool *attention;
-    /* Of the last estimate: its peak, the last instruction of the forward that reads an item, and the first
-       behind it. */
+    /* For the last estimate: the instruction at the peak and, for each item, the last forward instruction and
+       the first later instruction that use the item. */
     int peak, *before, *after;
-    bool *banned;           /* items whose dropping was of no use */
-    bool *drop;             /* of each value, as tt__choice has it */
-    bool *set;              /* of each item, to be estimated */
+    bool *banned;           /* for each item: recomputing it saved no bytes */
+    bool *drop;             /* for each value, as tt__choice.drop */
+    bool *set;              /* for each item: the set to estimate */
     tt__candidate *list; int n_list, cap_list;
-    tt__candidate *kept; int n_kept, cap_kept; /* those of the search for the smallest, if set aside */
-    uint64_t searched[8]; int n_searched; /* configurations whose smallest set was searched for */
-    int *level; int levels; /* candidates without a change of the configuration, from the cheapest on, each
-                               with fewer bytes than those before it */
-    double best;            /* the fewest seconds of a candidate that fits */
-    int64_t left;           /* instructions that estimates may go through */
-    bool all;               /* configurations and sets are candidates, at all paces */
+    tt__candidate *kept; int n_kept, cap_kept; /* candidates set aside by the search for the smallest */
+    uint64_t searched[8]; int n_searched; /* hashes of configurations whose smallest set was searched for */
+    int *level; int levels; /* candidates with the configuration of `base`, from the cheapest on, each with
+                               fewer bytes than the one before */
+    double best;            /* min seconds of the candidates that fit */
+    int64_t left;           /* number of instructions that estimates may still process */
+    bool all;               /* all configurations with all sets are candidates, at all paces */
 } tt__chooser;
 
-/* Makes *to, which has arrays of its own, a copy of a tape between passes. */
+/* Copies a tape between passes into *to, which keeps its own arrays. */
 static bool tt__copy_into(tt_tape *to, const tt_tape *t)
 {
     const tt_tape arrays = *to;
@@ -112,7 +112,7 @@ static bool tt__copy_into(tt_tape *to, const tt_tape *t)
     to->values = arrays.values;
     to->code = arrays.code;
     to->axes = arrays.axes;
-    to->lists = arrays.lists; /* no pass changes them */
+    to->lists = arrays.lists; /* no pass changes lists */
     to->cap_values = arrays.cap_values;
     to->cap_code = arrays.cap_code;
     to->cap_axes = arrays.cap_axes;
@@ -147,7 +147,7 @@ static double tt__flops_at_capacity(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* FLOPs of what a program computes again. */
+/* Returns the FLOPs that a program recomputes. */
 static double tt__flops_of_copies(const tt_tape *t)
 {
     double flops = 0;
@@ -158,7 +158,8 @@ static double tt__flops_of_copies(const tt_tape *t)
 
 /* -------- estimates */
 
-/* Where the items are read. */
+/* Finds the last use of each item in the forward and the first use after it (c->before, c->after; -1: none).
+   number: scratch memory, one entry per value. */
 static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
 {
     const int forward = tt__forward_of(t);
@@ -177,10 +178,10 @@ static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
         }
 }
 
-/* The program after the first passes, as the options have it. */
+/* Returns the tape after the first passes, with the options' zero and update. */
 static const tt__built *tt__front(const tt__chooser *c) { return &c->front[c->base.zero][c->base.update]; }
 
-/* A choice with the values of a set. */
+/* Returns a choice that recomputes the items of a set. The result's `drop` is c->drop. */
 static tt__choice tt__with_set(tt__chooser *c, tt__choice how, const bool *set)
 {
     for (int n = 0; n < c->n; n++) c->drop[c->item[n]] = set[n];
@@ -196,19 +197,19 @@ static uint64_t tt__hash_choice(const tt__chooser *c, const tt__choice *x, const
     return tt__hash_on(tt__hash_on(TT__HASH_BEGIN, numbers, sizeof numbers), set, (size_t)c->n);
 }
 
-/* Micro-batches of a step that choices are made for. */
+/* Returns the number of micro-batches per step for which choices are made. */
 static int tt__micros_of(const tt__settings *s)
 {
     return s->options.accumulate ? (int)tt__max(1, s->options.parallel.micros) : 1;
 }
 
-/* May smaller groups need less? A program's peak is where its groups are. */
+/* Returns whether smaller groups may need fewer bytes: whether the peak is at a group of instructions. */
 static bool tt__is_at_groups(const tt_tape *t, int peak)
 {
     return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_LAP);
 }
 
-/* What a rewritten tape costs and needs. */
+/* Computes the cost and the bytes of a rewritten tape. */
 static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
 {
     tt_program *p = c->job.p;
@@ -244,12 +245,12 @@ static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
     x->cuts = b->t->cuts;
     x->raised = !slowest || !(overlaps || b->t->cuts);
     const double cuts = (double)b->t->cuts * tt__micros_of(&p->settings);
-    const double compute = r.compute - cuts * p->settings.costs.launch; /* in larger groups */
+    const double compute = r.compute - cuts * p->settings.costs.launch; /* with larger groups */
     x->floor = x->raised ? x->seconds : overlaps ? fmax(compute, links) : compute + r.exposed;
     return TT_OK;
 }
 
-/* Adds a candidate. `set` is copied. */
+/* Adds a candidate and estimates its cost and bytes. `set` is copied. */
 static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool *set)
 {
     tt__built b, *front = &c->front[how->zero][how->update];
@@ -268,19 +269,19 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     b = *front;
     b.t = c->scratch;
     if (!tt__copy_into(b.t, front->t)) return TT_ERR_MEMORY;
-    const bool verify = c->ctx->options.verify; /* what is built is verified */
+    const bool verify = c->ctx->options.verify; /* builds are verified, estimates are not */
     const tt__choice choice = tt__with_set(c, *how, set);
     c->ctx->options.verify = false;
     status = tt__end_build(&b, &c->job.p->settings, &choice);
     c->ctx->options.verify = verify;
     if (status == TT_OK) status = tt__weigh(c, &b, x);
-    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* a copy has all stages */
+    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* copied: all stages */
     if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
     else if (x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
     return status;
 }
 
-/* The number of a candidate, -1 if it is none yet. */
+/* Returns the number of a candidate, -1 if the choice is no candidate yet. */
 static int tt__find_candidate(const tt__chooser *c, const tt__choice *how, const bool *set)
 {
     const uint64_t hash = tt__hash_choice(c, how, set);
@@ -288,7 +289,7 @@ static int tt__find_candidate(const tt__chooser *c, const tt__choice *how, const
     return -1;
 }
 
-/* Has a choice among the candidates; *at: its number. */
+/* Adds a choice to the candidates unless it is one already. *at: the candidate's number. */
 static tt_status tt__consider(tt__chooser *c, const tt__choice *how, const bool *set, int *at)
 {
     *at = tt__find_candidate(c, how, set);
@@ -299,7 +300,8 @@ static tt_status tt__consider(tt__chooser *c, const tt__choice *how, const bool 
 
 static bool tt__may_fit(const tt__chooser *c, int k) { return c->list[k].bytes <= c->budget; }
 
-/* A choice at the slowest pace, which needs least memory: nothing runs ahead, and nothing moves together. */
+/* Returns a choice at the slowest pace, which needs the least memory: no copy runs ahead, and each
+   instruction is a group of its own. */
 static tt__choice tt__at_slowest(tt__choice how)
 {
     how.ahead = 0;
@@ -307,8 +309,9 @@ static tt__choice tt__at_slowest(tt__choice how)
     return how;
 }
 
-/* Groups are not halved first, and then, where the largest of all has so many bytes, as often as it takes;
-   where that fits, the largest that do are found in the other trials. -1: as before. */
+/* Returns how often trial number `trial` halves the bytes of a group; -1: the trial changes nothing. grouped:
+   bytes of the largest group; 0: smaller groups do not help. Trial 0 does not halve, trial 1 runs each
+   instruction alone. If trial 1 fits, the later trials find the largest groups that fit. */
 enum { TT__HALVINGS = 5 };
 static int tt__halved(size_t grouped, int trial)
 {
@@ -320,15 +323,15 @@ static int tt__halved(size_t grouped, int trial)
     return least + trial - 2 < TT__ONE_BY_ONE ? least + trial - 2 : -1;
 }
 
-/* Adds candidate k of the slowest pace at faster paces: for each number of blocks ahead, with the largest
-   groups that fit, or with all. */
+/* Adds faster paces of candidate k, which has the slowest: for each number of blocks ahead, the largest
+   groups that fit or, if c->all, all sizes of groups. */
 static tt_status tt__raise(tt__chooser *c, int k)
 {
     tt_status status = TT_OK;
-    bool largest = false; /* fit */
+    bool largest = false; /* a pace with the largest groups fits */
     if (c->list[k].raised) return TT_OK;
     c->list[k].raised = true;
-    c->list[k].floor = c->list[k].seconds; /* as it is */
+    c->list[k].floor = c->list[k].seconds; /* from now on, the seconds at its own pace */
     const tt__candidate was = c->list[k];
     for (int ahead = c->base.ahead; ahead >= !was.cuts && status == TT_OK; ahead--) {
         if (largest && !c->all) break;
@@ -342,7 +345,7 @@ static tt_status tt__raise(tt__chooser *c, int k)
             const int64_t left = c->left;
             status = tt__consider(c, &how, was.set, &at);
             if (status != TT_OK) break;
-            if (trial || !ahead) c->left = left; /* is for configurations */
+            if (trial || !ahead) c->left = left; /* the count is meant for configurations */
             c->list[at].level = was.level;
             c->list[at].both = was.both;
             if (trial == 0 && (c->all || c->list[at].parts)) grouped = c->list[at].grouped;
@@ -354,9 +357,10 @@ static tt_status tt__raise(tt__chooser *c, int k)
     return status;
 }
 
-/* -------- what is computed again */
+/* -------- recomputation */
 
-/* Cost of an instruction and of those whose results are not there when it is run again. */
+/* Returns the cost to run instruction `at` again, with the instructions, at most `depth` levels back, whose
+   results are not saved. */
 static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int at, int depth)
 {
     const tt__instr *i = &r->t->code[at];
@@ -371,7 +375,7 @@ static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int 
     return cost;
 }
 
-/* Room for the items, of which there are none yet. */
+/* Allocates the arrays for items; the list of items is still empty. */
 static tt_status tt__items_open(tt__chooser *c)
 {
     const size_t most = (size_t)tt__front(c)->t->n_values;
@@ -388,7 +392,7 @@ static tt_status tt__items_open(tt__chooser *c)
     return TT_OK;
 }
 
-/* Lists the items. */
+/* Lists the items, with their costs per byte. */
 static void tt__list_items(tt__chooser *c)
 {
     tt_tape *t = tt__front(c)->t;
@@ -405,7 +409,7 @@ static void tt__list_items(tt__chooser *c)
             const bool own = x->base == v && !asked;
             const bool main = o == 0 || (tt__is(i, TT__ACTIVATES) && i->attr.act);
             if (!own || !main || tt__is(i, TT__LOSS) || !tt__is_saved(&r, v)) continue;
-            if (tt__recomputation(&r, v, &deep).op >= 0) continue; /* is done anyway */
+            if (tt__recomputation(&r, v, &deep).op >= 0) continue; /* policy "cheap" recomputes it anyway */
             c->price[c->n] = tt__cost_again(c, &r, k, 8) / (double)tt__storage_bytes(x);
             c->made[c->n] = k;
             c->attention[c->n] = tt__is(i, TT__AGAIN_ATTENTION) && !tt__is(i, TT__AGAIN_KEPT);
@@ -413,8 +417,9 @@ static void tt__list_items(tt__chooser *c)
         }
 }
 
-/* Of the items that live over the peak and nobody uses there, the one that costs least a byte; among equals
-   the earliest, whose blocks have most room when they are computed again. -1: none. */
+/* Returns the item with the least cost per byte among those that are live at the peak but not used there; -1
+   if there is none. Among items whose costs are within 2%, the earliest: its block has the most memory free
+   when it is recomputed. */
 static int tt__next_item(const tt__chooser *c)
 {
     int best = -1;
@@ -425,7 +430,8 @@ static int tt__next_item(const tt__chooser *c)
     return best;
 }
 
-/* From c->set on, `at_once` items at a time, those that are best to drop. */
+/* Adds candidates that recompute more and more items: starts from c->set and adds the best `at_once` items at
+   a time. Bans items whose recomputation needs more bytes than keeping them. */
 static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once)
 {
     int *dropped = (int *)tt__alloc(c->ctx, sizeof *dropped * (size_t)at_once);
@@ -440,19 +446,20 @@ static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once
         if (many) status = tt__estimate(c, how, c->set);
         if (status != TT_OK) break;
         const size_t now = c->list[c->n_list - 1].bytes;
-        const bool worse = now > before; /* computing them again takes more than they did */
+        const bool worse = now > before; /* recomputing them needs more bytes than keeping them */
         for (int k = 0; k < many && worse; k++) {
             c->set[dropped[k]] = false;
             c->banned[dropped[k]] = true;
         }
-        if (worse) status = tt__estimate(c, how, c->set); /* where its peak is */
+        if (worse) status = tt__estimate(c, how, c->set); /* finds the peak again */
         else before = now;
     }
     tt__free(c->ctx, dropped);
     return status;
 }
 
-/* Whole blocks, the first so many, without and with what attention computes in the others. */
+/* Adds candidates that recompute the first blocks as a whole, for up to 32 numbers of blocks, without and
+   with the attention items of the other blocks. */
 static tt_status tt__try_blocks(tt__chooser *c, const tt__choice *how)
 {
     const tt_tape *t = tt__front(c)->t;
@@ -474,7 +481,7 @@ static double tt__price_of(const tt__chooser *c, const tt__candidate *x)
     return c->by_seconds ? x->floor : x->flops;
 }
 
-/* Another candidate is better in one way and as good in the other. */
+/* Returns whether another candidate is better in cost or bytes, and no worse in the other. */
 static bool tt__is_dominated(const tt__chooser *c, const tt__candidate *x)
 {
     const double cost = tt__price_of(c, x);
@@ -485,9 +492,9 @@ static bool tt__is_dominated(const tt__chooser *c, const tt__candidate *x)
     return false;
 }
 
-/* One item more or less than the best candidates have, and so on, until no more than `left` instructions may
-   be gone through (Paquete, Chiarandini, Stuetzle: "Pareto local optimum sets in the biobjective traveling
-   salesman problem", 2004). */
+/* Adds candidates that differ by one item from candidates that no other dominates, and repeats this with the
+   new ones until c->left has fallen to `left` (Paquete, Chiarandini, Stuetzle: "Pareto local optimum sets in
+   the biobjective traveling salesman problem", 2004). */
 static tt_status tt__try_neighbours(tt__chooser *c, const tt__choice *how, int64_t left)
 {
     tt_status status = TT_OK;
@@ -502,7 +509,7 @@ static tt_status tt__try_neighbours(tt__chooser *c, const tt__choice *how, int64
     return status;
 }
 
-/* Orders candidates by their cost; of those with the same, what needs least. */
+/* Orders candidates by cost; equal costs by bytes. */
 static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__chooser *c = (const tt__chooser *)arg;
@@ -511,14 +518,14 @@ static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
     return cost != other ? cost < other : x->bytes != y->bytes ? x->bytes < y->bytes : a < b;
 }
 
-/* Candidates that compute again more and more, of the configuration that changes nothing; the levels are the
-   best of them. */
+/* Adds candidates with the configuration of c->base that recompute more and more. The levels are the
+   candidates that no other dominates. */
 static tt_status tt__try_sets(tt__chooser *c)
 {
     tt__choice how = tt__at_slowest(c->base);
     tt_status status = TT_OK;
     int at;
-    const int64_t left = c->by_seconds ? TT__FOR_CONFIGURATIONS : 0; /* is to be left */
+    const int64_t left = c->by_seconds ? TT__FOR_CONFIGURATIONS : 0; /* reserved for configurations */
     const int64_t most = tt__max(64, (c->left - left) / (tt__front(c)->t->n_code + 1));
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     memset(c->banned, 0, sizeof *c->banned * (size_t)c->n);
@@ -530,7 +537,7 @@ static tt_status tt__try_sets(tt__chooser *c)
         if (status == TT_OK) status = tt__try_neighbours(c, &how, left);
     }
     uint32_t *order = (uint32_t *)tt__alloc(c->ctx, sizeof *order * (size_t)(c->n_list + 1));
-    tt__free(c->ctx, c->level); /* of an earlier search */
+    tt__free(c->ctx, c->level); /* the levels of an earlier search */
     c->levels = 0;
     c->level = (int *)tt__alloc(c->ctx, sizeof *c->level * (size_t)(c->n_list + 1));
     if (status == TT_OK && order && c->level) {
@@ -551,8 +558,8 @@ static tt_status tt__try_sets(tt__chooser *c)
 
 /* -------- configurations */
 
-/* A configuration with what a level computes again; unless `both`, but for blocks whose activations are
-   offloaded. */
+/* Adds a configuration with the items of a level. Unless `both`, leaves out items of blocks whose activations
+   are offloaded. */
 static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, bool both, int *at)
 {
     const tt__candidate *x = &c->list[c->level[level]];
@@ -569,8 +576,8 @@ static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, b
     return tt__may_fit(c, *at) && c->list[*at].floor < c->best ? tt__raise(c, *at) : TT_OK;
 }
 
-/* Finds the first level that fits, after the last. More levels are more computation, but may be less to move,
-   where `both`. */
+/* Tries the last level and, if that fits, finds the first level that fits. Higher levels recompute more but,
+   with `both`, may move less. */
 static tt_status tt__try_levels(tt__chooser *c, const tt__choice *how, bool both)
 {
     int at = 0, low = 0, high = c->levels - 1;
@@ -585,7 +592,7 @@ static tt_status tt__try_levels(tt__chooser *c, const tt__choice *how, bool both
     return status;
 }
 
-/* May a configuration be, where parameters have a home already? */
+/* Returns whether a configuration is possible, given where parameters are stored already. */
 static bool tt__is_allowed(const tt__chooser *c, const tt__choice *how)
 {
     const bool train = c->job.p->settings.options.train;
@@ -595,7 +602,7 @@ static bool tt__is_allowed(const tt__chooser *c, const tt__choice *how)
     return !c->offload || !(how->offload & TT__OUT_PARAMETERS) == !c->held_on_host;
 }
 
-/* Lists the configurations without offloaded activations into to[], of which there are at most 24. */
+/* Lists the configurations without offloaded activations into to[], and returns their number, at most 24. */
 static int tt__list_configurations(const tt__chooser *c, tt__choice *to)
 {
     int n = 0;
@@ -609,7 +616,7 @@ static int tt__list_configurations(const tt__chooser *c, tt__choice *to)
     return n;
 }
 
-/* All configurations with all levels and sets, of a small program. */
+/* Adds all configurations of a small program with all sets of items. */
 static tt_status tt__try_all(tt__chooser *c)
 {
     tt__choice list[24];
@@ -619,18 +626,19 @@ static tt_status tt__try_all(tt__chooser *c)
     c->all = true;
     for (int k = 0; k < n; k++)
         for (int block = 0; block <= blocks; block++)
+            /* The last round has no set: it keeps policy "none". */
             for (uint32_t sets = 0; sets <= (c->recompute ? 1u << c->n : 0) && status == TT_OK; sets++) {
                 tt__choice how = tt__at_slowest(list[k]);
                 if (block) how.offload |= TT__OUT_ACTIVATIONS;
                 if (block) how.activations = block;
-                if (c->recompute && sets >> c->n == 0) how.recompute = TT__RECOMPUTE_CHEAP; /* last, none */
+                if (c->recompute && sets >> c->n == 0) how.recompute = TT__RECOMPUTE_CHEAP;
                 for (int i = 0; i < c->n; i++) c->set[i] = sets >> i & 1;
                 status = tt__consider(c, &how, c->set, &at);
             }
     return status;
 }
 
-/* Finds the fewest blocks whose activations have to be offloaded, where nothing else is to be found. */
+/* Finds the smallest number of blocks whose activations must be offloaded, for programs with one level. */
 static tt_status tt__try_fewest(tt__chooser *c, tt__choice how)
 {
     tt_status status = TT_OK;
@@ -643,7 +651,7 @@ static tt_status tt__try_fewest(tt__chooser *c, tt__choice how)
     return status;
 }
 
-/* A configuration, and it with the activations of some of the blocks, if it could be the best. */
+/* Tries a configuration, alone and with the activations of all or half of the blocks offloaded. */
 static tt_status tt__try_configuration(tt__chooser *c, tt__choice how)
 {
     tt_status status = tt__try_levels(c, &how, false);
@@ -656,9 +664,9 @@ static tt_status tt__try_configuration(tt__chooser *c, tt__choice how)
     return status;
 }
 
-/* What the options themselves can say: each policy of recomputation ("none" was tried before) with nothing in
-   the host's memory, and "blocks" with activations and whatever else there, for each way to split what ranks
-   have. A search that ends early is no worse than these. */
+/* Tries the choices that options can name, for each zero: each policy of recomputation ("none" was tried
+   before) with nothing offloaded, and "blocks" with activations and other storages offloaded. So a search
+   that ends early is no worse than these. */
 static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
 {
     tt_status status = TT_OK;
@@ -682,14 +690,14 @@ static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
     return status;
 }
 
-/* Orders configurations by the fewest seconds that they could take. */
+/* Tries configurations in the order of their lower bounds of seconds, until no other can be better. */
 static tt_status tt__try_configurations(tt__chooser *c)
 {
     tt__choice list[24];
     double floor[24];
     const int n = tt__list_configurations(c, list);
     if (!n) return TT_OK;
-    tt__choice all = list[n - 1]; /* what saves most, so that what costs more need not be tried */
+    tt__choice all = list[n - 1]; /* the configuration that saves most: sets c->best early if it fits */
     int at;
     if (c->offload && c->blocks) all.offload |= TT__OUT_ACTIVATIONS;
     tt_status status = tt__consider_level(c, all, c->levels - 1, true, &at);
@@ -701,14 +709,14 @@ static tt_status tt__try_configurations(tt__chooser *c)
     for (int tried = 0; tried < n && status == TT_OK; tried++) {
         int next = 0;
         for (int k = 1; k < n; k++) if (floor[k] < floor[next]) next = k;
-        if (floor[next] >= c->best) return TT_OK; /* and so are all others */
+        if (floor[next] >= c->best) return TT_OK; /* the other floors are no lower */
         floor[next] = INFINITY;
         if (c->left > 0 || c->best == INFINITY) status = tt__try_configuration(c, list[next]);
     }
     return status;
 }
 
-/* The candidate that could be the cheapest of those that `room` has place for; -1: none. */
+/* Returns the cheapest candidate of at most `room` bytes whose placement has not failed; -1: none. */
 static int tt__cheapest(const tt__chooser *c, size_t room)
 {
     int best = -1;
@@ -725,7 +733,7 @@ static int tt__cheapest(const tt__chooser *c, size_t room)
 
 enum { TT__CHANGES = 18 };
 
-/* Changes a candidate by little, in way number `change`. False: there is no such change. */
+/* Makes small change number `change` to a candidate. Returns false if that change is impossible. */
 static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
 {
     static const int steps[] = {-4, -1, 1, 4};
@@ -746,7 +754,7 @@ static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
     return moves || x->level != level || change == 17;
 }
 
-/* The best candidate's neighbours, while one of them is better. */
+/* Adds the small changes of the best candidate, and repeats this while one of them is better. */
 static tt_status tt__try_changes(tt__chooser *c)
 {
     tt_status status = TT_OK;
@@ -766,8 +774,8 @@ static tt_status tt__try_changes(tt__chooser *c)
     return status;
 }
 
-/* Is a program so small that all configurations with all sets can be candidates? Of a large one these are too
-   many, where each is tried at many paces. */
+/* Returns whether a program is so small that all configurations with all sets can be candidates. Where paces
+   count, a large program would have too many. */
 static bool tt__is_small(const tt__chooser *c)
 {
     tt__choice list[24];
@@ -777,12 +785,12 @@ static bool tt__is_small(const tt__chooser *c)
     return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most);
 }
 
-/* Lists candidates: all, of a small program, or levels of recomputation and then configurations. */
+/* Lists candidates: for a small program all; else levels of recomputation, configurations, small changes. */
 static tt_status tt__list_candidates(tt__chooser *c)
 {
     if (tt__is_small(c)) return tt__try_all(c);
     tt_status status = tt__try_sets(c);
-    c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* sets of a large program may have taken more */
+    c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* sets of a large program may have used more */
     if (status == TT_OK && c->by_seconds) status = tt__try_configurations(c);
     c->left = tt__max(c->left, TT__FOR_CHANGES);
     if (status == TT_OK && c->by_seconds) status = tt__try_changes(c);

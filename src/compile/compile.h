@@ -17,8 +17,9 @@
 
 /* ------------------------------------------------------------------------------------------------- commit */
 
-/* Gives persistent storage v a place in the program's arena, if it has none: right behind `before`, unless
-   that is 0. What pads that to the arena's alignment is then behind both. */
+/* Gives persistent storage v a place in the program's arena, unless v has one: directly after storage
+   `before`, or at the end if that is 0. The padding of `before` to the arena's alignment then follows v.
+   Returns whether v got a place. */
 static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
@@ -51,7 +52,8 @@ static void tt__place_persistent(tt_program *p)
             before = tt__place_in_arena(p, next, before) ? next : 0;
 }
 
-/* Puts a built program into the arena of `share`, or into a new one. After an error nothing has changed. */
+/* Puts a built program into arena `shared`, or into a new arena if that is NULL. After an error nothing has
+   changed. */
 static tt_status tt__commit(tt_program *p, tt__arena *shared)
 {
     tt_context *ctx = p->ctx;
@@ -86,8 +88,8 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     return TT_OK;
 }
 
-/* What runs on a rank need beside the arena. Of a rank of another process only the rows and which inputs are
-   set are known. */
+/* Allocates the program's state on a rank, apart from the arena. A rank of another process only has the rows
+   of axes and the states of inputs. */
 static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
@@ -138,7 +140,7 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
                     s->options.parallel.data, s->options.parallel.tensor);
 }
 
-/* Tells a program which stage of a pipeline it is of. */
+/* Sets the stage of a program and the stage's max number of micro-batches in flight. */
 static void tt__set_stage(tt__settings *s, int stage)
 {
     const tt_parallel *p = &s->options.parallel;
@@ -148,7 +150,7 @@ static void tt__set_stage(tt__settings *s, int stage)
     s->in_flight = p->pipeline == 1 ? 0 : gpipe ? micros : (int)tt__min(micros, p->pipeline - stage);
 }
 
-/* Keeps tt_compile_options.tune. */
+/* Copies tt_compile_options.tune into the program. */
 static tt_status tt__keep_tune(tt_program *p, const char *tune)
 {
     p->tunes = tune && strcmp(tune, "off") != 0;
@@ -166,14 +168,14 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
-    if (status == TT_OK && !p->rank) { /* of a pipeline, the stages' in common */
+    if (status == TT_OK && !p->rank) { /* the stages of a pipeline share the array */
         p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)p->settings.crew->ranks);
         if (!p->rank) status = TT_ERR_MEMORY;
     }
     if (status == TT_OK) status = tt__build_chosen(&job);
     if (status == TT_OK) status = tt__make_ranks(p);
     if (status == TT_OK) status = tt__keep_tune(p, o->tune);
-    tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
+    tt_compile_options *kept = &p->settings.options; /* the caller may free these strings after tt_compile */
     kept->precision = kept->residual = kept->matmul = kept->recompute = kept->offload = kept->device = NULL;
     kept->update = NULL;
     kept->share = NULL;
@@ -183,7 +185,8 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     return status == TT_OK ? tt__commit(p, job.shared) : status;
 }
 
-/* Counts the numbers in a program's parameters, and those in parameters that tensor ranks have in parts. */
+/* Counts the elements of a program's parameters (*all), and those of parameters that the tensor ranks divide
+   (*split). */
 static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
 {
     *all = *split = 0;
@@ -197,7 +200,7 @@ static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
     }
 }
 
-/* Tells the logger of tensor ranks that all do the same. */
+/* Warns if all tensor ranks do the same work because no parameter is divided. */
 static void tt__tell_unsplit(const tt_program *p)
 {
     int64_t all, split;
@@ -208,7 +211,7 @@ static void tt__tell_unsplit(const tt_program *p)
             (int)TT__TENSOR_LEAST);
 }
 
-/* Is an input read by a stage? */
+/* Returns whether any stage reads input v. */
 static bool tt__reads_input(const tt_program *p, int32_t v)
 {
     bool read = false;
@@ -217,13 +220,13 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
     return read;
 }
 
-/* Of the stages that do not fit, the error of the one that needs most, and the largest of the smallest
-   possible. */
+/* The stages that exceed the budget: the error of the stage that needs the most bytes, and the max over these
+   stages of the bytes of the smallest possible program. */
 typedef struct tt__short_stages {
-    size_t needs, advised;  /* of the stage of the error */
-    size_t most;            /* tt_context.advised of a stage, ... */
-    int at;                 /* ... and its number */
-    char error[TT__ERROR];  /* "": all fit */
+    size_t needs, advised;  /* tt_context.needs and advised of the stage with that error */
+    size_t most;            /* max of tt_context.advised over the stages, */
+    int at;                 /* and the stage that has that max */
+    char error[TT__ERROR];  /* "": all stages fit */
 } tt__short_stages;
 
 static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r)
@@ -235,8 +238,8 @@ static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r
     memcpy(r->error, ctx->error, sizeof r->error);
 }
 
-/* Fails with the error, whose number is enough for all stages. Where the smallest possible that it advises is
-   too little for another stage, that stage's is named behind it. */
+/* Fails with the error of the stage that needs the most bytes: that budget is enough for all stages. Adds
+   the smallest possible program of another stage if that needs more bytes than the error advises. */
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
@@ -246,13 +249,13 @@ static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
                     TT__ERROR - 80, r->error, r->at, tt__say_bytes(ctx, r->most, said));
 }
 
-/* Compiles the other stages of a pipeline, of which p is the first, which has come to `status`. */
+/* Compiles the other stages of a pipeline. p: the first stage, whose compilation returned `status`. */
 static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t root,
                                     const tt_compile_options *o, tt_status status)
 {
     const int stages = p->settings.options.parallel.pipeline;
     const size_t values = (size_t)t->n_values;
-    const bool all = !p->ctx->searches; /* are compiled, also after one that does not fit */
+    const bool all = !p->ctx->searches; /* stages are compiled, even after one exceeds the budget */
     tt__short_stages refused;
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
@@ -281,7 +284,7 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* What the programs of all processes must have in common, a line of each; the bits depend on it. */
+/* Prints, one per line, the facts that must be equal in all processes: the bits of results depend on them. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -319,7 +322,7 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
     tt__print(&text, "program of %d instructions\n", p->built.t->n_code);
 }
 
-/* All processes have come to `where` without an error, and with the same lines of text. */
+/* Waits until all processes reach `where`. Fails if one has an error, or if their lines of text differ. */
 static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status status, char own[TT__NOTE])
 {
     tt__net *n = ctx->net;
@@ -341,7 +344,7 @@ static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status s
     return status;
 }
 
-/* All processes have compiled, and the same. */
+/* Fails unless all processes have compiled the same program without an error. */
 static tt_status tt__agree_program(tt_context *ctx, const tt_program *p, tt_status status)
 {
     char own[TT__NOTE] = {0};
@@ -349,7 +352,7 @@ static tt_status tt__agree_program(tt_context *ctx, const tt_program *p, tt_stat
     return tt__agree_lines(ctx, "tt_compile", status, own);
 }
 
-/* The program, with the stages behind it; *status tells how that went. NULL: out of memory. */
+/* Compiles a program with all its stages. Returns NULL only when out of memory; *status tells of errors. */
 static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_options *o, tt_status *status)
 {
     tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
@@ -369,7 +372,7 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
     return p;
 }
 
-/* Bytes that memory_budget counts of a program, or of that stage of a pipeline which needs most. */
+/* Returns the bytes that memory_budget counts for a program; for a pipeline, those of its largest stage. */
 static size_t tt__bytes_of_largest_stage(tt_program *p)
 {
     size_t most = 0;
@@ -382,9 +385,9 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
     return most;
 }
 
-/* Adds to the error of a plan that exceeds memory_budget what the plan needs in precision "bf16-true"; where
-   that is too much, with recompute "budget", unless the error names less already. Programs that share an
-   arena have one precision, so with `share` nothing is added. */
+/* Adds to the error of a plan that exceeds memory_budget the bytes that the plan needs in precision
+   "bf16-true" or, if these exceed the budget, with recompute "budget" besides, unless the error already names
+   fewer bytes. Adds nothing with `share`, as programs that share an arena have one precision. */
 static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     tt_context *ctx = t->ctx;
@@ -406,7 +409,7 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
         if (status != TT_OK && status != TT_ERR_BUDGET) break;
         const bool fits = status == TT_OK, last = fits || budget || k;
         if (!last) continue;
-        if (!fits && advised && bytes >= advised) break; /* other options do better */
+        if (!fits && advised && bytes >= advised) break; /* other options need fewer bytes */
         const size_t used = strlen(error);
         snprintf(error + used, sizeof error - used, "; %s%s%s %s %s%s",
                  tt__say_option(ctx, "precision", "bf16-true", precision), k ? " with " : "",
@@ -427,7 +430,7 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     tt_program *p = tt__compile_all(t, root, o, &status);
     if (!p) return NULL;
     if (status == TT_ERR_BUDGET) {
-        tt_program_free(p); /* a stage that fits holds its parameters in the precision asked for */
+        tt_program_free(p); /* a stage that fits would hold its parameters in the old precision */
         p = NULL;
         tt__advise_precision(t, root, o);
     }

@@ -20,9 +20,10 @@
 #include "program.h"
 
 /* ---------------------------------------------------------------------------------------- the list of passes
-   Which passes run, and in which order. */
+   The passes that run, in order. */
 
-/* Marks the values with a trainable parameter behind them, which may have been frozen after recording. */
+/* Sets needs_grad of the values that depend on a trainable parameter. Parameters may have been frozen or
+   unfrozen since the tape was recorded. */
 static void tt__mark_gradients(tt_tape *t)
 {
     for (int32_t v = 1; v < t->n_values; v++) {
@@ -38,7 +39,7 @@ static void tt__mark_gradients(tt_tape *t)
         t->values[v].needs_grad = t->values[t->values[v].base].needs_grad;
 }
 
-/* Runs a pass and then the verifier; returns from the function that it stands in after an error. */
+/* Runs a pass and then the verifier. After an error, returns from the enclosing function. */
 #define TT__PASS(t, name, call) \
     do { \
         tt_status passed = (call); \
@@ -46,8 +47,8 @@ static void tt__mark_gradients(tt_tape *t)
         if (passed != TT_OK) return passed; \
     } while (0)
 
-/* The first passes: a tape that is to train gets the backward of its loss. Of choices, only what tt__spread_
-   tape reads makes a difference to them. */
+/* Runs the first passes, which add the backward of the loss to a tape that trains. Only the fields of a
+   choice that tt__spread_tape reads affect these passes. */
 static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 {
     tt_tape *t = b->t;
@@ -83,7 +84,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
     return TT_OK;
 }
 
-/* The other passes: what is computed again, shared between ranks, updated and moved. */
+/* Runs the last passes: recomputation, collectives, updates, offload and overlap. */
 static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__choice *choice)
 {
     tt_tape *t = b->t;
@@ -103,7 +104,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations,
                                              choice->halved));
     TT__PASS(t, "settings", tt__pass_settings(t));
-    /* Not where ranks are to have the same bits, however many they are, nor where memory is what counts. */
+    /* No joining where the bits must not depend on the number of ranks, nor where memory is scarce. */
     const bool spread = t->data > 1 || t->slots > 1 || t->tensor > 1;
     const bool scarce = s->options.memory_budget || choice->offload;
     if (!s->kind->host && !spread && !scarce) TT__PASS(t, "join", tt__pass_join(t, b->root));

@@ -13,103 +13,107 @@
 
 /* ===========================================================================================================
    COMPILE                                                                                        src/compile/
-   Makes a program of a tape: checks the options, runs the passes and plans memory; nothing is allocated
-   on the device. Uses all above.
+   Compiles a tape into a program: checks the options, runs the passes and plans the memory. Allocates
+   nothing on the device. Uses all sections above.
    ======================================================================================================== */
 
-/* The launches of a segment as a device has recorded them. Those of a micro-batch are for runs with the
-   same numbers of rows; the update has none. */
+/* A device's recording of the launches of a stretch. A recording of a micro-batch serves only runs with the
+   same numbers of rows. */
 typedef struct tt__recording {
-    void *made;             /* the device's; NULL: such a run was met once */
+    void *made;             /* the device's recording; NULL: this run was seen only once */
     tt__segment segment;
-    int first;              /* the number of its first instruction */
-    bool later;             /* gradients are added to */
-    int slot;               /* that of these gradients; for sums, how many slots have contents */
-    int64_t *rows;          /* of each axis; NULL: this entry is free */
-    int credit;             /* gained when it is used, lost when another run finds no entry */
+    int first;              /* number of the stretch's first instruction */
+    bool later;             /* the run adds to gradients of earlier micro-batches */
+    int slot;               /* slot of the gradients; for sums, the number of slots in use */
+    int64_t *rows;          /* rows of each axis; NULL: this entry is free */
+    int credit;             /* rises when the recording is used, falls when another run finds no entry */
 } tt__recording;
 enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
 
-/* Where an input is copied from when the device's memory is not the host's: two buffers in turn, each with
-   the event after which it may be written again. arrived: bytes that wait at its arrival for the next run. */
+/* The host's buffers from which an input is copied to a device with memory of its own: two that alternate,
+   each with the event after which it may be written again. arrived: bytes of the next run's input that are
+   at the input's arrival (tt__value.arrival). */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; size_t arrived; } tt__staged;
 
-/* What tt_compile_options.update, matmul and recompute name. */
+/* The values that tt_compile_options.update, matmul and recompute name. */
 typedef enum tt__update { TT__UPDATE_END, TT__UPDATE_BACKWARD, TT__UPDATE_HOST } tt__update;
 static const char *const tt__update_names[] = {"end", "backward", "host"};
 static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
-/* tt_compile_options, checked, with what their names stand for. */
+/* The checked tt_compile_options, with the values that their words name. */
 typedef struct tt__settings {
-    tt_compile_options options; /* parallel: without zeros */
+    tt_compile_options options; /* in `parallel`, defaults replace zeros */
     const tt__device_kind *kind;
     tt__crew *crew;
-    int threads;            /* of a rank on the device "cpu" */
-    int stage;              /* of a pipeline, that the program is of */
-    int in_flight;          /* most micro-batches that it has between their forward and their backward */
+    int threads;            /* threads of a rank on the device "cpu" */
+    int stage;              /* the program's stage of the pipeline */
+    int in_flight;          /* max number of micro-batches between their forward and their backward */
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute recompute;
-    unsigned offload;       /* what lies in the host's memory: TT__OUT_ flags */
-    bool offload_fits, zero_fits; /* they say "budget" */
+    unsigned offload;       /* the storages kept in the host's memory: TT__OUT_ flags */
+    bool offload_fits, zero_fits; /* `offload` and `parallel.zero` are "budget" */
     tt__update update;
     tt__memory_kind memory;
     bool scales;            /* the loss scale changes */
     tt_costs costs;
 } tt__settings;
 
-enum { TT__AHEAD = 2 }; /* tt__choice's, of devices that have streams */
+enum { TT__AHEAD = 2 }; /* tt__choice.ahead on devices that have streams */
 
-/* What may differ between programs of the same settings, to fit a budget. */
+/* The decisions that may differ between programs of the same settings, to fit a budget. */
 typedef struct tt__choice {
     tt__recompute recompute;
     unsigned offload;       /* TT__OUT_ flags */
-    int activations;        /* with TT__OUT_ACTIVATIONS: of so many blocks, but not of the last */
+    int activations;        /* with TT__OUT_ACTIVATIONS: blocks to offload at most, never the last */
     tt__update update;
-    int ahead;              /* blocks that copies and collectives may run ahead; 0: none runs beside */
-    int blocks;             /* "blocks": the first so many are computed again; INT_MAX: all but the last */
-    const bool *drop; int n_drop; /* of each of the first values: computed again whatever `recompute` is */
-    int zero;               /* tt_parallel's */
-    bool arrivals;          /* inputs are copied to the device while the run before is under way */
-    int halved;             /* how often TT__OFFLOAD_TOGETHER is, to TT__ONE_BY_ONE */
+    int ahead;              /* blocks that copies and collectives may run ahead; 0: no overlap */
+    int blocks;             /* "blocks" recomputes this many first blocks; INT_MAX: all but the last */
+    const bool *drop; int n_drop; /* for each of the first values: recomputed whatever `recompute` is */
+    int zero;               /* as tt_parallel.zero */
+    bool arrivals;          /* inputs are copied to the device during the run before theirs */
+    int halved;             /* times that TT__OFFLOAD_TOGETHER is halved, at most TT__ONE_BY_ONE */
 } tt__choice;
 
-/* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
+/* A tape that is ready to run. Persistent storages have no place yet, as that depends on the arena. */
 typedef struct tt__built {
-    tt_tape *t;             /* a copy of the caller's, rewritten */
-    uint64_t recorded;      /* hash of the caller's and of the root */
+    tt_tape *t;             /* the rewritten copy of the caller's tape */
+    uint64_t recorded;      /* hash of the caller's tape and of the root */
     int32_t root;
     tt__box *box;           /* places of transient storages and workspaces */
     int n_boxes;
-    size_t transient;       /* bytes that these take */
-    size_t bound;           /* the largest sum of such bytes live at once ... */
-    int peak_at;            /* ... and the instruction where it is */
-    /* Bytes in the host's memory of a program alone; behind these, what only data rank 0 has. */
+    size_t transient;       /* bytes of the region that holds the boxes on the device */
+    size_t bound;           /* max bytes of these boxes live at one instruction, */
+    int peak_at;            /* and the number of that instruction */
+    /* Bytes of the host's memory that belong to this program alone; host_of_first: after the other two, bytes
+       that only data rank 0 has. */
     size_t host_persistent, host_transient, host_of_first;
-    size_t of_first;        /* bytes on the device of what only data rank 0 has */
-    int together;           /* most instructions that run together */
-    int under_way;          /* most that have been started on other streams and are not waited for yet */
-    /* Of a pipeline's stage: one more than the SEND to the next stage and to the one before, and the segment
-       that first writes what that sends. */
+    size_t of_first;        /* bytes on the device that only data rank 0 has */
+    int together;           /* max number of instructions that run together */
+    int under_way;          /* max number of instructions in flight on other streams */
+    /* For a stage of a pipeline: one more than the number of the SEND to the next stage ([0]) and to the
+       previous stage ([1]), and the segment that first writes the operand of that SEND. */
     int send[2];
     tt__segment sends_from[2];
-    tt__replay replay;      /* of a step */
-    int forward_values;     /* values with smaller numbers are the forward's, the same for any choice */
-    int blocks;             /* whose activations can be offloaded */
+    tt__replay replay;      /* the costs of a step */
+    int forward_values;     /* values with smaller numbers are the forward's, equal for any choice */
+    int blocks;             /* number of blocks whose activations can be offloaded */
 } tt__built;
 
-/* What tt_set has left of an input: nothing since the last run, its data, or data that an update, or a run or
-   tt_set of another program of the arena, has written over. */
+/* The state of an input. UNSET: tt_set was not called since the last run. SET: its data is in place.
+   OVERWRITTEN: an update, or a run or tt_set of another program of the arena, has overwritten the data. */
 typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_state;
 
-/* What has been started on another stream, and is not waited for yet. */
+/* An instruction in flight on another stream. */
 typedef struct tt__started {
     int at;                 /* one more than the number of the instruction; 0: this entry is free */
-    void *done;             /* an event, after it */
+    void *done;             /* the event after the instruction */
 } tt__started;
 
-/* What a stage passes on of a micro-batch: events; to a stage in another process, messages on their way. */
+/* The state of a stage's transfers for one micro-batch, by direction: 0: towards the last stage, 1: towards
+   the first. sent: the event after which the value that this stage sends is ready. taken: the event after
+   which this stage has copied the value that it receives. part: messages in flight to another process. */
 enum { TT__PARTS = 8 };
 typedef struct tt__passed {
     void *sent[2], *taken[2];
@@ -117,94 +121,93 @@ typedef struct tt__passed {
     int parts[2];
 } tt__passed;
 
-/* The run at hand on a rank. */
+/* The current run on a rank. */
 typedef struct tt__now {
-    int64_t round;          /* of the step: the micro-batch is that number of its data rank */
+    int64_t round;          /* round of the step: the number of the micro-batch on its data rank */
     int present;            /* data ranks that have a micro-batch in this round */
-    bool later;             /* what adds from the second lap on does add */
-    const int64_t *rows;    /* of each axis, instead of those that are set; NULL: these */
+    bool later;             /* instructions that add from the second lap on do add */
+    const int64_t *rows;    /* rows of each axis; NULL: tt__rank.axis_rows applies */
 } tt__now;
 
-/* What a program has for each rank, beside the arena's memory there. */
+/* The state of a program on one rank, apart from the arena's memory. */
 typedef struct tt__rank {
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
-    unsigned char *input;   /* of each value, a tt__input_state */
-    int inputs_set;         /* values that are TT__SET */
-    tt__results results;    /* as read last */
-    double flops;           /* of the micro-batch that was run last */
-    char *staging;          /* buffers of all inputs, and `found`; NULL on the host's device */
-    tt__results *found;     /* where results of a step come that are read later ... */
-    void *has_found;        /* ... and the event after which they are there */
-    tt__staged *staged;     /* of each input */
-    char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by which way they go */
-    char *host;             /* values in the host's memory (tt__host_region) */
-    tt__launch *launches;   /* of instructions that run together */
-    tt__mat *peers;         /* operands of these in other ranks */
-    void *ready;            /* an event, with which other streams wait for that of computation */
-    void *taken;            /* ... and copies to arrivals for those from there */
-    /* Of a pipeline's stage, for each of `in_flight` micro-batches: what goes to the next stage (0) and to
-       the one before (1) is there; what has come that way has been taken. */
+    unsigned char *input;   /* a tt__input_state for each value */
+    int inputs_set;         /* number of values that are TT__SET */
+    tt__results results;    /* results that were read last */
+    double flops;           /* FLOPs of the last micro-batch */
+    char *staging;          /* host memory for inputs' buffers, `found` and messages; NULL: not needed */
+    tt__results *found;     /* a step's results, copied here to be read later, */
+    void *has_found;        /* and the event after that copy */
+    tt__staged *staged;     /* one for each value */
+    char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by direction */
+    char *host;             /* memory for the values on the host (tt__host_region) */
+    tt__launch *launches;   /* launches of instructions that run together */
+    tt__mat *peers;         /* operands of `launches` on other ranks */
+    void *ready;            /* the event by which other streams wait for the computation stream */
+    void *taken;            /* the event by which copies to arrivals wait for copies from arrivals */
+    /* For a stage of a pipeline: one for each of `in_flight` micro-batches. */
     tt__passed *passed;
     tt__started *started;   /* built.under_way entries */
     tt__recording recordings[TT__RECORDINGS];
-    int next_recording;     /* the entry that the next new run asks for */
+    int next_recording;     /* the entry that the next new run may take */
     tt__now now;
-    bool never_records;     /* the device has failed to record what it can run ... */
-    char why[256];          /* ... which is still to be told */
+    bool never_records;     /* the device failed to record instructions that it can run */
+    char why[256];          /* why that failed, until the logger is told */
 } tt__rank;
 
-/* A step that nobody has read the results of, which tt_program.run.step counts already. */
+/* The step whose results are not read yet (`any`: one exists). tt_program.run.step already counts it. */
 typedef struct tt__unread {
-    bool any, one;          /* one: it had one micro-batch */
+    bool any, one;          /* one: the step had one micro-batch */
     double flops;
 } tt__unread;
 
-/* The inputs of a micro-batch on a data rank, until a pipeline runs it. */
+/* The inputs of one micro-batch of a data rank, kept until a pipeline runs it. */
 typedef struct tt__fed {
-    char *inputs;           /* each from tt_program.fed_at on */
-    int64_t *rows;          /* of each axis */
+    char *inputs;           /* bytes; each input begins at tt_program.fed_at */
+    int64_t *rows;          /* rows of each axis */
 } tt__fed;
 
-/* How the last step ended. TT__HALF_UPDATED: a step with update "backward" failed after it had updated some
-   of the parameters. */
+/* How the last step ended. TT__HALF_UPDATED: a step with update "backward" failed after some parameters had
+   been updated. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
-/* A program is an array of stages, each with a tape, a plan and an arena of its own; without a pipeline there
-   is one. The caller has the first, which also has, for all of them, what is said to be the head's. */
+/* A program: a list of stages, each with its own tape, plan and arena; without a pipeline, one stage. The
+   caller holds the first stage, the head, whose last fields serve all stages. */
 struct tt_program {
     tt_context *ctx;
     struct tt_program *head;
     tt__settings settings;
     tt__built built;
     tt__arena *arena;
-    struct tt_program *next; /* of its arena */
-    tt__rank *rank;         /* of each rank of its crew, the same for all stages */
+    struct tt_program *next; /* next program of the arena */
+    tt__rank *rank;         /* one for each rank of the crew; the stages share the array */
     bool zeroed;            /* tt__zero_states has run */
-    bool ready;             /* its arena and all its parameters have memory */
-    bool tunes;             /* tt_compile_options.tune is not "off"; */
-    char *tune_file;        /* it names this file, or NULL */
-    int builds;             /* tried to fit the budget */
-    tt__choice chosen;      /* which of them it is, but for `drop` */
-    /* The head's. */
+    bool ready;             /* the arena and all parameters have memory */
+    bool tunes;             /* tt_compile_options.tune is not "off" */
+    char *tune_file;        /* the file that tt_compile_options.tune names, or NULL */
+    int builds;             /* number of builds tried to fit the budget */
+    tt__choice chosen;      /* the choice that was built; `drop` is NULL */
+    /* Fields of the head alone. */
     struct tt_program *stage[TT__RANKS]; int stages;
-    tt__fed *fed; int n_fed, cap_fed; /* micro-batch r of data rank d: number r * data + d */
-    size_t *fed_at;         /* of each input; of number `n_recorded`, the bytes of all; NULL: no pipeline */
-    int n_recorded, n_axes; /* values of the tape that was compiled, and its axes */
-    int64_t last_round;     /* that was run */
-    tt__run run;            /* settings of the next run; `micro` is set for each rank */
-    tt__results results;    /* of all ranks, as read last */
-    /* Of the step at hand: rounds done, of a micro-batch on each data rank; how many of these have one in the
-       round that is run, and have had one in a slot. */
+    tt__fed *fed; int n_fed, cap_fed; /* entry r * data + d: micro-batch r of data rank d */
+    size_t *fed_at;         /* offset of each input in tt__fed.inputs, then the end; NULL: no pipeline */
+    int n_recorded, n_axes; /* values and axes of the tape that was compiled */
+    int64_t last_round;     /* last round that was run */
+    tt__run run;            /* settings of the next run; each rank sets `micro` */
+    tt__results results;    /* results of all ranks, as read last */
+    /* Of the current step: rounds done (one micro-batch on each data rank); data ranks with a micro-batch in
+       this round; data ranks that had a micro-batch in each slot. */
     int64_t round;
     int present, in_slot[TT__RANKS];
     bool scale_set;         /* the devices have results.scale */
-    bool poison;            /* tests: overwrite storages as soon as they are dead */
+    bool poison;            /* tests: storages are overwritten as soon as they are dead */
     bool micro_failed, norm_known;
     tt__outcome outcome;
     double flops;
     tt__unread unread;
-    tt_stats done;          /* of the last step that was read ... */
-    int64_t reads;          /* ... of so many that did not fail */
+    tt_stats done;          /* statistics of the last step that was read without an error */
+    int64_t reads;          /* number of steps read without an error */
     char refused[TT__ERROR]; /* why the first tt_set since the last run failed, if one did */
 };
 
@@ -250,7 +253,7 @@ tt_compile_options tt_compile_options_default(void)
 static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options *o)
 {
     char text[512];
-    tt__text all = {text, sizeof text, 0}; /* everything that is wrong, in one message */
+    tt__text all = {text, sizeof text, 0}; /* all errors, for one message */
     tt__attr unread;
     if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
     else tt__print(&all, "; kind %d is unknown", (int)o->kind);
@@ -260,7 +263,7 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "optimizer options: %s", text + 2) : TT_OK;
 }
 
-/* A power of two of least..most. */
+/* Returns whether x is a power of two in least..most. */
 static bool tt__is_power_of_two(double x, double least, double most)
 {
     int exponent;
@@ -288,7 +291,7 @@ static bool tt__copy_array(tt_context *ctx, void **to, const void *from, size_t 
     return *to != NULL;
 }
 
-/* Nothing where the attribute is 0, so that one that is new to the library changes no hash. */
+/* Adds an attribute to a hash. A value of 0 adds nothing, so that a new attribute changes no old hash. */
 static uint64_t tt__attr_hash_on(uint64_t hash, const char *name, const void *data, size_t bytes)
 {
     const char *byte = (const char *)data;
@@ -305,10 +308,11 @@ static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
     return hash;
 }
 
-/* Of all that was recorded but names of values: another model or capacity has another hash. */
+/* Returns a hash of everything recorded except the names of values. Another model or capacity gives another
+   hash. */
 static uint64_t tt__tape_hash(const tt_tape *t)
 {
-    const int32_t none[2] = {0}; /* operands that instructions once had more: hashes stay as they were */
+    const int32_t none[2] = {0}; /* two operands that instructions had once: keeps old hashes valid */
     uint64_t hash = TT__HASH_BEGIN;
     for (int k = 1; k < t->n_axes; k++)
         hash = tt__hash_on(hash, &t->axes[k].capacity, sizeof t->axes[k].capacity);
@@ -363,7 +367,8 @@ static void tt__built_free(tt_context *ctx, tt__built *b)
 
 static int tt__stages(const tt_program *p) { return p->head->stages; }
 
-/* Takes a program out of its arena; the last takes the parameters out of one that was never allocated. */
+/* Removes a program from its arena. The last program of an arena that was never allocated also removes the
+   arena's parameters. */
 static void tt__leave_arena(tt_program *p)
 {
     tt__arena *a = p->arena;
@@ -384,7 +389,7 @@ static void tt__leave_arena(tt_program *p)
     tt__arena_release(p->ctx, a);
 }
 
-/* Frees what a program has for a rank. */
+/* Frees a program's state on one rank. */
 static void tt__rank_free(tt_program *p, int rank)
 {
     tt_context *ctx = p->ctx;

@@ -13,7 +13,7 @@
 
 /* -------- builds */
 
-/* Notes a choice that needs so many bytes if it is the smallest. */
+/* Notes a choice in *s if its `bytes` are fewer than those noted so far. */
 static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
 {
     bool *drop = NULL;
@@ -29,7 +29,7 @@ static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_
     return TT_OK;
 }
 
-/* Builds a choice; *e: the arena with it. */
+/* Builds a choice. *e: the sizes of the arena with the program. */
 static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__extent *e)
 {
     tt_program *p = j->p;
@@ -42,7 +42,7 @@ static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__e
     return status == TT_OK && j->least ? tt__note_least(p->ctx, choice, e->bytes, j->least) : status;
 }
 
-/* Bytes of the largest group, if smaller ones may make a program smaller. */
+/* Returns the bytes of the largest group, or 0 if smaller groups cannot make the program smaller. */
 static size_t tt__groups_at_peak(const tt_program *p)
 {
     return tt__is_at_groups(p->built.t, p->built.peak_at) ? p->built.t->grouped : 0;
@@ -54,8 +54,8 @@ static double tt__seconds_built(const tt_program *p)
     return r.compute + r.exposed;
 }
 
-/* The same; where that does not fit a budget, at the fastest pace that fits. If none does, *e is of the
-   slowest, which needs least. */
+/* Builds a choice or, if that exceeds the budget, the choice at the fastest pace that fits. If no pace fits,
+   builds the slowest, which needs the least memory. *e: the sizes of the arena with the program. */
 static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt__extent *e)
 {
     tt_program *p = j->p;
@@ -74,7 +74,7 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
     status = tt__try_build(j, &best, e);
     if (status != TT_OK || !tt__fits(e)) return status;
     double seconds = tt__seconds_built(p);
-    bool last = true; /* the best was built last */
+    bool last = true; /* the best choice is the last one built */
     for (now.ahead = most; now.ahead >= 0 && status == TT_OK; now.ahead--) {
         bool fits = false;
         for (int trial = now.ahead == most; trial < TT__HALVINGS && status == TT_OK; trial++) {
@@ -88,12 +88,12 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
             if (trial == 0) grouped = tt__groups_at_peak(p);
             if (fits != (trial == 1)) break;
         }
-        if (fits && now.halved == 0) break; /* fewer blocks ahead with as large groups are no faster */
+        if (fits && now.halved == 0) break; /* fewer blocks ahead with the same groups are no faster */
     }
     return last ? status : tt__try_build(j, &best, e);
 }
 
-/* Builds candidate k. Where it fails, all candidates that are the same are noted to fail. */
+/* Builds candidate k. If the build fails, marks all candidates with the same hash as failed. */
 static tt_status tt__build_candidate(tt__chooser *c, int k, tt__extent *e)
 {
     const tt__choice choice = tt__with_set(c, c->list[k].how, c->list[k].set);
@@ -103,7 +103,8 @@ static tt_status tt__build_candidate(tt__chooser *c, int k, tt__extent *e)
     return status;
 }
 
-/* The next slower pace of a program with groups of `grouped` bytes: all alone, then fewer blocks ahead. */
+/* Sets *how to the next slower pace: first each instruction alone, then fewer blocks ahead. grouped: bytes of
+   the largest group. Returns false if there is no slower pace. */
 static bool tt__slow_down(tt__choice *how, size_t grouped)
 {
     const bool parts = grouped && how->halved != TT__ONE_BY_ONE;
@@ -113,7 +114,7 @@ static bool tt__slow_down(tt__choice *how, size_t grouped)
     return true;
 }
 
-/* Adds candidate k, whose placement does not fit, at the next slower pace at which it may fit. */
+/* Adds candidate k, whose placement does not fit, at the next slower pace that may fit. */
 static tt_status tt__lower(tt__chooser *c, int k)
 {
     tt__choice how = c->list[k].how;
@@ -127,8 +128,8 @@ static tt_status tt__lower(tt__chooser *c, int k)
     return status;
 }
 
-/* Adds candidate k with smaller groups. These may take less time: the first updates wait for fewer copies,
-   and the step's end for fewer copies after the last update. */
+/* Adds candidate k with smaller groups. Smaller groups may be faster: the first updates wait for fewer
+   copies, and the end of the step waits for fewer copies after the last update. */
 static tt_status tt__tune(tt__chooser *c, int k)
 {
     const tt__candidate was = c->list[k];
@@ -144,8 +145,8 @@ static tt_status tt__tune(tt__chooser *c, int k)
     return status;
 }
 
-/* Builds the cheapest candidates until one fits, while there were fewer than `most` builds; else *e is of one
-   that does not. */
+/* Builds the cheapest candidates until one fits or the program has had `most` builds. *e: the sizes of the
+   last build, which may exceed the budget. */
 static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
 {
     const int before = c->job.p->builds;
@@ -170,8 +171,8 @@ static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
     return status;
 }
 
-/* Is candidate a to be built before b, of those that may be the smallest? Of as many bytes, what changes
-   where updates are less, and then what is faster; in an order that depends on nothing else. */
+/* Returns whether candidate a comes before b in the search for the smallest program: the one with fewer bytes
+   or, if equal, the earlier value of `update`, then the faster. The order depends on the candidates alone. */
 static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
 {
     if (a->bytes != b->bytes) return a->bytes < b->bytes;
@@ -180,16 +181,16 @@ static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
     return a->flops != b->flops ? a->flops < b->flops : a->hash < b->hash;
 }
 
-/* How many of the smallest candidates are built: of a small program so many that one of them is the smallest,
-   of a large one those whose placement could be better by more than a little. */
+/* Returns how many of the smallest candidates to build: for a small program, enough that one of them is the
+   smallest; for a large program 4, as the placement of more candidates would save little. */
 static int tt__most_least(const tt__chooser *c)
 {
     const int n = tt__front(c)->t->n_code;
     return n < TT__LARGE ? 4 + 6000 / (1 + n) : 4;
 }
 
-/* Builds the smallest candidates, at most so many, until one fits or none can be smaller than what job.least
-   has noted. */
+/* Builds the smallest candidates, at most `most`, until one fits or none can be smaller than the program in
+   job.least. */
 static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
 {
     for (int k = 0; k < most; k++) {
@@ -199,17 +200,17 @@ static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
         if (best < 0 || c->list[best].bytes >= c->job.least->least) return TT_OK;
         const tt_status status = tt__build_candidate(c, best, e);
         if (status == TT_ERR_MEMORY) return status;
-        if (status == TT_OK && tt__fits(e)) return TT_OK; /* or the device has no kernel for it */
+        if (status == TT_OK && tt__fits(e)) return TT_OK; /* other errors: the device may lack a kernel */
     }
     return TT_OK;
 }
 
-/* -------- the smallest */
+/* -------- search for the smallest program */
 
-/* Techniques whose options may change. */
+/* The techniques whose options may change. */
 enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPDATE = 8, TT__MAY_ALL = 15 };
 
-/* May an update be there or then? */
+/* Returns whether tt_compile_options.update may have this value. */
 static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
@@ -225,7 +226,8 @@ static bool tt__may_zero(const tt_program *p, int zero)
 
 enum { TT__VALUES = 4 + 4 + 4 + 3 };
 
-/* Gives one of the techniques that may change another value. False: that is none, or not possible. */
+/* Gives one of the techniques in `may` another value, number k of all values. Returns false if nothing
+   changes or the value is impossible. */
 static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
 {
     const tt_program *p = c->job.p;
@@ -243,7 +245,7 @@ static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
            how->update != was.update;
 }
 
-/* Adds a choice at the slowest pace, if that is possible. What is not possible is noted as failed. */
+/* Adds a choice at the slowest pace. An impossible choice becomes a failed candidate. */
 static tt_status tt__consider_slowest(tt__chooser *c, tt__choice how, const bool *set)
 {
     int at;
@@ -252,7 +254,7 @@ static tt_status tt__consider_slowest(tt__chooser *c, tt__choice how, const bool
     return tt__consider(c, &how, set, &at) == TT_ERR_MEMORY ? TT_ERR_MEMORY : TT_OK;
 }
 
-/* Gives *how combination k of the values that techniques may have. False: it is not possible. */
+/* Sets *how to combination k of the values of techniques. Returns false if the combination is impossible. */
 enum { TT__COMBINATIONS = 4 * 4 * 16 * 3 };
 static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *how)
 {
@@ -263,11 +265,11 @@ static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *h
     if (policy != (int)how->recompute && !tt__vary(c, may, 4 + policy, how)) return false;
     for (int k2 = 0; k2 < 4; k2++) if (out >> k2 & 1 && !tt__vary(c, may, 8 + k2, how)) return false;
     if (update != (int)how->update && !tt__vary(c, may, 12 + update, how)) return false;
-    /* The optimizer's state is in the host's memory then, whether the list says so or not. */
+    /* With update "host" the optimizer's state is always in the host's memory. */
     return update != TT__UPDATE_HOST || !(out & TT__OUT_OPTIMIZER);
 }
 
-/* The candidate, from number `from` on, that may be the smallest; -1: none. */
+/* Returns the smallest candidate from number `from` on; -1: none. */
 static int tt__least_live(const tt__chooser *c, int from)
 {
     int best = -1;
@@ -278,7 +280,7 @@ static int tt__least_live(const tt__chooser *c, int from)
     return best;
 }
 
-/* All that may change as it saves most, mostly. */
+/* Returns a choice in which each technique in `may` has the value that usually saves the most memory. */
 static tt__choice tt__most_saving(const tt__chooser *c, unsigned may)
 {
     tt__choice how = tt__at_slowest(c->base);
@@ -290,14 +292,14 @@ static tt__choice tt__most_saving(const tt__chooser *c, unsigned may)
     return how;
 }
 
-/* Forgets the candidates from number `from` on. */
+/* Removes the candidates from number `from` on. */
 static void tt__forget(tt__chooser *c, int from)
 {
     while (c->n_list > from) tt__free(c->ctx, c->list[--c->n_list].set);
 }
 
-/* Changes of one technique at a time, from candidate `from` on, as long as they make the smallest smaller;
-   sets of values are left out. */
+/* Adds changes of one technique at a time, starting at candidate `from`, as long as they make the smallest
+   candidate smaller. Leaves sets of items empty. */
 static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
 {
     tt_status status = TT_OK;
@@ -318,8 +320,9 @@ static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
     return status;
 }
 
-/* One item less than the smallest candidate has, or one more, as long as that makes it smaller: of those that
-   were of no use before, and those with which something else is computed again, which may live longer. */
+/* Adds candidates with one item less than the smallest candidate, or one more, as long as that makes the
+   smallest smaller. An item to add was banned before, or its instruction has a second result, which
+   is recomputed with the item and may live longer. */
 static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *least)
 {
     tt_status status = TT_OK;
@@ -334,9 +337,9 @@ static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *
     return status;
 }
 
-/* Sets of values for a configuration: from none on, then whole blocks, and from the best of these on. What is
-   tried depends on the program and the configuration alone, so that what a message names is found again.
-   *least: the best; -1: it was searched for before. */
+/* Searches the smallest set of items for a configuration: from the empty set on, then with whole blocks, then
+   from the best of these on. The search depends on the program and the configuration alone, so that a later
+   compilation finds what a message names. *least: the smallest candidate; -1: searched before, or none. */
 static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
 {
     const int64_t most = TT__FOR_LEAST / (tt__front(c)->t->n_code + 1);
@@ -362,8 +365,8 @@ static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
     return status;
 }
 
-/* A configuration with one technique changed that makes candidate k smaller, with its set of values. False:
-   there is none. */
+/* Finds the change of one technique, except recomputation, that makes candidate k smallest, with the same set
+   of items. Returns false if no change makes it smaller. */
 static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how, tt_status *status)
 {
     const int from = c->n_list;
@@ -380,12 +383,13 @@ static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how
         *how = c->list[c->n_list - 1].how;
         found = true;
     }
-    tt__forget(c, from); /* unless the configuration's own search finds them, too */
+    tt__forget(c, from); /* the search of that configuration may add them again */
     return found;
 }
 
-/* Adds what may be the smallest program of all that may change: all combinations of the techniques, if the
-   program is small, else changes of one technique at a time; of the smallest, sets of values. */
+/* Adds candidates for the smallest program that the techniques in `may` allow: for a small program all
+   combinations of techniques; then changes of one technique at a time; then, for the smallest of these, sets
+   of items. */
 static tt_status tt__try_least(tt__chooser *c, unsigned may)
 {
     tt__choice how;
@@ -393,7 +397,7 @@ static tt_status tt__try_least(tt__chooser *c, unsigned may)
     tt_status status = TT_OK;
     c->left = TT__FOR_LEAST;
     for (int k = 0; k < TT__COMBINATIONS; k++) combinations += tt__combine(c, may, k, &how);
-    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* updates come on top */
+    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* room for updates */
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     for (int k = 0; k < TT__COMBINATIONS && all && status == TT_OK; k++)
         if (tt__combine(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
@@ -411,7 +415,7 @@ static tt_status tt__try_least(tt__chooser *c, unsigned may)
     return status;
 }
 
-/* Sets the candidates aside, or has those that were set aside instead. */
+/* Moves the candidates to c->kept and starts an empty list. */
 static void tt__set_aside(tt__chooser *c)
 {
     c->kept = c->list, c->n_kept = c->n_list, c->cap_kept = c->cap_list;
@@ -421,6 +425,7 @@ static void tt__set_aside(tt__chooser *c)
     c->left = TT__ESTIMATES;
 }
 
+/* Makes the kept candidates the list again, and marks dominated candidates as failed. */
 static tt_status tt__take_back(tt__chooser *c)
 {
     tt__forget(c, 0);
@@ -435,7 +440,7 @@ static tt_status tt__take_back(tt__chooser *c)
 
 /* -------- when nothing fits */
 
-/* By TT__OUT_ flags. */
+/* The words of `offload` for each combination of TT__OUT_ flags. */
 static const char *const tt__out_lists[16] = {
     "none", "optimizer", "gradients", "optimizer,gradients", "parameters", "optimizer,parameters",
     "gradients,parameters", "optimizer,gradients,parameters", "activations", "optimizer,activations",
@@ -443,20 +448,21 @@ static const char *const tt__out_lists[16] = {
     "optimizer,parameters,activations", "gradients,parameters,activations",
     "optimizer,gradients,parameters,activations"};
 
-/* Options and bytes in the words of tt_context_options.wording. */
+/* Returns an option in the words of tt_context_options.wording. */
 static const char *tt__say_option(const tt_context *ctx, const char *name, const char *value, char to[96])
 {
     ctx->options.wording.option(ctx->options.wording.user, name, value, to, 96);
     return to;
 }
 
+/* Returns a number of bytes in the words of tt_context_options.wording. */
 static const char *tt__say_bytes(const tt_context *ctx, size_t bytes, char to[32])
 {
     ctx->options.wording.bytes(ctx->options.wording.user, bytes, to, 32);
     return to;
 }
 
-/* The options that are a choice. items: values that are computed again beside what "cheap" does. */
+/* Prints a choice as options. items: number of values recomputed beyond policy "cheap". */
 static void tt__print_options(tt__text *text, const tt_program *p, const tt__choice *x, int items)
 {
     const bool train = p->settings.options.train;
@@ -475,8 +481,8 @@ static void tt__print_options(tt__text *text, const tt_program *p, const tt__cho
         tt__print(text, ", %s", tt__say_option(p->ctx, "zero", zero, said));
 }
 
-/* Step k of those that save memory, from the least to lose to the most, and `said`: its option. False: it
-   changes nothing, or is not possible. */
+/* Takes step k of those that save memory; later steps cost more time. said: the step's option in words.
+   Returns false if the step changes nothing or is impossible. */
 static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[96])
 {
     static const unsigned out[] = {TT__OUT_OPTIMIZER, TT__OUT_GRADIENTS, TT__OUT_ACTIVATIONS,
@@ -503,7 +509,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
     }
     if (k == 9 && o->train && moves) x->update = TT__UPDATE_HOST;
-    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* which finds these there, and now may save more */
+    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* offloading these may save more now */
         const unsigned more = k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
         x->offload |= more;
         value = tt__out_lists[more];
@@ -513,13 +519,13 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[9
            x->update != was.update;
 }
 
-/* Does the option of step k say "budget"? */
+/* Returns whether the option of step k is "budget". */
 static bool tt__may_take(const tt__chooser *c, int k)
 {
     return k == 0 ? c->zero : k <= 3 ? c->recompute : k <= 7 ? c->offload : false;
 }
 
-/* Does a choice differ from the options in what says "budget" alone? */
+/* Returns whether a choice differs from the options only where they are "budget". */
 static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
 {
     return (c->zero || x->zero == c->base.zero) && (c->offload || x->offload == c->base.offload) &&
@@ -527,10 +533,10 @@ static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
            x->update == c->base.update;
 }
 
-/* Builds the smallest of all that other options may be, and notes it in job.least. */
+/* Builds the smallest program that any options allow, and notes it in job.least. last: the first choice. */
 static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *e)
 {
-    if (!c->recompute && c->job.p->settings.options.train) { /* candidates so far have no items */
+    if (!c->recompute && c->job.p->settings.options.train) { /* earlier candidates have no items */
         tt__forget(c, 0);
         c->n_searched = 0;
         tt__list_items(c);
@@ -542,13 +548,14 @@ static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *
     return status;
 }
 
-/* The smallest of what may change, and of other options where these make it smaller. */
+/* Prints the bytes of the smallest program if only "budget" options may change, and of the smallest of all if
+   other options make it smaller. */
 static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shortage *s,
                             const tt__shortage *least, bool advised)
 {
     const tt_program *p = c->job.p;
     const bool chooses = c->recompute || c->by_seconds;
-    const bool same = least->least >= s->bytes && !chooses; /* nothing makes it smaller */
+    const bool same = least->least >= s->bytes && !chooses; /* no option makes it smaller */
     char said[32];
     if (chooses && !advised && least->least < s->least) {
         tt__print(text, "%s at least %s with ", text->length ? "," : ":",
@@ -562,8 +569,10 @@ static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shor
     }
 }
 
-/* The last builds: what each step saves, after those before it, up to one that fits: first of what may
-   change, and is then built, and then of other options, which is advice; and the smallest of all. */
+/* Makes the last builds, and fails with a message unless one of them fits. Takes the steps that save memory
+   one after the other, until one fits: first steps of options that are "budget", where a program that fits
+   is accepted; then steps of other options, which are advice. The message names the bytes after each step
+   and the smallest program possible. */
 static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const tt__job *j = &c->job;
@@ -584,12 +593,12 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         const bool advice = k >= TT__STEPS;
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
-        if (advice && chooses && s->least < bytes) bytes = s->least; /* which is named before the advice */
+        if (advice && chooses && s->least < bytes) bytes = s->least; /* named before the advice */
         if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
         c->job.least = advice ? &least : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) status = built;
-        if (built != TT_OK || e->bytes >= bytes) continue; /* or parameters have another home already */
+        if (built != TT_OK || e->bytes >= bytes) continue; /* or parameters are stored otherwise already */
         fits = tt__fits(e);
         if (fits && !advice) return TT_OK;
         if (advice && !advised && chooses) {
@@ -635,7 +644,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (status != TT_OK) return status;
     char of_stage[32] = "";
     if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
-    const bool in_vain = tt__one_memory(p) && p->settings.offload; /* what is moved stays in the budget */
+    const bool in_vain = tt__one_memory(p) && p->settings.offload; /* the budget counts offloaded bytes */
     if (in_vain)
         tt__print(&text, "; without %s, which saves nothing on device \"cpu\", it is less",
                   tt__say_option(p->ctx, "offload", NULL, name));
@@ -663,7 +672,7 @@ static void tt__chooser_close(tt__chooser *c)
     tt_tape_free(c->scratch);
 }
 
-/* Where the parameters are that earlier programs have put somewhere: there they stay. */
+/* Notes where earlier programs have stored the parameters, which stay there. */
 static void tt__note_homes(tt__chooser *c)
 {
     const tt_tape *t = c->job.t;
@@ -684,7 +693,8 @@ static void tt__note_homes(tt__chooser *c)
     if (c->offload && c->held_on_host) c->base.offload = TT__OUT_PARAMETERS;
 }
 
-/* What may change of a program; base: as its options say, and else nothing, with all that may run ahead. */
+/* Returns a chooser that knows which techniques may change. base: nothing beyond the options, at the fastest
+   pace. */
 static tt__chooser tt__chooser_of(const tt__job *j)
 {
     const tt__settings *s = &j->p->settings;
@@ -696,7 +706,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     c.job = *j;
     c.base = base;
     c.base.ahead = (s->kind->host && !c.ctx->late) || c.ctx->profiles ? 0 : TT__AHEAD;
-    /* Of a run of a program that does not train, results are read at once: nothing is under way before it. */
+    /* The results of a program that does not train are read at once: no earlier run is in flight. */
     c.base.arrivals = s->options.train && !s->kind->host && s->memory == TT__OWN_MEMORY &&
                       ranks->pipeline <= 1 && !c.ctx->profiles && !c.ctx->no_arrivals;
     if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
@@ -711,7 +721,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     return c;
 }
 
-/* Prepares estimates. */
+/* Prepares a chooser for estimates. */
 static tt_status tt__chooser_open(tt__chooser *c)
 {
     const tt__settings *s = &c->job.p->settings;
@@ -727,7 +737,7 @@ static tt_status tt__chooser_open(tt__chooser *c)
     return status;
 }
 
-/* Notes the bytes and FLOPs of a program that does not fit, unless more of it is recomputed or moved. */
+/* Notes the bytes and FLOPs of the program that does not fit unless it recomputes or offloads more. */
 static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortage *s)
 {
     const tt_tape *t = p->built.t;
@@ -736,7 +746,7 @@ static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortag
     s->flops -= tt__flops_of_copies(t);
 }
 
-/* Builds the smallest that was built before. */
+/* Builds the smallest program so far once more. */
 static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__extent *e)
 {
     tt__job job = c->job;
@@ -744,8 +754,9 @@ static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__exte
     return tt__try_build(&job, &s->how, e);
 }
 
-/* Builds what costs least of what needs no more than the smallest so far, in the hope of placements that are
-   smaller by luck, as a search within that budget would meet them; of a large program a few. */
+/* Builds the cheapest candidates that need no more bytes than the smallest program so far. By luck the
+   placement of one may be smaller, as a search with that budget would find it. A large program gets 3 rounds
+   of at most 6 builds. */
 static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, tt__extent *e)
 {
     const size_t budget = c->budget;
@@ -767,9 +778,9 @@ static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, 
     return status;
 }
 
-/* Builds what costs least of what fits the budget; *e is of what does not. Whether anything fits depends on
-   the smallest alone, which no budget changes: what is refused names it, and it is built where the search for
-   what costs least finds nothing. */
+/* Builds the cheapest program that fits the budget. *e: before, the sizes of a program that does not fit;
+   then, of the last build. Whether any program fits depends on the smallest alone, which no budget changes:
+   a refusal names the smallest, and the smallest is built if the search for the cheapest finds nothing. */
 static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const unsigned may = (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
@@ -777,7 +788,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     tt_status status = TT_OK;
     c->budget = e->budget;
     if (!c->by_seconds) {
-        tt__choice cheap = c->base; /* is often enough, and needs no candidates */
+        tt__choice cheap = c->base; /* policy "cheap" is often enough and needs no candidates */
         cheap.recompute = TT__RECOMPUTE_CHEAP;
         status = tt__build_within(&c->job, &cheap, e);
         if (status != TT_OK || tt__fits(e)) return status;
@@ -801,7 +812,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (status == TT_OK && c->ctx->searches) return tt__fits(e) ? status : tt__build_again(c, s, e);
     if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
     if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
-    if (status == TT_OK && !tt__fits(e)) { /* what was set aside, or needs no more than the smallest */
+    if (status == TT_OK && !tt__fits(e)) { /* retry with kept candidates or more room */
         if (c->n_kept) status = tt__take_back(c);
         else c->budget = s->least;
         if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - 1, e);
@@ -809,7 +820,7 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     return status != TT_OK || tt__fits(e) ? status : tt__build_again(c, s, e);
 }
 
-/* Builds what the options say, or choose. */
+/* Builds the program of the options or, with "budget", chooses one. */
 static tt_status tt__build_chosen(const tt__job *to)
 {
     tt_program *p = to->p;
@@ -830,8 +841,8 @@ static tt_status tt__build_chosen(const tt__job *to)
     c.base.arrivals = p->chosen.arrivals;
     c.budget = e.budget;
     const bool slower = p->chosen.ahead < c.base.ahead || p->chosen.halved;
-    const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS; /* and need not */
-    const bool slow = c.by_seconds && (slower || copies); /* others may be faster */
+    const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS; /* copies may be unnecessary */
+    const bool slow = c.by_seconds && (slower || copies); /* other candidates may be faster */
     if (status == TT_OK && (!tt__fits(&e) || slow)) {
         tt__note_whole(p, &e, &s);
         if (c.recompute || c.by_seconds) {

@@ -14,9 +14,9 @@
 #include "program.h"
 
 /* -------------------------------------------------------------------------------------------------- settings
-   The options of a program as settings, and which of them do not go together. */
+   Turns the options of a program into settings, and refuses options that contradict one another. */
 
-/* Fails if the device has no kernel for an instruction. */
+/* Fails if the device has no kernel for an instruction of the tape. */
 static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
 {
     const tt__device_kind *kind = c->kind;
@@ -40,7 +40,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     return TT_OK;
 }
 
-/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
+/* Checks how the ranks of a device share the work, and replaces fields of 0 by their defaults. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
 {
     char text[512];
@@ -71,7 +71,7 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
     if (!gpipe && strcmp(schedule, "1f1b") != 0)
         tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
     if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
-    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
+    p->schedule = gpipe ? "gpipe" : "1f1b"; /* a string that outlives the options */
     const int of_stage = ranks ? p->data * p->tensor : 1;
     if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
         tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
@@ -82,8 +82,9 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
-/* Which options go together, each of which is right alone: appends "; " and a sentence for each rule that is
-   broken, and returns the status of the first. A row is TT__RULE(what breaks the rule, status, sentence). */
+/* Checks options that are valid alone but may contradict one another. Appends "; " and a sentence for each
+   broken rule, and returns the status of the first. A row is TT__RULE(condition that breaks the rule, status,
+   sentence). */
 static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
 {
     const tt_compile_options *o = &s->options;
@@ -92,12 +93,12 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     const int ranks = s->crew ? s->crew->ranks : 1;
     const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
     const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
-    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* gradients, too */
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* the ranks also divide gradients */
     const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
     const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
     tt_status status = TT_OK;
     char text[400];
-    tt__text late = {text, sizeof text, 0}; /* what needs all gradients at once */
+    tt__text late = {text, sizeof text, 0}; /* options that need all gradients at once */
     if (o->accumulate)
         tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
     if (o->optimizer.clip_norm > 0)
@@ -137,7 +138,7 @@ static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
     return status;
 }
 
-/* Do the options still go together with this parallel.zero and this update? */
+/* Returns whether the options remain free of contradictions with this parallel.zero and this update. */
 static bool tt__goes_together(const tt__settings *s, int zero, tt__update update)
 {
     tt__settings other = *s;
@@ -147,14 +148,15 @@ static bool tt__goes_together(const tt__settings *s, int zero, tt__update update
     return tt__contradictions(&other, &unread) == TT_OK;
 }
 
-/* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
+/* Appends the sentence of a failed check to the earlier sentences. *first: the status of the first failure.
+   */
 static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_status status)
 {
     if (status != TT_OK) tt__print(all, "; %s", ctx->error);
     if (*first == TT_OK) *first = status;
 }
 
-/* Finds what words stand for, each of one list. NULL: the default. */
+/* Parses the options that are words, each from its own list. NULL stands for the default. */
 static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text *all,
                             tt_status *status)
 {
@@ -177,7 +179,7 @@ static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__se
     s->update = (tt__update)found[3];
 }
 
-/* Checks options and finds what their names stand for. One message names all that is wrong. */
+/* Checks options and turns them into settings. One message names all errors. */
 static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o, tt__settings *s)
 {
     char text[sizeof ctx->error];

@@ -7,17 +7,18 @@
 
 /* ------------------------------------------------------------------------------------------------ devices */
 
-/* Elements that tensors stream through between files, host and device, and bytes of the buffer for them. */
+/* Elements of a piece of a tensor that streams between files, host and device, and bytes of its buffer. */
 #define TT__PIECE 16384
 #define TT__BOUNCE (sizeof(float) * TT__PIECE)
 
-/* Threads of each of several ranks on the CPU. */
+/* Returns the number of threads of each of several ranks on the CPU. */
 static int tt__rank_threads(const tt_context *ctx, int ranks)
 {
     return (int)tt__max(1, ctx->cpu.pool->threads / ranks);
 }
 
-/* The CPU's backend. One rank is the context's device; several have its threads shared out. */
+/* Opens a CPU device for one of `ranks` ranks. A single rank uses the context's device; several ranks divide
+   the context's threads. */
 static tt__device *tt__cpu_open(tt_context *ctx, int index, int ranks, char *error, size_t capacity)
 {
     (void)index;
@@ -58,7 +59,7 @@ static tt_status tt__cpu_copy(tt__device *d, int stream, void *to, const void *f
     return tt__cpu_read(d, to, from, bytes);
 }
 
-/* Nothing is left to wait for, so events are empty. */
+/* All work is done when a function returns, so an event holds nothing. */
 static void tt__cpu_release_event(tt__device *d, void *event) { (void)d; (void)event; }
 
 static tt_status tt__cpu_mark(tt__device *d, int stream, void **event)
@@ -81,7 +82,7 @@ static tt_status tt__cpu_fill(tt__device *d, void *memory, int byte, size_t byte
     return TT_OK;
 }
 
-/* Elements [first, first + n) of an initialiser's, four from each Philox block. first: a multiple of 4. */
+/* Computes elements [first, first + n) of an initialiser, four per Philox block. first: a multiple of 4. */
 static void tt__init_values(tt_init init, uint64_t key, int64_t first, int64_t n, float *to)
 {
     for (int64_t k = 0; k < n; k += 4) {
@@ -141,7 +142,7 @@ static const char *tt__cpu_refuses(int index, const tt__launch *l)
     return NULL;
 }
 
-/* The first line of a file that begins with `key`, without that and a colon; "" if there is none. */
+/* Copies the first line of a file that begins with `key` to `to`, without key and colon; "" if none does. */
 static void tt__line_of(const char *path, const char *key, char to[128])
 {
     char line[1024];

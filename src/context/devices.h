@@ -9,7 +9,8 @@
 #include "cpu.h"
 
 /* ----------------------------------------------------------------------------------- ranks and their devices
-   The kinds of devices, the ranks that a name such as "cuda:0,2" stands for, and reads and writes there. */
+   The kinds of devices, the ranks that a name such as "cuda:0,2" denotes, and reads and writes of their
+   memory. A crew: the device group of all ranks of a program. */
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
     {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
@@ -20,7 +21,7 @@ static const tt__device_kind tt__device_kinds[TT__KINDS] = {
 #endif
 };
 
-/* Tries which devices of a crew reach each other's memory, and warns where some don't. */
+/* Finds which devices of a crew can access each other's memory, and warns if some cannot. */
 static void tt__crew_try(tt_context *ctx, tt__crew *c)
 {
     char first[704] = "";
@@ -46,14 +47,14 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
     for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
-        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory, or no thread */
+        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory or no thread */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
                             tt__device_name(c->kind, c->index[r], name), why, c->moved ? "; the processes of "
                             "a host take devices in turn, unless these are named, as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
-    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* of messages that go, and that come */
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* for sent and for received messages */
     for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
         if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
@@ -65,7 +66,7 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
     return c->threads ? TT_OK : ctx->status;
 }
 
-/* What updates in the host's memory run on: each rank's part of the CPU. */
+/* Opens the CPU devices, one for each rank, on which updates in the host's memory run. */
 static tt_status tt__crew_open_host(tt_context *ctx, tt__crew *c)
 {
     char why[512];
@@ -90,14 +91,14 @@ static void tt__crew_free(tt_context *ctx, tt__crew *c)
     tt__free(ctx, c);
 }
 
-/* What all ranks of a crew do. */
+/* A function that runs on all ranks of a crew at once. */
 typedef struct tt__crew_job {
     tt__crew *crew;
     tt_status (*run)(void *arg, int rank);
     void *arg;
     tt_status status;
-    int failed;         /* one more than the rank that failed first; 0: none */
-    bool named;         /* the context's error is that rank's */
+    int failed;         /* one more than the number of the rank that failed; 0: none */
+    bool named;         /* the context's error comes from that rank */
 } tt__crew_job;
 
 static void tt__crew_task(void *arg, int64_t task, int thread)
@@ -110,7 +111,7 @@ static void tt__crew_task(void *arg, int64_t task, int thread)
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
-    if (!job->failed || (named && !job->named)) { /* others fail because this one did */
+    if (!job->failed || (named && !job->named)) { /* the other ranks fail only because this one did */
         job->status = status;
         job->failed = rank + 1;
         job->named = named;
@@ -119,8 +120,8 @@ static void tt__crew_task(void *arg, int64_t task, int thread)
     tt__world_fail(w);
 }
 
-/* Calls run(arg, rank) for all ranks of this process at once, each on a thread of its own. After an error on
-   one, which the sentence names, all have ended. */
+/* Calls run(arg, rank) for all ranks of this process at once, each on its own thread, and returns when all
+   have ended. An error on one rank ends the others; the error's sentence names that rank. */
 static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(void *arg, int rank), void *arg)
 {
     char error[sizeof ctx->error], name[32];
@@ -139,7 +140,7 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(voi
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* Numbers in memory of a rank; data NULL: of a rank of another process. */
+/* Numbers in the memory of a rank. data: NULL if the rank belongs to another process. */
 typedef struct tt__memory {
     const tt__arena *arena;
     int rank;
@@ -148,7 +149,7 @@ typedef struct tt__memory {
     void *data;
 } tt__memory;
 
-/* The first n of them, converted to another dtype. */
+/* Reads the first n numbers of *x and converts them to another dtype. */
 static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -169,7 +170,8 @@ static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type
     return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
-/* The same where the rank may be of another process: all processes get what that one reads. */
+/* Reads the first n numbers of *x and converts them to another dtype. If the crew spans processes, the
+   process of x's rank reads, and all processes get the result. */
 static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
     const tt__crew *c = x->arena->crew;
@@ -180,14 +182,14 @@ static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_typ
                          n * tt_dtype_bytes(to_type));
 }
 
-/* The first process gets what the one of a rank has read there. */
+/* Sends bytes that the process of a rank has read to the first process. */
 static tt_status tt__net_to_first(const tt__crew *c, int rank, void *data, size_t bytes)
 {
     if (c->local == c->ranks) return TT_OK;
     return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
 }
 
-/* Converts n numbers and writes them there. */
+/* Converts n numbers to the dtype of *x and writes them to the start of *x. */
 static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtype from_type, size_t n)
 {
     const tt__arena *a = x->arena;
@@ -207,15 +209,15 @@ static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtyp
     return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
-/* The option, or the environment variable where it is NULL or ""; NULL where that is empty too. */
+/* Returns the option or, if that is NULL or "", the environment variable; NULL if both are empty. */
 static const char *tt__option(const char *option, const char *variable)
 {
     if (!option || !*option) option = getenv(variable);
     return option && *option ? option : NULL;
 }
 
-/* The numbers of devices that stand behind the name of a kind: "" (0), ":2", ":0,2", "*4" (0 to 3). Returns
-   how many there are; 0: it is no such list. */
+/* Parses the list of device numbers that follows the name of a kind: "" (device 0), ":2", ":0,2", "*4"
+   (devices 0 to 3). Returns the number of devices; 0 if the text is no such list. */
 static int tt__device_numbers(const char *list, int index[TT__RANKS])
 {
     const char *digits = "0123456789";
@@ -237,7 +239,7 @@ static int tt__device_numbers(const char *list, int index[TT__RANKS])
     return *list ? 0 : n;
 }
 
-/* The name of a crew's devices, as short as it can be: "cuda", "cuda:1", "cuda*4", "cuda:0,2". */
+/* Sets the shortest name of a crew's devices: "cuda", "cuda:1", "cuda*4", "cuda:0,2". */
 static void tt__crew_name(tt__crew *c)
 {
     tt__text text = {c->name, sizeof c->name, 0};
@@ -250,7 +252,7 @@ static void tt__crew_name(tt__crew *c)
     if (c->ranks > c->local) tt__print(&text, " in %d processes", c->ranks / c->local);
 }
 
-/* How many processes before this one run on its host. */
+/* Returns the number of processes on this host with smaller numbers than this process. */
 static int tt__processes_before(const tt__net *n)
 {
     int before = 0;
@@ -258,8 +260,8 @@ static int tt__processes_before(const tt__net *n)
     return before;
 }
 
-/* The crew of these devices in each process: the one that there is, or a new one, not open. `moved`: see
-   there. NULL after tt__fail. */
+/* Returns the crew of these devices in each process: the existing crew or a new one, whose devices are not
+   open yet. moved: tt__crew.moved. NULL after tt__fail. */
 static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
                              int moved)
 {
@@ -287,9 +289,9 @@ static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const
     return ctx->crews = c;
 }
 
-/* The devices that a name is of: "cuda" and "cuda:0" are the first of the kind, "cuda*2" and "cuda:0,1" the
-   first two. NULL after tt__fail if there are no such devices. Without a name, those of TINYTRAIN_DEVICE, or
-   "cpu". */
+/* Returns the crew of the devices that a name denotes: "cuda" and "cuda:0" are the first device of the kind,
+   "cuda*2" and "cuda:0,1" the first two. Without a name, uses TINYTRAIN_DEVICE or "cpu". Returns NULL after
+   tt__fail if the name is invalid. */
 static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
 {
     char known[128];
@@ -311,7 +313,7 @@ static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
             tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
                      "ranks that share its threads", name, kind->name, kind->name);
         else {
-            const bool in_turn = !kind->host && name[length] != ':'; /* each process of a host has others */
+            const bool in_turn = !kind->host && name[length] != ':'; /* a host's processes take turns */
             const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
             for (int r = 0; r < ranks; r++) index[r] += moved;
             return tt__crew_of(ctx, kind, index, ranks, moved);

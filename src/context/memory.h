@@ -6,73 +6,75 @@
 
 /* ===========================================================================================================
    CONTEXT                                                                                        src/context/
-   Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
+   Devices, contexts, parameters, and the arenas that own memory. Uses all sections above.
    ======================================================================================================== */
 
 /* ------------------------------------------------------------------------------------------------- memory */
 
-/* Where an arena has a parameter. */
+/* Where an arena stores a parameter. */
 typedef struct tt__home {
-    size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none */
+    size_t offset;      /* bytes from the start of the arena's memory in `space`; TT__NO_PLACE: not stored */
     tt_dtype dtype;
-    tt__space space;    /* in the host's memory, an offset there */
-    tt__part part;      /* of the parameter, that lies there */
+    tt__space space;
+    tt__part part;      /* the part of the parameter that a rank stores */
 } tt__home;
 
-/* What tt_compile_options.memory names. */
+/* The values that tt_compile_options.memory names. */
 typedef enum tt__memory_kind {
     TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
 } tt__memory_kind;
 static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "managed", "managed-oversubscribed"};
 
-/* Managed memory comes to the device in blocks of so many bytes, as CUDA's driver has them. */
+/* Bytes of a block of managed memory: the unit in which CUDA's driver moves memory to the device. */
 #ifndef TT__BLOCK /* tests make it smaller */
 #define TT__BLOCK ((size_t)2 << 20)
 #endif
-enum { TT__WINDOWS = 3 }; /* the one that runs, and those that are on their way */
+enum { TT__WINDOWS = 3 }; /* the window that runs, and windows in flight */
 
-/* Of an arena in managed memory that is larger than what its device has free: what is where, by the plan. */
+/* The state of an arena in managed memory that exceeds the device's free memory: which blocks are on the
+   device, according to the plan. A window: consecutive instructions whose blocks are prefetched together. */
 typedef struct tt__paging {
-    size_t room;        /* bytes on the device for blocks that are not kept there */
-    size_t blocks;      /* from the arena's first byte on */
-    uint64_t *used;     /* of each block: `clock` when the last window that uses it began; 0: none has */
-    uint64_t *stamp;    /* ... the number, of all so far, of the instruction that brought it to a window */
-    bool *kept;
-    uint64_t clock;     /* one more than the bytes that windows have used, but for those of kept blocks */
-    uint64_t stamps;    /* instructions so far */
-    uint64_t prefetched; /* bytes so far */
-    void *began, *there[TT__WINDOWS]; /* events: a window begins; its blocks are there */
-    bool brought[TT__WINDOWS]; /* ... of those for which there were blocks to bring */
+    size_t room;        /* bytes on the device for blocks that are not kept */
+    size_t blocks;      /* number of blocks, from the arena's first byte on */
+    uint64_t *used;     /* for each block: `clock` when the last window that uses it began; 0: none */
+    uint64_t *stamp;    /* for each block: number of the instruction that added it to a window */
+    bool *kept;         /* for each block: it stays on the device */
+    uint64_t clock;     /* 1 + bytes of the blocks that windows have used so far, except kept blocks */
+    uint64_t stamps;    /* number of instructions so far */
+    uint64_t prefetched; /* bytes prefetched so far */
+    void *began, *there[TT__WINDOWS]; /* events: a window begins; a window's blocks are on the device */
+    bool brought[TT__WINDOWS]; /* the window had blocks to prefetch, so `there` is its event */
 } tt__paging;
 
-/* Memory of a program and those that share it, the same on each rank: persistent bytes, then the transient
-   bytes of the largest; behind these, on the ranks of data rank 0 alone, `of_first` bytes. Of parameters that
-   are not to be on the device, on_host bytes in the host's memory. */
+/* The memory of one or more programs that share it, with the same layout on each rank: persistent bytes, then
+   the transient bytes of the largest program, then, only on ranks of data rank 0, `of_first` bytes. Offloaded
+   parameters take on_host bytes of the host's memory. */
 typedef struct tt__arena {
-    int references;     /* programs, and parameters whose values it holds */
-    struct tt_program *programs; /* a list */
+    int references;     /* number of programs, and of parameters stored here */
+    struct tt_program *programs; /* linked list */
     const tt__device_kind *kind;
     tt__crew *crew;
-    int data, tensor;   /* ranks along these axes */
-    int stage, stages;  /* of a pipeline; the first stage's are 0, and 1 without one */
+    int data, tensor;   /* data ranks and tensor ranks */
+    int stage, stages;  /* stage of a pipeline, and number of stages; 0 and 1 without one */
     bool allocated;
     tt__memory_kind memory_kind;
     tt__paging *paging; /* NULL: all of the memory is on the device */
     char *memory[TT__RANKS]; /* NULL until allocated */
-    char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of the host's, on the way to a device's memory; else NULL */
-    size_t persistent, transient, of_first; /* persistent: first the kind's resident workspace */
+    char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of host memory for copies to a device; NULL on the CPU */
+    size_t persistent, transient, of_first; /* bytes; persistent begins with the resident workspace */
     char *host[TT__RANKS];
     size_t on_host;
-    size_t budget;      /* the least memory_budget of its programs; 0: none */
-    tt__home *home;     /* by the index of the parameter */
+    size_t budget;      /* min of the programs' memory_budget; 0: none has one */
+    tt__home *home;     /* indexed by tt_param.index */
     int n_homes;
-    bool torn;          /* an update has failed half-way: ranks may have other parameters than others */
-    bool tuned;         /* products of its programs were timed, or must not be timed */
-    bool learnt;        /* a state has set how products are made, so that they must not be timed */
-    const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's */
+    bool torn;          /* an update failed half-way: parameters may differ between ranks */
+    bool tuned;         /* the programs' matrix products were timed, or must not be */
+    bool learnt;        /* a loaded state has set how products are computed, so they must not be timed */
+    const void *results_of; /* program whose last outputs are in the transient bytes; NULL: none */
 } tt__arena;
 
-/* Memory of the host that a device copies from and to. NULL: there is none; the device says why. */
+/* Allocates host memory that a rank's device can copy from and to. Returns NULL after an error, which the
+   device's backend explains. */
 static char *tt__host_allocate(tt_context *ctx, const tt__crew *c, int rank, size_t bytes)
 {
     if (c->kind->host) return (char *)tt__alloc(ctx, bytes);
@@ -85,12 +87,12 @@ static void tt__host_release(tt_context *ctx, const tt__crew *c, int rank, char 
     else if (memory) c->kind->backend->release_host(c->device[rank], memory);
 }
 
-/* The ranks that have an arena: [tt__first_rank, tt__end_rank). */
+/* An arena belongs to the ranks [tt__first_rank, tt__end_rank), those of its stage. */
 static int tt__stage_ranks(const tt__arena *a) { return a->data * a->tensor; }
 static int tt__first_rank(const tt__arena *a) { return a->stage * tt__stage_ranks(a); }
 static int tt__end_rank(const tt__arena *a) { return tt__first_rank(a) + tt__stage_ranks(a); }
 
-/* Those of this process: [tt__near_rank, tt__near_end). */
+/* The ranks of an arena in this process: [tt__near_rank, tt__near_end). */
 static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->crew->first); }
 static int tt__near_end(const tt__arena *a)
 {
@@ -111,7 +113,7 @@ static void tt__paging_free(tt_context *ctx, tt__arena *a)
     a->paging = NULL;
 }
 
-/* Gives the memory of all ranks back. */
+/* Frees the arena's memory on all ranks of this process. */
 static void tt__arena_empty(tt_context *ctx, tt__arena *a)
 {
     tt__paging_free(ctx, a);
@@ -131,19 +133,19 @@ static void tt__arena_release(tt_context *ctx, tt__arena *a)
     tt__free(ctx, a);
 }
 
-/* Bytes of a rank's memory. */
+/* Returns the bytes of the arena's memory on a rank. */
 static size_t tt__arena_size(const tt__arena *a, int rank)
 {
     return a->persistent + a->transient + (rank - tt__first_rank(a) < a->tensor ? a->of_first : 0);
 }
 
-/* The home that an arena has for a parameter, NULL if there is none. */
+/* Returns where an arena stores a parameter, NULL if it does not. */
 static const tt__home *tt__home_in(const tt__arena *a, int param)
 {
     return a && param < a->n_homes && a->home[param].offset != TT__NO_PLACE ? &a->home[param] : NULL;
 }
 
-/* Room for a home of each parameter. */
+/* Grows a->home to one entry for each parameter of the context. */
 static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
 {
     if (ctx->n_params <= a->n_homes) return TT_OK;
@@ -155,9 +157,9 @@ static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
     return TT_OK;
 }
 
-/* The arena in which a program of arena `a` finds a parameter: the holder, or, where no program of the kind
-   can run and so none may hold it, a itself. NULL: there is none yet. Of a pipeline of so many stages, each
-   stage has its own. */
+/* Returns the arena in which a program of arena `a` finds a parameter; NULL: none yet. That is the holder or,
+   for a kind of device without a backend, which never holds parameters, `a` itself. In a pipeline of `stages`
+   stages, each stage has its own arena. */
 static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
                                  int stages)
 {

@@ -17,7 +17,7 @@ static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
     for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * TT__HASH_PRIME;
     return h;
 }
-/* The same by elements of `item` bytes, 2 or 4, of a tensor: one step for each. */
+/* Continues a hash with the elements of a tensor, each of `item` bytes, 2 or 4: one step for each element. */
 static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes, int64_t item)
 {
     for (const char *at = (const char *)from, *end = at + bytes; at < end; at += item) {
@@ -31,7 +31,8 @@ static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes,
 }
 static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
-/* The slot of a name in the table, or the free slot where it belongs: the first from the name's hash on. */
+/* Returns the slot of a name in the hash table, or the free slot where the name belongs: the first free slot
+   from the name's hash on. */
 static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
 {
     uint64_t hash = tt__hash(name);
@@ -41,7 +42,7 @@ static uint32_t *tt__param_slot(tt_context *ctx, const char *name)
     return &slots[at];
 }
 
-/* Makes room for one name more: at least half of the slots stay free. */
+/* Makes room for one more name. At least half of the slots stay free. */
 static bool tt__param_slots_grow(tt_context *ctx)
 {
     uint32_t n = ctx->n_param_slots ? 2 * ctx->n_param_slots : 64;
@@ -58,11 +59,11 @@ static bool tt__param_slots_grow(tt_context *ctx)
 tt_param *tt_param_find(tt_context *ctx, const char *name)
 {
     uint32_t found = ctx->n_params ? *tt__param_slot(ctx, name) : 0;
-    if (found) ctx->unmade[0] = 0; /* who looks for the one that is there knows why a second was not made */
+    if (found) ctx->unmade[0] = 0; /* a caller who finds the parameter knows why a second was not made */
     return found ? ctx->params[found - 1] : NULL;
 }
 
-/* The number of elements of a parameter that is to be made; 0 after tt__fail if it must not be. */
+/* Checks the name and the dimensions of a new parameter. Returns its number of elements; 0 after tt__fail. */
 static int64_t tt__new_param_size(tt_context *ctx, const char *name, int ndim, const int64_t *dims)
 {
     int64_t size = 1;
@@ -116,8 +117,8 @@ static void tt__param_drop_source(tt_param *p)
     p->source = NULL;
 }
 
-/* Undoes the creation of all parameters but the first `count`; no tape may know them. The latest goes first,
-   so that no search for a name that stays passes over a slot that is freed. */
+/* Removes all parameters but the first `count`; no tape may use them. Removes the newest first, so that the
+   search for a name that stays never crosses a slot that was freed. */
 static void tt__params_undo(tt_context *ctx, int count)
 {
     while (ctx->n_params > count) {
@@ -158,13 +159,13 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
 static const tt__home *tt__param_home(const tt_param *p) { return tt__home_in(p->holder, p->index); }
 static bool tt__has_memory(const tt_param *p) { return p->holder && p->holder->allocated; }
 
-/* Has a rank of this process memory for an arena, which may be NULL? */
+/* Returns whether `rank` is a rank of this process that belongs to an arena, which may be NULL. */
 static bool tt__has_rank(const tt__arena *a, int rank)
 {
     return a && rank >= tt__near_rank(a) && rank < tt__near_end(a);
 }
 
-/* A rank's part of its values, which have memory; NULL: in another process. */
+/* Returns a rank's part of a parameter whose arena is allocated; NULL if the rank is in another process. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
     tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
@@ -173,15 +174,15 @@ static char *tt__param_memory(const tt_param *p, int rank)
     return (home->space == TT__HOST ? a->host : a->memory)[rank] + home->offset;
 }
 
-/* A tensor (rows, cols) of which ranks store parts. */
+/* A tensor (rows, cols) whose parts ranks store. */
 typedef struct tt__stored {
     int64_t rows, cols;
     tt__part part;
-    int data, tensor;   /* ranks along these axes ... */
-    int first;          /* ... from this one on */
+    int data, tensor;   /* data ranks and tensor ranks */
+    int first;          /* number of the first of these ranks */
 } tt__stored;
 
-/* Of what is shaped like a parameter. */
+/* Describes how the ranks of an arena store a tensor with the shape of a parameter. */
 static tt__stored tt__stored_of(const tt_param *p, const tt__part *part, const tt__arena *a)
 {
     const int64_t rows = p->ndim > 1 ? p->dims[0] : 1;
@@ -194,7 +195,8 @@ static tt__stored tt__param_stored(const tt_param *p)
     return tt__stored_of(p, &tt__param_home(p)->part, p->holder);
 }
 
-/* How many elements of a rank's part of the tensor the rank stores, from which on. */
+/* Returns the number of elements that a rank stores. *first: where they begin in the shard of the rank's
+   tensor rank. */
 static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
@@ -202,8 +204,8 @@ static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
     return tt__piece(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
 }
 
-/* The number in the tensor of what a rank has stored as its element `at`; *n of them follow one another in
-   both. */
+/* Returns the number in the tensor of the element that a rank stores at `at`. *n: number of elements from
+   there on that are contiguous both in the tensor and on the rank. */
 static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int64_t *n)
 {
     int64_t first, count = tt__stored_piece(s, rank, &first), tensor_rank = rank % s->tensor;
@@ -215,8 +217,9 @@ static int64_t tt__stored_element(const tt__stored *s, int rank, int64_t at, int
     return e / part_cols * s->cols + tensor_rank * part_cols + e % part_cols;
 }
 
-/* Where element e of the tensor is stored: the first rank that has it, and as which of its elements; *n of
-   them follow one another in both. */
+/* Finds where element e of the tensor is stored: *rank: the first rank that stores it. Returns the element's
+   number on that rank. *n: number of elements from there on that are contiguous both in the tensor and on
+   the rank. */
 static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t *n)
 {
     const int64_t each = s->rows * s->cols / s->tensor, part_cols = s->cols / s->tensor;
@@ -240,7 +243,7 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
     return at - first;
 }
 
-/* Has each process all of it? */
+/* Returns whether each process stores the whole tensor. */
 static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
 {
     const tt__crew *c = a->crew;
@@ -248,7 +251,7 @@ static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
     return a->stages == 1 && !s->part.unit && (s->part.split == TT__WHOLE || c->local % s->tensor == 0);
 }
 
-/* Fails where an update has stopped half-way: parameters and states must be loaded again. */
+/* Fails if an update stopped half-way: parameters and states must be loaded again. */
 static tt_status tt__check_whole(tt_context *ctx, const tt__arena *a)
 {
     if (!a->torn) return TT_OK;
@@ -264,7 +267,7 @@ static uint64_t tt__init_key(const tt_param *p)
     return tt__stream_key(p->ctx->options.seed, TT__RANDOM_INIT, tt__hash(p->name), 0);
 }
 
-/* Elements [first, first + n) of p, from its source. first: a multiple of 4. */
+/* Reads elements [first, first + n) of p from its source. first: a multiple of 4. */
 static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (p->read) return p->read(p->source, first, n, to);
@@ -274,7 +277,8 @@ static tt_status tt__param_read_source(const tt_param *p, int64_t first, int64_t
     return TT_OK;
 }
 
-/* Elements [first, first + n) of p, from memory or, without it, its source. first: a multiple of 4. */
+/* Reads elements [first, first + n) of p from memory or, if the arena is not allocated, from its source.
+   first: a multiple of 4. */
 static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, float *to)
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
@@ -282,7 +286,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     const tt__home *home = tt__param_home(p);
     const tt__stored stored = tt__param_stored(p);
     const tt__crew *c = p->holder->crew;
-    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* on the ranks of each as on the first */
+    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* each process reads its own ranks */
     for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
@@ -296,7 +300,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     return status;
 }
 
-/* Refuses finite numbers that f16 would make infinite. */
+/* Fails if p is stored as f16 and a finite number would become infinite. */
 static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t first, int64_t n)
 {
     const bool narrow = tt__param_home(p)->dtype == TT_F16;
@@ -308,8 +312,8 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
-/* Elements [first, first + n) of p for an arena that is to have them: from its source or, where the first of
-   two arenas has memory already, from there. first: a multiple of 4. */
+/* Reads elements [first, first + n) of p to fill arena `a`: from p's source or, if `a` is the second of two
+   arenas and the first is filled already, from the first. first: a multiple of 4. */
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
 {
@@ -317,8 +321,9 @@ static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
-/* Fills a rank's part of p from its source, which stays, in case another parameter fails. `piece` has
-   TT__PIECE floats. An initialiser whose numbers need no check writes where they stay. */
+/* Fills a rank's part of p from its source. Keeps the source, in case another parameter fails. piece: a
+   buffer of TT__PIECE floats. An initialiser whose numbers need no check writes directly to the rank's
+   memory. */
 static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
 {
     char *memory = tt__param_memory(p, rank);
@@ -326,7 +331,8 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
     const tt__home *home = tt__home_in(a, p->index);
     const tt__stored stored = tt__stored_of(p, &home->part, a);
     const bool of_source = a == p->holder || !tt__has_memory(p) || p->source_stays;
-    /* f16 can hold what is at most this: normal numbers are up to sqrt(-2 log(2^-25)) = 5.9 deviations. */
+    /* The max absolute value that p->init gives: normal numbers reach sqrt(-2 log(2^-25)) = 5.9
+       deviations. */
     const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
     const bool fits = home->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
     const tt__backend *b = a->kind->backend;
@@ -362,7 +368,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
     tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
     for (int k = 0; k < 2 && tt__has_memory(p); k++) {
         const tt__arena *a = k ? p->again : p->holder;
-        if (!a || !a->allocated) continue; /* then it is filled of the other */
+        if (!a || !a->allocated) continue; /* it is filled later, from the other arena */
         const tt__home *home = tt__home_in(a, p->index);
         const tt__stored stored = tt__stored_of(p, &home->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
@@ -377,7 +383,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
             }
         }
     }
-    p->source_stays = false; /* it has other values */
+    p->source_stays = false; /* the source's values are out of date */
     if (tt__has_memory(p)) return status;
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;

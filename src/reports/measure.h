@@ -11,32 +11,34 @@
 
 /* ===========================================================================================================
    REPORTS                                                                                        src/reports/
-   A program and its memory plan as numbers, as text and as a picture; what a device costs. Uses all above.
+   Prints a program and its memory plan as numbers, text and picture, and measures a device's rates. Uses all
+   sections above.
    ======================================================================================================== */
 
 /* -------------------------------------------------------------------------------------------------- costs
-   tt_measure_costs has a block of a transformer train, in a context of its own, and times each launch: first
-   with so few rows and columns that what it takes to start launches is most of it, and then with more, until
-   steps are long. Of a block of one row the update takes most. */
+   tt_measure_costs trains a transformer block in its own context and times each launch: first with so few
+   rows and columns that the overhead of launches dominates, then with more, until steps are long. A block
+   with one row measures the update, which dominates there. */
 
-/* Seconds of a step that is long enough, for which steps of a program go on, and of a copy; the least and the
-   most rows and columns, and bytes of a copy. */
+/* STEP_LONG, COPY_LONG: seconds of a step and of a copy that are long enough. STEPS_LONG: seconds of all
+   steps of a program. WIDTH: rows and columns of a block, for the update columns alone. COPY: bytes of a
+   copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
 enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__UPDATE_WIDTH = 576, TT__LEAST_COPY = 1 << 20,
        TT__MOST_COPY = 1 << 26 };
 
-/* A block of `width` columns, in a program that trains, and its inputs. */
+/* A program that trains a transformer block, and its inputs. */
 typedef struct tt__sample {
     tt_program *p;
     tt_value x, y, starts;
     int rows, seqs;
     int32_t *start;
-    float *numbers;         /* of x, and of y */
+    float *numbers;         /* the data of both x and y */
 } tt__sample;
 
-/* A linear layer of `out` columns or, with out 0, a norm. Its parameters have names that no others have. */
+/* Records a linear layer with `out` columns or, if out is 0, a norm. The parameters get unique names. */
 static tt_value tt__sample_layer(tt_tape *t, tt_value x, int64_t out)
 {
     const int64_t in = tt_value_width(t, x), dims[] = {out ? out : in, in};
@@ -90,7 +92,7 @@ static void tt__sample_free(tt_context *ctx, tt__sample *s)
     tt__free(ctx, s->numbers);
 }
 
-/* A step; *seconds: what it took. */
+/* Runs a step. *seconds: the time of tt_step alone. */
 static tt_status tt__sample_step(tt__sample *s, double *seconds)
 {
     tt_status status = TT_OK;
@@ -105,19 +107,19 @@ static tt_status tt__sample_step(tt__sample *s, double *seconds)
     return status;
 }
 
-/* What the launches of a step take and do, by what limits them. */
+/* The seconds, the work and the number of the launches of a step, for each kind of cost. */
 typedef struct tt__profile {
     double seconds[TT__COST_KINDS], work[TT__COST_KINDS];
     int launches[TT__COST_KINDS];
 } tt__profile;
 
-/* Runs some steps, of which the fastest of each launch counts: what else the machine does meanwhile slows
-   steps down, and seldom all of these. *seconds: of a step, so. */
+/* Runs some steps and takes the fastest time of each launch, as other work of the machine slows some steps
+   down but seldom all. *seconds: the sum of these times or, for very long steps, the last step's time. */
 static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
     double now, all = 0;
-    tt_status status = tt__sample_step(s, &now); /* the first also touches memory and finds kernels */
+    tt_status status = tt__sample_step(s, &now); /* the first step also touches memory and loads kernels */
     double *each = (double *)tt__alloc(ctx, sizeof *each * (size_t)t->n_code);
     if (!each) return TT_ERR_MEMORY;
     for (int k = 0; k < t->n_code; k++) each[k] = INFINITY;
@@ -128,7 +130,7 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     ctx->profile = NULL;
     memset(to, 0, sizeof *to);
-    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: of those that run together */
+    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: of instructions that run together */
         const tt__cost cost = tt__cost_of(&t->code[k]);
         if (isfinite(each[first])) to->work[cost] += tt__work_of(t, &t->code[k]);
         if (k == first && isfinite(each[k])) {
@@ -139,12 +141,12 @@ static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *
     }
     *seconds = 0;
     for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
-    if (now > 8 * TT__STEP_LONG) *seconds = now; /* it is long enough for whoever waits */
+    if (now > 8 * TT__STEP_LONG) *seconds = now; /* the step is long enough: saves time */
     tt__free(ctx, each);
     return status;
 }
 
-/* The profile of a new sample. */
+/* Makes a sample and profiles its steps. */
 static tt_status tt__profile_of(tt_context *ctx, const char *device, const char *precision, int rows,
                                 int width, tt__profile *to, double *seconds)
 {
@@ -157,8 +159,8 @@ static tt_status tt__profile_of(tt_context *ctx, const char *device, const char 
     return status;
 }
 
-/* The rates by which a profile takes longer than a smaller one of as many launches (all 0: there is none).
-   Of collectives also what it takes to begin. */
+/* Computes rates from the additional work and time of a profile compared with a smaller profile that has the
+   same number of launches (all 0: no smaller profile). For collectives, also the seconds to start. */
 static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool single, tt_costs *to)
 {
     for (int c = 0; c < TT__COST_KINDS; c++) {
@@ -171,8 +173,9 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* What it takes to start an op: of the fastest of some steps that are not timed launch by launch, or of
-   `least` seconds where they were, what their work by the rates leaves. */
+/* Computes the seconds to start an op: takes the fastest of some steps that are not timed launch by launch,
+   or `least` if that is less, and divides the seconds that the work by the rates does not explain by the
+   number of launches. least: seconds of a step that was timed launch by launch. */
 static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs)
 {
     double seconds;
@@ -191,7 +194,7 @@ static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs
     return status;
 }
 
-/* Bytes that an instruction by hand reads or writes a second: of a copy, or of a product with 1. */
+/* Measures the bytes per second of one instruction, a copy (COPY) or a product with 1 (SCALE). */
 static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, void *from, void *to,
                                   double *rate)
 {
@@ -214,14 +217,14 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
             status = b->launch(&l, 1);
             if (status == TT_OK) status = b->wait(l.device);
             begin = tt__seconds() - begin;
-            seconds = k > 1 ? fmin(seconds, begin) : begin; /* the first touches its memory */
+            seconds = k > 1 ? fmin(seconds, begin) : begin; /* the first run touches the memory */
         }
         *rate = (double)n / fmax(seconds, 1e-9);
     }
     return tt__device_status(ctx, c, 0, status);
 }
 
-/* Memory and links of rank 0. */
+/* Measures the bandwidths of the memory and the host links of rank 0. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
 {
     const tt__backend *b = c->kind->backend;
@@ -233,14 +236,15 @@ static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs 
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_SCALE, x, y, &costs->memory);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, x, host, &costs->to_host);
     if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, host, x, &costs->from_host);
-    costs->memory *= 2; /* read and written */
+    costs->memory *= 2; /* bytes are both read and written */
     if (host) b->release_host(d, host);
     if (y) b->release(d, y);
     if (x) b->release(d, x);
     return status;
 }
 
-/* Rows and columns with which a step that took so long will be long enough; the same: it is. */
+/* Returns the number of rows and columns that makes a step long enough, given that a step with `width` took
+   `seconds`; `width` if that was long enough. */
 static int tt__next_width(int width, double seconds)
 {
     const double times = fmin(4, cbrt(TT__STEP_LONG / fmax(seconds, 1e-9)));
@@ -248,7 +252,7 @@ static int tt__next_width(int width, double seconds)
     return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
 }
 
-/* Of one precision, which is fp32 or not. *least: the seconds of the smallest step. */
+/* Measures the rates of fp32 (single) or bf16. *least: the seconds of the smallest step. */
 static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *least,
                                        tt_costs *costs)
 {
@@ -258,7 +262,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
         double seconds = 0;
         const char *precision = single ? "32-true" : "bf16-true";
         const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
-        if (status == TT_ERR_MEMORY && before) return TT_OK; /* the smaller ones have to do */
+        if (status == TT_ERR_MEMORY && before) return TT_OK; /* keeps the rates of smaller steps */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
         if (!before) small = now, *least = seconds;
@@ -278,17 +282,17 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     o.isa = tt_isa(ctx);
     o.bf16 = tt__bf16_name[ctx->cpu.bf16];
     o.verify = false;
-    o.logger.log = NULL; /* what it would tell, the caller's context has told */
+    o.logger.log = NULL; /* the caller's context has already logged the same */
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
-    tt__sample s; /* as programs are: with streams, and graphs of launches */
+    tt__sample s; /* like users' programs: with streams and graphs of launches */
     tt__profile update;
     double least, ignored;
     status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
     if (status == TT_OK)
         status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);
-    if (status == TT_OK) /* each of so many ranks has that share */
+    if (status == TT_OK) /* the local ranks share the CPU */
         found.update_host = update.work[TT__COST_UPDATE] / fmax(update.seconds[TT__COST_UPDATE], 1e-9) /
                             s.p->settings.crew->local;
     if (status == TT_OK) status = tt__measure_precision(own, device, true, &least, &found);

@@ -7,9 +7,9 @@
 #include "text.h"
 
 /* ----------------------------------------------------------------------------------------- picture of a plan
-   tt_plan_svg: the bytes in use at each instruction, by category. */
+   tt_plan_svg draws the bytes in use at each instruction, by category. */
 
-/* 1, 2 or 5 times a power of ten: the step of an axis that so has no more than `marks` of them. */
+/* Returns the step between marks of an axis, 1, 2 or 5 times a power of ten, so that at most `marks` fit. */
 static double tt__axis_step(double length, int marks)
 {
     static const int times[] = {1, 2, 5};
@@ -27,8 +27,8 @@ static void tt__print_xml(tt__text *text, const char *name)
     }
 }
 
-/* live[k * N + c]: bytes in use in column k, of the categories tt__layer[0..c]. A column is one of n
-   instructions or, where several share it, the one that needs most. NULL when out of memory. */
+/* Returns live[k * N + c], the bytes in use in column k by categories tt__layer[0..c]. A column shows one of
+   n instructions or, if several share the column, the one with the most bytes. NULL when out of memory. */
 static const tt_category tt__layer[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER, TT_MEM_GRADIENTS, TT_MEM_INPUTS,
                                         TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE};
 static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
@@ -55,11 +55,11 @@ static int64_t *tt__live_layers(const tt_program *p, int n, int columns)
     return live;
 }
 
-/* Pixels of the picture: the corners of the plot, and its size. */
+/* Corners and size of the plot, in pixels. */
 enum { TT__LEFT = 64, TT__TOP = 66, TT__WIDTH = 600, TT__HEIGHT = 290, TT__RIGHT = TT__LEFT + TT__WIDTH,
        TT__BOTTOM = TT__TOP + TT__HEIGHT };
 
-/* A line of text of the picture; `anchor`: "start", "middle" or "end" is at x. */
+/* Prints a line of text. anchor: the point of the text that is at x, "start", "middle" or "end". */
 TT_PRINTF(5, 6)
 static void tt__label(tt__text *text, int x, int y, const char *anchor, const char *format, ...)
 {
@@ -71,8 +71,9 @@ static void tt__label(tt__text *text, int x, int y, const char *anchor, const ch
     tt__print(text, "<text x='%d' y='%d' text-anchor='%s'>%s</text>\n", x, y, anchor, label);
 }
 
-/* Draws the layers of memory over the columns, each down to the axis and the next over it, in tenths of a
-   pixel from the lower left corner, upwards; scale: tenths a byte. Notes which there are. */
+/* Draws the layers of memory, each down to the axis, from the highest layer on, so that lower layers cover
+   higher ones. Coordinates are tenths of a pixel from the lower left corner, upwards. scale: tenths of a
+   pixel per byte. drawn: for each layer, whether it is present. */
 static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, double scale,
                             const char *const *colour, bool *drawn)
 {
@@ -96,7 +97,7 @@ static void tt__draw_layers(tt__text *text, const int64_t *live, int columns, do
     }
 }
 
-/* Below the axis, which instructions are forward, backward and update. */
+/* Draws a band below the axis that names the instructions of forward, backward and update. */
 static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
 {
     static const char *const names[] = {"forward", "backward", "update"};
@@ -112,13 +113,13 @@ static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
     }
 }
 
-/* What is computed again (0), or moves between memories or ranks (1). */
+/* Returns whether an instruction recomputes (kind 0), or moves data between memories or ranks (kind 1). */
 static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
 {
     return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->again;
 }
 
-/* Draws above the axis' parts where such instructions stand. Returns whether there are any. */
+/* Draws lines at the instructions marked by tt__is_marked(kind). Returns whether any exists. */
 static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const char *colour)
 {
     bool any = false;
@@ -152,7 +153,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
     const double scale = 10 * TT__HEIGHT / full, unit = most < 1e9 ? 1e6 : 1e9;
     const double step = tt__axis_step(full / unit, 6);
     const char *unit_name = most < 1e9 ? "MB" : "GB";
-    const int digits = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1; /* behind the point */
+    const int digits = most < 10 * unit ? 3 : most < 100 * unit ? 2 : 1; /* digits after the decimal point */
     int64_t *live = tt__live_layers(p, n, columns);
     bool drawn[N];
     tt__text text = {to, capacity, 0};
@@ -201,7 +202,7 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
                  (double)plan.host_bytes / unit, unit_name, digits, (double)plan.transfer_bytes / unit,
                  unit_name);
     if (*moved || *host) tt__label(&text, TT__RIGHT, 48, "end", "%s%s", moved, host);
-    const int width = 7 * (24 + (int)strlen(plan.peak_name)); /* of the label of the peak, about */
+    const int width = 7 * (24 + (int)strlen(plan.peak_name)); /* approximate width of the peak's label */
     const int64_t label_x = tt__min(TT__LEFT + (peak_x - 5 * width) / 10, 872 - width);
     tt__print(&text, "<text x='%d' y='%d'><tspan font-weight='bold'>peak %.*f %s</tspan> at %d: ",
               (int)tt__max(TT__LEFT + 8, label_x), TT__TOP + 13, digits, (double)peak / unit, unit_name,

@@ -7,7 +7,7 @@
 
 /* --------------------------------------------------------------------------------------- programs as text */
 
-/* The text of a program, or of a stage of one. */
+/* Prints the text of a program without a pipeline, or of one stage. */
 static void tt__print_program(const tt_program *p, tt__text *to)
 {
     const tt_tape *t = p->built.t;

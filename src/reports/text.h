@@ -7,18 +7,18 @@
 #include "../compile/program.h"
 
 /* -------------------------------------------------------------------------------------------- text of a plan
-   tt_plan_text. */
+   tt_plan_text prints a memory plan. */
 
 static bool tt__is_alphanumeric(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* The name with '*' for each number that stands alone: "layer.*.norm1" for "layer.3.norm1". */
+/* Copies a name with '*' for each number that is a word of its own: "layer.*.norm1" for "layer.3.norm1". */
 static void tt__without_numbers(const char *name, char *to, size_t capacity)
 {
     size_t n = 0;
-    bool inside = false; /* of a word */
+    bool inside = false; /* within a word */
     while (*name && n + 1 < capacity) {
         size_t digits = inside ? 0 : strspn(name, "0123456789");
         bool number = digits && !tt__is_alphanumeric(name[digits]);
@@ -29,11 +29,11 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
     to[n] = 0;
 }
 
-/* Values of one size and category whose names differ in numbers only. */
+/* Values of the same size and category whose names differ only in numbers. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* The largest values at the peak, as many as make four fifths of it, in 8 to 20 lines. A group has one line,
-   so that 24 layers do. */
+/* Prints the largest values at the peak, until they make up four fifths of it, in 8 to 20 lines. A group,
+   such as a value of 24 layers, takes one line. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
@@ -45,7 +45,7 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__plan_group *group = (tt__plan_group *)tt__calloc(p->ctx, sizeof *group * (size_t)(n + 1));
     uint32_t *slot = (uint32_t *)tt__calloc(p->ctx, sizeof *slot * ((size_t)mask + 1)); /* a hash table */
     const bool ok = all && group && slot && tt_plan_values(p, all, n) == n;
-    if (!ok) others = 0; /* the rest of the report is worth having */
+    if (!ok) others = 0; /* prints the rest of the report without this list */
     for (int i = 0; i < others; i++) {
         const tt_plan_value *v = &all[i];
         tt__plan_group *g = &group[groups];
@@ -84,7 +84,7 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
     tt__free(p->ctx, all);
 }
 
-/* What a plan is for: "cuda", or "cuda*8 (data 4, tensor 2, zero 3)". */
+/* Prints the devices of a plan: "cuda", or "cuda*8 (data 4, tensor 2, zero 3)". */
 static void tt__print_ranks(const tt_program *p, tt__text *text)
 {
     const tt_parallel *how = &p->settings.options.parallel;
@@ -101,7 +101,7 @@ static void tt__print_ranks(const tt_program *p, tt__text *text)
     tt__print(text, ")");
 }
 
-/* What has been chosen to fit memory_budget. */
+/* Prints the choices made to fit memory_budget. */
 static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt_tape *t = p->built.t;
@@ -129,7 +129,7 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text 
     tt__print(text, "\n");
 }
 
-/* What each stage of a pipeline needs. */
+/* Prints the bytes and FLOPs of each stage of a pipeline. */
 static void tt__print_stages(const tt_program *p, tt__text *text)
 {
     for (int s = 0; s < p->stages && p->stages > 1; s++) {
@@ -143,7 +143,8 @@ static void tt__print_stages(const tt_program *p, tt__text *text)
     }
 }
 
-/* What a step takes by the rates of the device, where somebody gave them or something is moved. */
+/* Prints the seconds of a step by the rates of the device, if the options give rates or, on a device other
+   than the CPU, if data moves between memories or ranks. */
 static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt__settings *s = &p->settings;
