@@ -6078,9 +6078,9 @@ tt_attention_options tt_attention_options_default(int heads)
     return o;
 }
 
-#define TT__MOST_HEAD 65536 /* columns of a head: kernels keep blocks of queries and keys in scratch */
+#define TT__MOST_HEAD 65536 /* max columns of a head; kernels keep blocks of queries and keys in scratch */
 
-/* Options of block-sparse attention. */
+/* Checks the options of block-sparse attention. */
 static bool tt__blocks_in(tt_tape *t, const tt__attr *a)
 {
     if (a->block < 0 || a->dense < 0 || a->listed < 0 || a->list_rows < 0)
@@ -6110,7 +6110,8 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
                              (long long)(q->cols / heads), TT__MOST_HEAD);
     for (int k = 1; k < 3; k++)
-        for (int j = 0; j < k; j++) { /* heads run side by side: two must not add to one column */
+        /* Heads are computed in parallel, so two of them must not add to one column. */
+        for (int j = 0; j < k; j++) {
             const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
             const int64_t apart = b->offset - a->offset;
             const bool overlap = apart < a->shape.cols && -apart < b->shape.cols;
@@ -6137,7 +6138,7 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-/* Copies lists of blocks to the tape. */
+/* Copies the options' lists of blocks to the tape. */
 static bool tt__take_lists(tt_tape *t, const tt_attention_options *o, tt__attr *attr)
 {
     const int64_t n = (int64_t)o->heads * o->list_rows * o->listed;
@@ -6182,7 +6183,7 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
-    /* As many as k has, if that can be; else the shape rule tells what it expects. */
+    /* k's own number of heads, if it divides the heads of q; otherwise the shape rule reports the error. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
     const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
@@ -6208,7 +6209,9 @@ tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt__value *v = b->t->values;
-    for (int k = 1; k < 3; k++) /* of one storage: dq, dk and dv add to its gradient, in the kernel's order */
+    /* Where operands share storage, dq, dk and dv are added to the gradient of that storage, in the kernel's
+       order. */
+    for (int k = 1; k < 3; k++)
         for (int j = 0; j < k; j++, v = b->t->values) {
             int32_t base = v[f->in[k]].base;
             if (v[f->in[j]].base != base || !tt__wants(b->t, base) || v[base].grad) continue;
@@ -6230,24 +6233,26 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
 
-/* The lists of blocks of an instruction, or NULL. */
+/* Returns the lists of blocks of an instruction, or NULL. */
 static const uint16_t *tt__lists_of(const tt_tape *t, const tt__instr *i)
 {
     return i->attr.lists ? t->lists + i->attr.lists - 1 : NULL;
 }
 
-/* How many blocks a sequence is taken by; 0: it is not. */
+/* Returns the number of blocks of a sequence of `length` rows in block-sparse attention; 0: the sequence is
+   dense. */
 static inline int64_t tt__attention_blocks(const tt__attr *attr, int64_t length)
 {
     return attr->block && length > attr->dense ? tt__ceil_div(length, attr->block) : 0;
 }
 
-/* How many keys of a sequence of `length` row `row` of it sees. Listed blocks count as whole ones. */
+/* Returns how many keys row `row` of a sequence of `length` rows sees. Each listed block counts as a whole
+   block. */
 static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t length)
 {
     const int64_t n = tt__attention_blocks(attr, length), i = n ? row / attr->block : 0;
     if (i > 0 && i < n - 1) {
-        int64_t keys = attr->block + length - (n - 1) * attr->block;           /* of the first and the last */
+        int64_t keys = attr->block + length - (n - 1) * attr->block;           /* first and last blocks */
         for (int64_t j = tt__max(1, i - 1); j < tt__min(n - 1, i + 2); j++) keys += attr->block;
         return (double)(keys + (i < attr->list_rows ? (int64_t)attr->listed * attr->block : 0));
     }
@@ -6255,10 +6260,11 @@ static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t leng
     return (double)(1 + tt__min(row, most) + (attr->causal ? 0 : tt__min(length - 1 - row, most)));
 }
 
-/* ... and all its rows. Without a window, causal rows count for half of the square, as everybody counts. */
+/* Returns the number of pairs of a query and a key that it sees, over all rows of a sequence. Without a
+   window, causal rows count for half of the square, as is usual. */
 static double tt__attention_pairs(const tt__attr *attr, double length)
 {
-    const double unseen = length - attr->window; /* by the last row */
+    const double unseen = length - attr->window; /* keys that the last row does not see */
     const int64_t n = tt__attention_blocks(attr, (int64_t)ceil(length));
     double pairs = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -6271,7 +6277,8 @@ static double tt__attention_pairs(const tt__attr *attr, double length)
                         : length * length - unseen * (unseen + 1);
 }
 
-/* Two products forward, four backward, of each query and key. At capacity sequences have equal lengths. */
+/* Returns the FLOPs of attention: two products in the forward and four in the backward, for each pair of a
+   query and a key. At capacity, sequences count as equally long. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
@@ -6279,7 +6286,7 @@ static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
     const int32_t *start = (const int32_t *)in[at.starts].data, *row = (const int32_t *)in[at.numbers].data;
     const tt__attr *attr = &i->attr;
     const int64_t seqs = in[at.starts].rows - 1;
-    const double length = (double)k->rows / (double)tt__max(1, seqs); /* at capacity */
+    const double length = (double)k->rows / (double)tt__max(1, seqs); /* rows of a sequence, at capacity */
     const double part = length > 0 ? tt__attention_pairs(attr, length) / (length * length) : 0;
     double pairs = start ? 0 : (double)q->rows * (double)k->rows / (double)tt__max(1, seqs) * part;
     for (int64_t r = 0; start && r < (row ? q->rows : seqs); r++) {
@@ -6300,8 +6307,10 @@ static size_t tt__cpu_attention(int threads, const tt_tape *t, const tt__instr *
     return bytes + (i->in[at.numbers] ? tt__attention_queries_bytes(seqs, q->rows) : 0);
 }
 
-/* Row numbers put in order: starts, rows and places. Backward: the sum of dout * out of each row and head,
-   which all blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2), and bits. */
+/* Returns the bytes of scratch on CUDA: the sorted row numbers of listed queries (starts, rows and places)
+   and the lists of blocks. The backward adds the sum of dout * out of each row and head, which all thread
+   blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2), and the larger of
+   dropout's bits and the parts of dq. */
 static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
@@ -11736,42 +11745,45 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
 }
 
 /* ==== src/ops/attention/cpu_shared.h */
-/* ------------------------------------------------------------------------ attention, shared by all passes */
+/* ------------------------------------------------------------------------ attention, shared by all variants */
 
-/* Attention within each sequence, per head. Shapes: k, v (rows, heads / group * head_size); q, out (queries,
-   heads * head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists,
-   in any order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h
-   (of all ranks) takes 8 random bits, number j % 16 of Philox counter {i, j / 16, h, 0}, see
-   tt__attention_either; kept if >= TT__ATTENTION_DROP(p). */
+/* Arguments of attention, which is computed within each sequence and head. Shapes: k, v (rows,
+   heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The queries are
+   all rows or the rows that query_row lists, in any order. Dropout draws 8 random bits for the weight of
+   query row i (of the batch), key j (of its sequence) and head h (of all ranks): number j % 16 of Philox
+   counter {i, j / 16, h, 0}, see tt__attention_either. The weight is kept if the number
+   is >= TT__ATTENTION_DROP(p). */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
-    const int32_t *query_row;    /* of a query: its row of the batch; NULL: the query's number            */
-    const int32_t *query_at;     /* of a query: its row in q; NULL: the query's number                    */
-    int heads, first_head, group; /* group: heads of q that a key serves                                  */
+    const int32_t *query_row;    /* row of the batch of each query; NULL: the query's number              */
+    const int32_t *query_at;     /* row of q of each query; NULL: the query's number                      */
+    int heads, first_head, group; /* group: heads of q that share a head of k and v                       */
     int64_t head_size;
     bool causal; float scale; float dropout; uint64_t dropout_key;
-    int64_t window;               /* 0: none                                                             */
-    float alibi; int alibi_heads; /* of all ranks; 0: none                                               */
+    int64_t window;               /* rows that a row sees back and, unless causal, ahead; 0: no window   */
+    float alibi; int alibi_heads; /* heads of all ranks; 0: no ALiBi                                     */
     bool alibi_rounded;           /* see tt_attention_options                                            */
-    const tt__attr *attr;         /* of block-sparse attention                                           */
-    const uint16_t *lists;        /* tt__launch's                                                        */
+    const tt__attr *attr;         /* options of block-sparse attention                                   */
+    const uint16_t *lists;        /* lists of blocks, as in tt__launch                                   */
     tt__mat q, k, v, out;
     float *lse;
-    tt__mat dout, dq, dk, dv;    /* for backward only                                                     */
-    bool add_dq, add_dk, add_dv; /* for backward: += instead of =                                         */
-    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to it   */
-    void *workspace;             /* of attention_workspace bytes                                          */
+    tt__mat dout, dq, dk, dv;    /* only in the backward                                                  */
+    bool add_dq, add_dk, add_dv; /* only in the backward: the gradient is added to                        */
+    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to bf16 */
+    void *workspace;             /* tt__attention_workspace bytes                                         */
 } tt__attention_args;
 
-/* Numbers the queries, whose rows index (n) has, by sequences, in tt__attention_queries_bytes of memory. */
+/* Sorts the queries by sequence: sets query_start, query_row and query_at of `a`. `index` (n) has the row of
+   each query. `memory` has tt__attention_queries_bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* from behind: start[s + 1] moves down to where it belongs, the start of s + 1 being that of s */
+    /* From the last query to the first: start[s + 1] moves down from the end of sequence s to its
+       beginning. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
         row[number] = index[j];
@@ -11784,12 +11796,12 @@ static void tt__attention_queries(tt__attention_args *a, const int32_t *index, i
     a->query_at = at;
 }
 
-/* Rows [begin, begin + length) of the batch, and queries [first, first + queries). */
+/* A sequence: rows [begin, begin + length) of the batch and queries [first, first + queries). */
 typedef struct tt__attention_sequence {
     int64_t begin, length, first, queries;
-    bool diagonal;  /* query i is row i of the sequence and sees its keys up to i */
-    int64_t blocks; /* by which it is taken; 0: it is not */
-    int64_t from;   /* no query of the tile at hand sees keys before */
+    bool diagonal;  /* query i is row i of the sequence and sees keys up to i */
+    int64_t blocks; /* blocks of block-sparse attention; 0: the sequence is dense */
+    int64_t from;   /* the queries of the current tile see no key before this one */
 } tt__attention_sequence;
 
 static tt__attention_sequence tt__attention_sequence_at(const tt__attention_args *a, int64_t s)
@@ -11800,7 +11812,8 @@ static tt__attention_sequence tt__attention_sequence_at(const tt__attention_args
     return x;
 }
 
-/* How often queries of block i of sequence x see block j of its keys. head: among those of all ranks. */
+/* Returns how often the queries of block i of sequence x see block j of its keys. `head` counts the heads of
+   all ranks. */
 static int tt__attention_times(const tt__attention_args *a, const tt__attention_sequence *x, int head,
                                int64_t i, int64_t j)
 {
@@ -11813,8 +11826,8 @@ static int tt__attention_times(const tt__attention_args *a, const tt__attention_
     return times;
 }
 
-/* How many of n queries from number `query` of sequence x on are of one block, which is *block, and fit a
-   tile. */
+/* Returns how many of the n queries of sequence x from number `query` on are in the same block, at most as
+   many as a tile holds. Sets *block to the number of that block. */
 static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
                                       int64_t query, int64_t n, int64_t *block)
 {
@@ -11827,8 +11840,9 @@ static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__att
     return count;
 }
 
-/* The next keys of [*at, end), at most as many as a tile has: from a multiple of 16 on, as random numbers and
-   tiles want it, of which those before x->from are not seen. *at goes on behind them. */
+/* Returns the first of the next keys of [*at, end), at most a tile of them, and sets *keys to their number.
+   The first is a multiple of 16, as random numbers and tiles need; keys before x->from, which is set to the
+   old *at, are not seen. Moves *at past these keys. */
 static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
 {
     const int64_t first = *at & ~(int64_t)15;
@@ -11838,8 +11852,8 @@ static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, i
     return first;
 }
 
-/* The keys of sequence x that any of its n queries from number `query` on sees: [*from, result). Without a
-   window those of listed queries are all. */
+/* Returns the end, and in *from the first, of the keys of sequence x that any of its n queries from number
+   `query` on sees. Without a window, listed queries count as seeing all keys. */
 static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
                                   int64_t n, int64_t *from)
 {
@@ -11855,7 +11869,8 @@ static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attenti
     return tt__min(x->length, (a->causal ? high : high + a->window - 1) + 1);
 }
 
-static int64_t tt__attention_longest(const tt__attention_args *a) /* rows or queries of a sequence */
+/* Returns the largest number of rows or queries of a sequence. */
+static int64_t tt__attention_longest(const tt__attention_args *a)
 {
     int64_t longest = 0;
     for (int64_t s = 0; s < a->seqs; s++) {
@@ -11865,7 +11880,8 @@ static int64_t tt__attention_longest(const tt__attention_args *a) /* rows or que
     return longest;
 }
 
-/* Where this thread's buffers are depends on the thread, what is computed in them does not. */
+/* Returns the buffers of a thread. Only their address depends on the thread; what is computed in them does
+   not. */
 static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_args *a, int64_t longest,
                                                           bool backward, int thread)
 {
@@ -11876,8 +11892,9 @@ static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_ar
     return b;
 }
 
-/* Groups of queries are numbered without looking at every sequence: those of sequence s from query_start[s] /
-   GROUP + s on, which leaves room for as many as it can have (some numbers have no queries). */
+/* Returns the number of the first group of queries of sequence s: query_start[s] / GROUP + s. This numbering
+   needs no look at every sequence and leaves room for as many groups as a sequence can have; some numbers
+   have no queries. */
 static int64_t tt__attention_first_group(const tt__attention_args *a, int64_t s)
 {
     return a->query_start[s] / TT__ATTENTION_GROUP + s;
@@ -11894,7 +11911,8 @@ static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t
     return low;
 }
 
-/* The size of about equal blocks of n, at most `most`, multiples of 16 but for the last; n, most > 0. */
+/* Returns the size of about equal blocks of n numbers: at most `most`, and a multiple of 16. n and most
+   are > 0. */
 static int64_t tt__attention_block(int64_t n, int64_t most)
 {
     return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, most)));
@@ -11905,8 +11923,9 @@ static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
     return (char *)m->data + (size_t)(row * m->ld + column) * tt_dtype_bytes(m->dtype);
 }
 
-/* Rows of a head lie far apart, where a CPU's prefetchers do not look. `next`: asks L2 for what the next head
-   has of that row, which most likely is this thread's next task. */
+/* Prefetches a head's columns of a row. The rows of a head are far apart, where a CPU's prefetchers do not
+   look. `next`: prefetches into L2 the next head's columns of the row, which most likely are this thread's
+   next task. */
 static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t column, int64_t d,
                                           const bool next)
 {
@@ -13777,20 +13796,20 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 
 /* ==== src/ops/attention/cpu_blocks.h */
 /* ------------------------------------------------------------------------------------------------- attention
-   Flash-style (Dao et al., "FlashAttention", 2022): scores exist only as tiles, of which only the log-sum-exp
-   of each query survives the forward; the backward computes them again. Tiles are transposed, keys as rows
-   and queries in lanes, so that the softmax needs no shuffles, and both P V and P^T dO broadcast their
-   weights straight from the tile. Scores are in units of log 2 (the scale of Q includes log2 e), which makes
-   every exp an exp2. */
+   Flash-style attention (Dao et al., "FlashAttention", 2022). Scores exist only as tiles; the forward saves
+   only the log-sum-exp of each query, and the backward recomputes the scores. Tiles are transposed, with keys
+   as rows and queries in lanes, so that the softmax needs no shuffles, and both P V and P^T dO broadcast
+   their weights straight from the tile. Scores are in units of log 2 (the scale of Q includes log2 e), which
+   turns every exp into an exp2. */
 
 typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
 #define tt__vw TT__K(vw)
 
-/* The 64-bit products of the low halves of each 64-bit lane; the high halves are ignored. */
+/* Returns the 64-bit products of the lower halves of each 64-bit lane; ignores the upper halves. */
 TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 {
 #if TT__LANES == 16
-    /* as mul_epu32, which g++ 12 warns of */
+    /* _mm512_mul_epu32, masked with all ones because g++ 12 warns about the plain form */
     return (tt__vw)_mm512_maskz_mul_epu32((__mmask8)-1, (__m512i)a, (__m512i)b);
 #elif TT__LANES == 8
     return (tt__vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
@@ -13803,8 +13822,9 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 
 TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
 
-/* A draw in every lane. The counters are held as 64-bit lanes, even and odd ones apart, of which only the
-   low half counts: that is what 32 x 32 -> 64 bit multiplications take and give. */
+/* Computes a Philox draw in every lane: the four words of counter {c0, c1, c2, c3}. Even and odd counters are
+   in separate vectors of 64-bit lanes, of which only the lower half counts: 32 x 32 -> 64 bit multiplications
+   take and return this form. */
 TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1, tt__vu c2,
                               tt__vu c3, tt__vu out[4])
 {
@@ -13826,9 +13846,8 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
-/* 16-bit numbers of as many counters as there are lanes, eight of each, the low half of a word first: of the
-   counters {c0, c1, 0, 0} in their order, when they are given in that of philox_groups, which makes the four
-   words of a counter, and those of the next, neighbours. */
+/* Returns the order in which philox_numbers takes counters. In this order, transposing quads of lanes puts
+   the four words of a counter side by side, followed by the words of the next counter. */
 TT__INLINE tt__vu TT__K(philox_groups)(void)
 {
     tt__vu groups;
@@ -13836,6 +13855,8 @@ TT__INLINE tt__vu TT__K(philox_groups)(void)
     return groups;
 }
 
+/* Draws eight 16-bit numbers for each of TT__LANES counters {c0, c1, 0, 0}, the lower half of a word first.
+   The numbers are in the order of the counters if c0 is in the order of philox_groups. */
 TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1,
                                       uint16_t numbers[8 * TT__LANES])
 {
@@ -13848,16 +13869,16 @@ TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], 
     memcpy(numbers, words, sizeof words);
 }
 
-/* Some keys of a sequence and some queries, of a head of d columns: query i sees the keys that are <= i +
-   diagonal, and none sees the first `skip`, a multiple of 32. Products of bf16 are computed `by` one of the
-   ways. */
+/* A block of keys and queries of a sequence, in a head of d columns. Query i sees the keys <= i + diagonal;
+   no query sees the first `skip` keys, a multiple of 32. by: how products of bf16 are computed. */
 typedef struct TT__K(attention_block) {
     tt__bf16 by;
     int64_t skip, keys, queries, d, diagonal;
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
-/* to (m, to_row) = from^T (times scale if `scaled`), by whole vectors; rows of `from` from n on are zeros. */
+/* Writes to (m, to_row) = from^T, times scale if `scaled`, in whole vectors. Rows of `from` from n on count
+   as zeros. */
 TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
                                            int64_t n, int64_t m, const bool scaled, float scale)
 {
@@ -13874,9 +13895,9 @@ TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const floa
 }
 
 #ifdef TT__ATTENTION_BF16
-/* ---- operands of products of bf16, by dot products or tiles: rows of pairs, made of fp32 blocks ---- */
+/* ---- bf16 operands for dot products and tiles: rows of pairs, made from fp32 blocks ---- */
 
-/* n vectors as bf16, to a multiple of 32 elements; what is more than n is 0. */
+/* Rounds n vectors to bf16, and fills the result with zeros up to a multiple of 32 elements. */
 TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
 {
     for (int64_t v = 0; v < n; v += 2) {
@@ -13886,7 +13907,7 @@ TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_
     }
 }
 
-/* to (n, ceil(width / 32) * 16): pairs that lie side by side in a row. */
+/* Writes to (n, ceil(width / 32) * 16): the bf16 pairs of neighbouring elements of each row of `from`. */
 TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, int64_t stride, int64_t n,
                                                   int64_t width)
 {
@@ -13894,7 +13915,8 @@ TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, 
     for (int64_t i = 0; i < n; i++) TT__K(attention_narrow)(to + i * to_row, from + i * stride, vectors);
 }
 
-/* to (ceil(n / 32) * 16, to_row): pairs of a row and the next; zeros for rows from n on. */
+/* Writes to (ceil(n / 32) * 16, to_row): the bf16 pairs of each even row of `from` and the row after it. Rows
+   from n on count as zeros. */
 TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const float *from, int64_t stride,
                                                int64_t n, int64_t width)
 {
@@ -13912,8 +13934,9 @@ TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const 
     }
 }
 
-/* Y (keys, d), whose rows attention_to_queries adds, as pairs of rows. Tiles need a left operand whose rows
-   run along the sum, which a transposed tile's do not; so there, Y is transposed and out^T computed. */
+/* Stores Y (keys, d), the matrix whose rows attention_to_queries adds up, as pairs of rows. The tile kernels
+   need the left operand's rows to run along the summed dimension; a transposed tile's rows do not. For the
+   tile kernels Y is therefore transposed, and out^T is computed. */
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
                                          int64_t d, const float *y, int64_t stride)
 {
@@ -13925,7 +13948,7 @@ TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffer
 }
 
 #ifdef TT__TILES
-/* What rounding to bf16 leaves of n floats. */
+/* Replaces n floats by what rounding them to bf16 loses. */
 TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
 {
     float half[16];
@@ -13935,7 +13958,8 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
     }
 }
 
-/* attention_to_queries by tiles. `twice`: multiplies what rounding to bf16 leaves of tile, too. */
+/* Computes attention_to_queries with the tile kernels. `twice`: also multiplies what rounding `tile` to bf16
+   loses. */
 TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
                                                  float *out, int64_t out_stride, bool add)
 {
@@ -13973,14 +13997,15 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 
 /* ---- products ---- */
 
-/* The microkernel for a way with bf16 (0: fp32), and the rows and columns of its blocks. It takes `whole`
-   elements along k at a time, a power of 2, of which a unit holds 1 or, if `pairs` is 1, 2. */
+/* A microkernel, and the rows and columns of its blocks. The microkernel takes `whole` elements along k at a
+   time, a power of 2. A unit, the place of a float, holds one of these elements or, if `pairs` is 1, two. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
     int pairs;
 } TT__K(attention_kernel);
 
+/* Returns the microkernel for products that are computed `by`; 0: in fp32. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -14001,7 +14026,8 @@ TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
     return kernel;
 }
 
-/* Rows [i, rows), columns [j, cols) of p's C, at most the microkernel's, summed over elements [from, to). */
+/* Computes rows [i, rows) and columns [j, cols) of p's C, at most as many as the microkernel takes, summed
+   over elements [from, to). */
 TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel, const tt__product *p,
                                           int64_t i, int64_t rows, int64_t j, int64_t cols, int64_t from,
                                           int64_t to)
@@ -14010,7 +14036,7 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     tt__product block = *p;
     block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
     block.k -= first;
-    /* tiles' rows of A lie along k */
+    /* In tiles, the rows of A run along k. */
     block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
     block.b += first * p->b_row + j;
     block.c += i * p->c_row + j;
@@ -14018,11 +14044,11 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* Parts of a tile that no query of a vector sees are neither computed nor read in the three products; with
-   listed queries all are, and the softmax leaves weights of 0 there. */
+/* The three products below neither compute nor read the parts of a tile that no query of a vector sees. With
+   listed queries they compute and read all parts, and the softmax sets the weights of unseen keys to 0. */
 
-/* tile (keys, queries) = X (keys, d) Yt (d, queries); of bf16, X has pairs of columns, Yt of rows, and the
-   result is scaled; fp32 operands are scaled already. */
+/* Computes tile (keys, queries) = X (keys, d) Yt (d, queries). In bf16, X has pairs of columns, Yt has pairs
+   of rows, and the result is scaled; fp32 operands are already scaled. */
 TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale, const float *x,
                                     const float *yt, float *tile)
 {
@@ -14043,7 +14069,7 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* dX (keys, d) += tile (keys, queries) Y (queries, d); of bf16, Y has pairs of rows. */
+/* Adds tile (keys, queries) Y (queries, d) to dX (keys, d). In bf16, Y has pairs of rows. */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {
@@ -14067,10 +14093,11 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* out (queries, d) = or += tile^T (queries, keys) Y (keys, d); of bf16, Y is from attention_summed_bf16. Rows
-   of a block share their keys (of bf16, pairs), with weights 0 for those that a query does not see: a NaN or
-   infinity in Y also reaches the few queries before it in the block, by tiles the 32 before it, and with
-   listed queries all of the sequence. */
+/* Computes out (queries, d) = or += tile^T (queries, keys) Y (keys, d). In bf16, Y comes from
+   attention_summed_bf16. All rows of a microkernel's block multiply the same keys (in bf16, pairs of keys),
+   with weights of 0 for keys that a query does not see. So a NaN or infinity in Y also reaches the few
+   queries before it in the block, with tiles the 32 queries before it, and with listed queries all queries of
+   the sequence. */
 TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
                                         const float *y, float *out, int64_t out_row, bool add)
 {
@@ -14099,9 +14126,10 @@ TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool tw
         }
 }
 
-/* ---- rows of one head in and out of fp32 blocks ---- */
+/* ---- copies of a head's rows into and out of fp32 blocks ---- */
 
-/* A row of d numbers in and out. `dtype` is a constant, so that nothing is asked of each whole vector. */
+/* Reads a row of d numbers into an fp32 block, times scale. `dtype` is a constant, so that the loop over
+   whole vectors does not branch on it. */
 TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const void *from, int64_t d,
                                         float scale)
 {
@@ -14113,6 +14141,8 @@ TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const v
     if (j < d) TT__K(store)(to + j, TT__K(load_as)(from, dtype, j, d - j) * scale);
 }
 
+/* Writes or, if `add`, adds a row of d numbers from an fp32 block, times scale. `dtype` is a constant, so
+   that the loop over whole vectors does not branch on it. */
 TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const float *from, int64_t d,
                                          float scale, bool add)
 {
@@ -14126,12 +14156,13 @@ TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const f
         else TT__K(store_16)(h + j, x, dtype);
     }
     if (j == d) return;
-    tt__vf x = TT__K(load)(from + j) * scale; /* the zeros in the rest of a row are positive */
+    /* Adding zero makes every zero in the rest of a row positive. */
+    tt__vf x = TT__K(load)(from + j) * scale;
     TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
 }
 
-/* to (n, stride) = scale * rows [row, row + n), or those that `at` has there, of the head that starts at
-   `column`, with zeros up to a whole vector. */
+/* Copies to (n, stride) = scale * rows [row, row + n) of the head that starts at `column`, or the rows that
+   `at` lists at [row, row + n). Fills each row with zeros up to a whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
                                   int64_t d, float scale, float *to, int64_t stride)
 {
@@ -14144,7 +14175,9 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
     }
 }
 
-/* The same rows of the head (+)= scale * from; a gradient that nothing needs is absent. */
+/* Sets or, if `add`, adds to rows [row, row + n) of the head that starts at `column`, or to the rows that
+   `at` lists at [row, row + n): scale * from (n, stride). A gradient that nothing needs is absent and is
+   skipped. */
 TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n,
                                     int64_t column, int64_t d, float scale, const float *from, int64_t stride,
                                     bool add)
@@ -14156,7 +14189,8 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
     }
 }
 
-/* to (d, tile) = scale * from^T, from (n, stride); of bf16, pairs of that, and no scale. */
+/* Writes to (d, TILE) = scale * from^T of from (n, stride); in bf16, the pairs of rows of from^T,
+   unscaled. */
 TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__attention_buffers *b,
                                      const float *from, int64_t n, float scale, float *to)
 {
@@ -14176,6 +14210,7 @@ TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__atte
 /* ==== src/ops/attention/cpu_softmax.h */
 /* ---- softmax ---- */
 
+/* A call of attention: its arguments, and constants that all tasks share. */
 typedef struct TT__K(attention_call) {
     const tt__attention_args *a;
     int64_t longest;
@@ -14185,7 +14220,7 @@ typedef struct TT__K(attention_call) {
     uint64_t keys[2 * TT__DRAW_ROUNDS];
 } TT__K(attention_call);
 
-/* One head of one sequence, and the buffers of the thread that works on it. */
+/* A task: one head of one sequence, and the buffers of the thread that works on it. */
 typedef struct TT__K(attention_task) {
     const TT__K(attention_call) *call;
     const tt__attention_args *a;
@@ -14194,21 +14229,21 @@ typedef struct TT__K(attention_task) {
     tt__attention_buffers b;
 } TT__K(attention_task);
 
-/* What the lanes of one vector of queries have in common. */
+/* A vector of queries beside a block of keys: what its lanes see, and what they share. */
 typedef struct TT__K(attention_lanes) {
     tt__vi first, last;   /* the first and the last key of the block that each lane sees */
-    int64_t skip;         /* no lane sees these                                        */
-    int64_t from, seen;   /* any lane sees keys of [from, seen), from a multiple of 8  */
+    int64_t skip;         /* no lane sees keys before this key                         */
+    int64_t from, seen;   /* no lane sees keys outside [from, seen); from: a multiple of 8 */
     int64_t whole, full;  /* all lanes see [whole, full) */
-    tt__vu row;           /* the row of the batch                                      */
-    int64_t first_key;    /* of the block                                              */
+    tt__vu row;           /* row of the batch of each lane                             */
+    int64_t first_key;    /* the block's first key, in the sequence                    */
     int32_t head;
     bool drop;
-    const uint64_t *keys; /* of Philox                                                 */
+    const uint64_t *keys; /* keys of Philox's rounds                                   */
     const uint32_t *either;
 } TT__K(attention_lanes);
 
-/* query: of the first lane, in the sequence */
+/* Returns the lanes of a vector of queries. query: the query of the first lane, counted in the sequence. */
 TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attention_task) *t, int64_t first_key,
                                                             const TT__K(attention_block) *s, int64_t query)
 {
@@ -14250,8 +14285,9 @@ TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attentio
     return l;
 }
 
-/* Which of keys r .. r + 7 of the block, r a multiple of 8, are kept: bits 24 to 31. They are drawn for 16
-   keys at once, into the higher half of *drawn, which the call for the 8 keys before has left. */
+/* Returns which of keys r .. r + 7 of the block dropout keeps, in bits 24 to 31 of each lane; r is a multiple
+   of 8. One draw serves 16 keys: the call for the first 8 keys leaves the draw in the upper half of *drawn,
+   for the call for the next 8. */
 TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t r, tt__vu *drawn)
 {
     const int64_t key = l->first_key + r;
@@ -14269,33 +14305,35 @@ TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* All bits set where key i (0..7) of attention_draw is kept. */
+/* Returns a mask of the lanes where key i (0..7) of attention_draw is kept. */
 TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
-/* All bits set in the lanes that see key r. */
+/* Returns a mask of the lanes that see key r. */
 TT__INLINE tt__vi TT__K(attention_sees)(const TT__K(attention_lanes) *l, int64_t r)
 {
     return (l->last >= (int32_t)r) & (l->first <= (int32_t)r);
 }
 
-/* x, or `other` in the lanes that do not see key r. */
+/* Returns x, or `other` in the lanes that do not see key r. */
 TT__INLINE tt__vf TT__K(attention_visible)(const TT__K(attention_lanes) *l, int64_t r, tt__vf x, tt__vf other)
 {
     const tt__vi visible = TT__K(attention_sees)(l, r);
     return (tt__vf)(((tt__vi)x & visible) | ((tt__vi)other & ~visible));
 }
 
-/* ALiBi of a head. digits: where it is rounded, the slope over its power of two, which `slope` is then. */
+/* ALiBi of a head. slope: the slope or, if ALiBi is rounded, only its power of two. digits: the slope divided
+   by that power, or 0 if ALiBi is not rounded. */
 typedef struct TT__K(attention_fall) { float slope, digits; } TT__K(attention_fall);
 
-/* slope * the number of a row in its sequence, over the slope's power of two, as transformers rounds it. */
+/* Returns slope * the number of a row in its sequence, divided by the slope's power of two, and rounded as
+   transformers does. */
 TT__INLINE float TT__K(attention_rounded)(float digits, int64_t row)
 {
     return tt__from_bf16(tt__to_bf16(digits * tt__from_bf16(tt__to_bf16((float)row))));
 }
 
-/* Takes from the scores of one vector of queries (tile: its column) slope * the distance of query and key.
-   begin: the first row of the sequence. */
+/* Subtracts slope * the distance of query and key from the scores of a vector of queries. tile: the vector's
+   column; begin: the first row of the sequence. */
 TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t begin,
                                        const TT__K(attention_fall) *fall, float *tile)
 {
@@ -14310,8 +14348,8 @@ TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t 
     }
 }
 
-/* Scores in, weights out, for one vector of queries (tile: its column), with a running maximum and sum.
-   Returns what earlier sums of weights must be multiplied with. */
+/* Turns the scores of a vector of queries into weights, and updates each query's running max and sum. tile:
+   the vector's column. Returns the factor for earlier sums of weights. */
 TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
                                            float *tile, float *most, float *sum)
 {
@@ -14362,7 +14400,8 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
     return correction;
 }
 
-/* Scores to dropped weights P~, and gradients of those to gradients of scores P (keep dP~ - delta). */
+/* Turns scores into weights after dropout, P~, and the gradients of these weights, dP~, into gradients of
+   scores, P (keep dP~ - delta). */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
                                                   int64_t keys, float *weights, float *dscores,
                                                   const float *lse, const float *delta)
@@ -14408,7 +14447,7 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
 }
 
 /* ==== src/ops/attention/cpu_kernels.h */
-/* ---- the two kernels ---- */
+/* ---- the forward and the backward ---- */
 
 TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
 {
@@ -14422,7 +14461,7 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
     return call;
 }
 
-/* Task `task` of a call, which is of sequence s. */
+/* Returns task `task` of a call, which works on sequence s. */
 TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call) *call, int64_t task,
                                                       int64_t s, bool backward, int thread)
 {
@@ -14435,7 +14474,7 @@ TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call
     return t;
 }
 
-/* Reads n keys and values from row `row` of the batch on. */
+/* Reads n keys and values, from row `row` of the batch on, into the task's buffers. */
 TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t row, int64_t n, bool backward)
 {
     const tt__attention_args *a = t->a;
@@ -14455,8 +14494,9 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* the products take every key for every query */
 
-/* The part of a block of keys that some of n queries see, of whole tiles unless the block ends before; `keys`
-   <= `skip`: there is none. key, query: the first of them, in the sequence. */
+/* Returns the part of a block of keys that any of n queries sees, in whole tiles unless the block ends
+   before; keys <= skip if no query sees any. key, query: the first key and the first query, counted in the
+   sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
 {
@@ -14468,7 +14508,7 @@ TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attentio
     return s;
 }
 
-/* The slope in units of log 2; 0 without ALiBi. */
+/* Returns the ALiBi slope of the task's head in units of log 2; 0 without ALiBi. */
 TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_task) *t)
 {
     const tt__attention_args *a = t->a;
@@ -14484,8 +14524,8 @@ TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_
     return fall;
 }
 
-/* One block of queries against one block of keys. key, query: the first of them, in the sequence. first: out
-   is not yet there. */
+/* Adds a block of keys to the sums of a block of queries. key, query: the first key and the first query,
+   counted in the sequence. first: `out` has no sums yet and is set. */
 TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                           int64_t keys, int64_t query, int64_t n, const float *qt, float *out,
                                           float *most, float *sum)
@@ -14510,13 +14550,15 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
         for (int64_t j = 0; j < d && correction[i] != 1.0f; j += TT__LANES)
             TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-    /* The weights are not rounded here: dout * out of rounded ones would not be what the backward's weights
-       and their gradients sum to, and gradients of keys, which cancel out, would be half as wrong again. */
+    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's sum
+       of weights times their gradients, and the gradients of keys, in which terms cancel out, would have
+       errors half as large again. */
     if (s.by == TT__BF16_DOT) s.by = TT__BF16_CONVERT;
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
 
-/* Writes the results of n queries from number `query` on, of which the buffers have sums. */
+/* Writes the output and the log-sum-exp of n queries from number `query` on, whose sums are in the
+   buffers. */
 TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -14530,7 +14572,8 @@ TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, 
     }
 }
 
-/* A sequence that is taken by blocks: its queries from number `first` on, those of one block at a time. */
+/* Computes block-sparse attention for `queries` queries of a sequence from number `first` on, the queries of
+   one block at a time. */
 TT__FN void TT__K(attention_forward_blocks)(TT__K(attention_task) *t, int64_t first, int64_t queries)
 {
     const tt__attention_args *a = t->a;
@@ -14587,7 +14630,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     key_begin &= ~(int64_t)15;
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end - key_begin, TT__ATTENTION_KEYS);
-    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* of bf16, products are scaled */
+    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* in bf16, the products are scaled */
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
         TT__K(attention_pack)(&a->q, a->query_at, t.x.first + first + i, n, column, d, q_scale, b->q, stride);
@@ -14597,7 +14640,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         b->most[i] = -FLT_MAX;
         b->sum[i] = 0;
     }
-    /* With a window each block of queries begins with another key. */
+    /* With a window, blocks of queries begin at different keys, so none can set the output. */
     if (a->window) memset(b->out, 0, (size_t)(queries * stride) * sizeof(float));
     for (int64_t key = key_begin; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
@@ -14613,7 +14656,8 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     TT__K(attention_put)(&t, first, queries);
 }
 
-/* Writes out, and into lse the log-sum-exp (natural) of the scaled scores of each query. */
+/* Computes attention: writes `out`, and to `lse` the natural log-sum-exp of the scaled scores of each
+   query. */
 TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a)
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
@@ -14622,7 +14666,8 @@ TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a
                      &call);
 }
 
-/* log2-sum-exp2 of the scores and sum of dout * out of n queries from number `first` on */
+/* Reads the log2-sum-exp2 of the scores, and computes the sum of dout * out, of n queries from number `first`
+   on. */
 TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64_t first, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -14644,7 +14689,8 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
     }
 }
 
-/* span: the first query of which b holds lse, delta and dq. first: dq is not yet there. */
+/* Adds the gradients that come from a block of queries and a block of keys. span: the first query whose lse,
+   delta and dq are in the buffers. first: dq has no sums yet and is set. */
 TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                            int64_t keys, int64_t span, int64_t query, int64_t n)
 {
@@ -14664,7 +14710,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     TT__K(attention_columns)(a, b, b->dout, n, 1.0f, b->doutt);
     TT__K(attention_scores)(&s, query_scale, half ? b->k_pairs : b->k, b->qt, b->weights);
     TT__K(attention_scores)(&s, keep_scale, half ? b->v_pairs : b->v, b->doutt, b->dscores);
-    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* 0 behind the last query */
+    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* 0 after the last query */
     for (int64_t i = 0; i < tt__attention_padded(n); i++) {
         lses[i] = i < n ? b->lse[query - span + i] : 0;
         deltas[i] = i < n ? b->delta[query - span + i] : 0;
@@ -14688,20 +14734,21 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     TT__K(attention_to_queries)(&s, false, b->dscores, half ? b->summed : b->k, dq, dq_stride, !first);
 }
 
-/* Where the gradients of a sequence's keys and values go: its first row, and the head's first column. */
+/* Destination of the gradients of a sequence's keys and values. row: the sequence's first row; column: the
+   head's first column. */
 typedef struct TT__K(attention_sums) {
     tt__mat dk, dv;
     int64_t row, column;
     bool add_dk, add_dv;
 } TT__K(attention_sums);
 
-/* Writes or adds the gradients of `count` keys from key `key` on, which is row `from` of the buffers. */
+/* Writes or adds the gradients of `count` keys from key `key` on. Row `from` of the buffers has the first. */
 TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                       int64_t key, int64_t from, int64_t count, bool add)
 {
     const tt__attention_args *a = t->a;
     const int64_t d = a->head_size, stride = tt__attention_stride(d), row = to->row + key;
-    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products take dout as it is */
+    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products do not scale dout */
     const float *dk = t->b.dk + from * stride, *dv = t->b.dv + from * stride;
     TT__K(attention_unpack)(&to->dk, NULL, row, count, to->column, d, a->scale, dk, stride,
                             add || to->add_dk);
@@ -14709,7 +14756,7 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* attention_backward_span of a sequence that is taken by blocks. */
+/* Computes attention_backward_span for a sequence of block-sparse attention. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {
@@ -14737,7 +14784,8 @@ TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT_
     t->x.from = 0;
 }
 
-/* The gradients that come from n queries of a sequence; where n is 0, zeros for its keys and values. */
+/* Computes the gradients that come from n queries of a sequence, from number `span` on. If n is 0, writes
+   zeros for its keys and values. */
 TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                            int64_t span, int64_t n)
 {
@@ -14756,14 +14804,15 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
     for (int64_t key = 0; key < key_end && !x->blocks; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         const bool seen_now = key < seen_end && key + keys > seen_from;
-        if (a->window && span && !seen_now) continue; /* earlier spans wrote its gradients */
+        if (a->window && span && !seen_now) continue; /* earlier spans wrote the gradients of these keys */
         if (seen_now) TT__K(attention_take_keys)(t, x->begin + key, keys, true);
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
         memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
         for (int64_t query = span; seen_now && query < span + n; query += query_block)
             TT__K(attention_backward_tile)(t, !a->window && key == 0, key, keys, span, query,
                                            tt__min(query_block, span + n - query));
-        /* The keys that earlier spans have seen come first: their gradients are added to. */
+        /* Earlier spans have written the gradients of the first `old` keys; for these keys, gradients are
+           added. */
         const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
                       old = span ? seen : 0;
         for (int64_t from = 0, end = old; from < keys; from = end, end = keys)
@@ -14773,7 +14822,8 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
                             a->add_dq);
 }
 
-/* Of one head of keys. Where it serves several of q, sums are kept in fp32 until the last. */
+/* Computes the gradients that one sequence has in one head of keys. If several heads of q share this head,
+   their sums stay in fp32 until the last of them. */
 TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
@@ -14799,7 +14849,7 @@ TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
     TT__K(attention_unpack)(&a->dv, NULL, row, n, column, d, 1, t.b.all_dv, stride, a->add_dv);
 }
 
-/* Writes or adds to dq, dk, dv. */
+/* Computes the backward of attention: writes or adds to dq, dk and dv. */
 TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *a)
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
@@ -15154,8 +15204,10 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
 /* ==== src/ops/attention/cpu.h */
 /* ------------------------------------------------------------------------------------ attention: launches */
 
-/* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that are queries, which the workspace has in
-   order. */
+/* Returns the arguments that a launch gives to attention. Operands q, q + 1 and q + 2 of the launch are the
+   queries, keys and values; operand `starts` has the first row of each sequence. Operand `numbers`, where
+   present, lists the rows that are queries; the workspace then gets these rows in the order of the
+   sequences. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;
@@ -15205,7 +15257,7 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
     a.dout = l->in[0];
     a.out = l->in[5];
     a.lse = (float *)l->in[6].data;
-    /* dout * out is taken of dout as it is, so products must be too */
+    /* The sums of dout * out read dout unrounded, so the products must not round dout either. */
     if (a.dout.dtype != TT_BF16) a.bf16 = TT__BF16_CONVERT;
     a.dq = l->out[0]; a.dk = l->out[1]; a.dv = l->out[2];
     a.add_dq = l->add[0]; a.add_dk = l->add[1]; a.add_dv = l->add[2];
