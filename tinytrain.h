@@ -5228,7 +5228,7 @@ static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 
 static bool tt__reads_fp8(const tt_tape *t, const tt__instr *i) { return tt__is_fp8(tt__in(t, i, 0)->dtype); }
 
-/* Operand k of a product is floats, or fp8 that QUANTIZE has made of floats of the same shape. */
+/* Checks operand k of a product: floats, or fp8 that QUANTIZE has made from floats of the same shape. */
 static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
 {
     if (!tt__reads_fp8(t, i)) return tt__float_in(t, i, k);
@@ -5237,19 +5237,19 @@ static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
     return tt__fixed_in(t, i, TT__UNSCALE_IN + k, 1, 1);
 }
 
-/* Is operand o of a product a gradient? In fp8 it is E5M2 then. */
+/* Returns whether operand o of a product is a gradient, which in fp8 is E5M2. */
 static bool tt__is_gradient_operand(const tt__instr *i, int o) { return o == 0 && i->op != TT__OP_LINEAR; }
 
-/* Does a product sum over the rows of operand o? It needs the transpose in fp8 then. */
+/* Returns whether a product sums over the rows of operand o, which in fp8 must then be transposed. */
 static bool tt__sums_rows_of(const tt__instr *i, int o)
 {
     return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
 }
 
-/* The result of a product that is the sum of operand 0's columns; 0: it has none. */
+/* Returns the number of a product's result that is the sum of operand 0's columns; 0: none. */
 static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
 
-/* The dtype that a product's result has if it is like operand 0. */
+/* Returns the dtype of a product's result that is like operand 0. */
 static tt_dtype tt__product_dtype(const tt_tape *t, const tt__instr *i)
 {
     return tt__reads_fp8(t, i) ? TT_F32 : tt__in(t, i, 0)->dtype;
@@ -5267,8 +5267,8 @@ static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 2, 1, w->rows) && (!i->in[3] || tt__shape_in(t, i, 3, x, w->rows));
 }
 
-/* Of the rows of a weight come the columns of y; of its columns and those of x, a part of each element's sum,
-   to which only one rank adds the bias. */
+/* Sets how y is divided. If the rows of w are sharded, y is sharded by columns. If the columns of w and x are
+   sharded, y is partial, and only one rank adds the bias. */
 static bool tt__layout_LINEAR(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     const bool by_rows = in[1] == TT__ROWS, by_cols = in[1] == TT__COLS;
@@ -5295,7 +5295,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     int32_t dy = g;
     tt__instr product = *f;
     memset(&product.attr, 0, sizeof product.attr);
-    if (f->attr.act && (weights || x)) { /* through the activation, from what it saved */
+    if (f->attr.act && (weights || x)) { /* backward of the activation, from what the activation saved */
         const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "gB";
         tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
         const tt__value *y = &t->values[f->out[0]];
@@ -5311,7 +5311,8 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
 
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id);
 
-/* Scratch on CUDA of a product; x, w and y: its values. fp8 operands are padded when they are rounded. */
+/* Returns the bytes of scratch of a product on CUDA. x, w and y: the product's values. fp8 operands are
+   padded when they are rounded and need no scratch. */
 static size_t tt__cuda_product(const tt_tape *t, const tt__instr *i, int32_t x, int32_t w, int32_t y)
 {
     const tt__mat of_x = tt__at_capacity(t, x), of_w = tt__at_capacity(t, w), of_y = tt__at_capacity(t, y);
@@ -5381,9 +5382,9 @@ static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *
     return gemm > sums ? gemm : sums;
 }
 
-enum { TT__NEAR = 64 }; /* instructions that are searched for what wrote an operand */
+enum { TT__NEAR = 64 }; /* max instructions searched for the one that wrote an operand */
 
-/* Result o of instruction k, the sums of in[0]'s columns, gets an instruction of its own before it. */
+/* Gives result o of instruction k, the sums of in[0]'s columns, an instruction of its own before k. */
 static void tt__sum_columns_apart(tt_tape *t, int k, int o)
 {
     tt__instr i = t->code[k], sums = tt__instr_like(&i, TT__OP_SUM_ROWS, i.in[0], i.out[o]);
@@ -5398,8 +5399,8 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
-/* Which outputs of i, of those whose columns it can sum and does not yet, make up v, as bits: one, or several
-   side by side. 0: none do. Attention's backward sums what its kernels of 16-bit numbers write. */
+/* Returns as bits which outputs of i make up v, alone or side by side, of the outputs whose columns i can sum
+   and does not sum yet; 0: none. Attention's backward sums only what its kernels write in 16 bits. */
 static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
@@ -5422,11 +5423,11 @@ static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, cons
     return columns == v->shape.cols ? parts : 0;
 }
 
-/* The last result of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that
-   wrote in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS):
-   a kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
-   where memory is the host's, as kernels there make no use of it, nor of tensor ranks, which add to gradients
-   in between. */
+/* Moves the last result of instruction k, the sums of in[0]'s columns, to the instruction that wrote in[0]
+   last (or, if that wrote in[0] as parts side by side, to several results of it), if its op can sum columns
+   (TT__COLUMN_SUMS). A kernel that has a gradient in registers adds it up at once; another kernel would read
+   all of it a second time. Not done where memory is the host's, as kernels there do not use this, nor with
+   tensor ranks, which add to gradients in between. */
 static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];
@@ -5440,7 +5441,7 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
         if (from.op < 0) continue;
         if (tt__reads(t, &from, sums->base) || tt__writes(t, &from, sums->base)) return;
         if (!tt__writes(t, &from, v->base)) continue;
-        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* nothing reads it again */
+        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* no kernel of ours follows it */
         const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
         if (!parts) return;
         if (from.segment != i.segment || from.slot != i.slot) return;
@@ -5472,17 +5473,17 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
     tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, NULL, tt__fuse_column_sums};
 
-/* Products of one x, such as those that make queries, keys and values, and those that make the gradients of
-   their weights, are one product where the operands that they do not share lie side by side: weights and
-   their gradients row below row, biases and their gradients, results and the gradients of these column beside
-   column. The roles of such operands: in[0] to in[2], out[0] and out[1]. */
+/* Several products of one x, such as the products that make queries, keys and values, or the products that
+   make the gradients of their weights, become one product if their other operands are side by side in memory:
+   weights and their gradients row below row; biases and their gradients, results and their gradients column
+   beside column. An operand's role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and out[1]. */
 
 enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 
-/* The role of x, which they share. */
+/* Returns the role of x, which the products share. */
 static int tt__shared_role(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW ? 1 : 0; }
 
-/* Do operands of a role lie below each other, not beside? */
+/* Returns whether operands of a role are joined row below row, not column beside column. */
 static bool tt__lies_below(const tt__instr *i, int role)
 {
     return role == (i->op == TT__OP_LINEAR_DW ? TT__RESULT_ROLE : 1);
@@ -5493,7 +5494,8 @@ static int32_t tt__in_role(const tt__instr *i, int role)
     return role < TT__RESULT_ROLE ? i->in[role] : i->out[role - TT__RESULT_ROLE];
 }
 
-/* Do products i and j do the same with one x, so that they are one if their operands lie side by side? */
+/* Returns whether products i and j do the same with one x, so that they are one product if their operands are
+   side by side. */
 static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__instr *j)
 {
     const bool joins = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DW;
@@ -5514,7 +5516,8 @@ static tt__mat *tt__mat_in_role(tt__launch *l, int role)
     return role < TT__RESULT_ROLE ? &l->in[role] : &l->out[role - TT__RESULT_ROLE];
 }
 
-/* Does b begin where a ends, below or beside it, so that both are one matrix? Two that are not there do. */
+/* Returns whether b begins where a ends, below or beside it, so that both are one matrix. Also true if both
+   are absent. */
 static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
 {
     const int64_t apart = (below ? a->rows * a->ld : a->cols) * (int64_t)tt_dtype_bytes(a->dtype);
@@ -5524,8 +5527,8 @@ static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
     return alike && a->dtype == b->dtype && (char *)a->data + apart == (char *)b->data;
 }
 
-/* Of n products that run together, those whose operands lie side by side become one, but for those that need
-   scratch, which is for one alone. Returns how many are left. */
+/* Joins those of n products run together whose operands are side by side. Products that need scratch are left
+   out, as the scratch is for one product. Returns how many launches are left. */
 static int tt__join_launches(tt__launch *l, int n)
 {
     int last = 0;
@@ -11672,30 +11675,31 @@ struct tt__isa_table {
 };
 
 /* ==== src/ops/linear/cpu_shared.h */
-/* ---- matrix product: what all instruction sets share ---- */
+/* ---- matrix product: shared by all instruction sets ---- */
 
-/* C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds what C was. A(i, k) =
-   a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one of B is 1.
-   Sums are fp32, in an order that does not depend on threads. Matrices without data are absent. */
+/* Arguments of C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds the old C.
+   A(i, k) = a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one
+   stride of B is 1. Sums are fp32, in an order that does not depend on threads. Matrices without data are
+   absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     tt__mat a, b, c;
     int64_t a_row, a_col, b_row, b_col;
-    tt_dtype b_narrow;   /* B is float, and rounded to this when read; TT_F32: it is not             */
+    tt_dtype b_narrow;   /* f32 B is rounded to this dtype when read; TT_F32: not rounded            */
     bool accumulate;
     tt__bf16 bf16;       /* how products are computed where A and B are bf16                          */
     int act;
     tt__mat bias;        /* (n)                                                                       */
-    tt__mat pre;         /* (m, n): keeps A B + bias, before the act                                  */
+    tt__mat pre;         /* (m, n): gets A B + bias, the operand of act                               */
     tt__mat residual;    /* (m, n)                                                                    */
-    tt__mat saved;       /* (m, n): what act saved                                                    */
-    void *workspace;     /* of gemm_workspace bytes, 64-byte aligned                                  */
+    tt__mat saved;       /* (m, n): what act saved in the forward                                     */
+    void *workspace;     /* tt__gemm_workspace bytes, 64-byte aligned                                 */
 } tt__gemm_args;
 
-/* What a microkernel computes: C = scale * A B + base, a block whose sums stay in registers. k counts floats
-   or, where bf16 is multiplied, units: pairs of it in the place of a float. A(i, k) =
-   a[i * a_row + k * a_col], for AMX a[i * a_row + k / 16 * a_col + k % 16]; B's and C's rows lie b_row and
-   c_row floats apart. `base` is NULL, C itself, or another block. */
+/* The work of a microkernel: C = scale * A B + base, a block whose sums stay in registers. k counts floats
+   or, in bf16 products, units: pairs of bf16 in the place of a float. A(i, k) = a[i * a_row + k * a_col], for
+   AMX a[i * a_row + k / 16 * a_col + k % 16]; the rows of B and C are b_row and c_row floats apart. `base` is
+   NULL, C itself, or another block. */
 typedef struct tt__product {
     int64_t k;
     const float *a; int64_t a_row, a_col;
@@ -11705,7 +11709,8 @@ typedef struct tt__product {
     float scale;
 } tt__product;
 
-/* Size of equal blocks of n: at most `most`, but for the last a multiple of `multiple`, a divisor of that. */
+/* Returns the size of about equal blocks of n: at most `most`, and a multiple of `multiple`, which divides
+   `most`. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 {
     int64_t blocks = tt__max(1, tt__ceil_div(n, most));
@@ -11713,7 +11718,7 @@ static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 }
 
 #ifdef TINYTRAIN_CBLAS
-/* Operands and strides that a CBLAS takes. */
+/* Returns whether a CBLAS takes the operands and strides of a product. */
 static bool tt__cblas_takes(const tt__gemm_args *g)
 {
     const int64_t sizes[] = {g->m, g->n, g->k, g->c.ld, g->a_row, g->a_col, g->b_row, g->b_col};
@@ -11722,7 +11727,7 @@ static bool tt__cblas_takes(const tt__gemm_args *g)
     return g->a.dtype == TT_F32 && g->b.dtype == TT_F32 && g->b_narrow == TT_F32 && g->k > 0;
 }
 
-/* c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
+/* Computes c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
 static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows, int64_t col, int64_t cols,
                               float *c, int64_t c_row, bool add)
 {
@@ -11737,7 +11742,7 @@ static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows,
 }
 #endif
 
-/* tt__parallel, unless the whole product is too small to share. */
+/* Runs tasks in parallel, or one after another if the whole product is too small to share. */
 static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count, tt__task run, void *arg)
 {
     if ((double)g->m * (double)g->n * (double)g->k > TT__GEMM_ALONE) tt__parallel(pool, count, run, arg);
@@ -12670,14 +12675,14 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 
 /* ==== src/ops/linear/cpu_packing.h */
 /* ------------------------------------------------------------------------------------------- matrix product
-   One driver for every transposition and dtype: blocks of A and B are packed into panels, [k][MR] and
-   [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for AMX, A by tiles or
-   where it lies); tiles of C are then handed out. An element of C is computed by one task, its sum over k in
-   blocks that depend on k alone, so neither tiles nor threads change a bit. */
+   One driver for every transposition and dtype. Blocks of A and B are packed into panels, [k][MR] and
+   [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for AMX, A is packed as
+   tiles or read in place). Tiles of C are then shared out. One task computes an element of C, and sums over k
+   in blocks that depend on k alone, so neither tiles nor threads change a bit. */
 
-/* The heights in rows and widths in vectors of the microkernels for panels and for attention's blocks: their
-   accumulators, one row of B and a broadcast fill the 32 (AVX-512, NEON) or 16 registers. AVX-512: 8 x 48
-   loads less often than 12 x 32 does and is 7% faster on Granite Rapids. */
+/* Heights in rows and widths in vectors of the microkernels, for panels and for attention's blocks. The
+   accumulators, one row of B and a broadcast fill the 32 (AVX-512, NEON) or 16 registers. With AVX-512, 8 x
+   48 loads less often than 12 x 32 and is 7% faster on Granite Rapids. */
 #if TT__LANES == 16
 #define TT__GEMM_MR 8
 #define TT__GEMM_NV 3
@@ -12695,10 +12700,10 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #define TT__ATTENTION_NV 2
 #endif
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
-#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* panel */
+#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max lines of a panel */
 #define TT__GEMM_TILES 32 /* rows and columns of C that four tiles hold */
 
-/* Reads n numbers from element `at` on, rounding floats to `narrow` unless that is TT_F32. */
+/* Reads n numbers from element `at` on as float. Rounds f32 numbers to `narrow` unless that is TT_F32. */
 TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dtype narrow, int64_t at,
                              int64_t n)
 {
@@ -12714,7 +12719,8 @@ TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dty
     }
 }
 
-/* Pairs of bf16, the lower k in the low half, in the place of a row of floats; odd may be NULL, for zeros. */
+/* Writes n pairs of bf16, each in the place of a float, with the number of lower k in the lower half. `odd`
+   may be NULL and then counts as zeros. */
 TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16_t *odd, int64_t n)
 {
     int64_t i = 0;
@@ -12730,8 +12736,9 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* LOW, HIGH: the first, last two of each four lanes of a and b, alternating; FIRST, LAST: a's, then b's. */
-#if TT__LANES == 16 /* masked with all ones, as max */
+/* LOW, HIGH alternate the first or last two of each four lanes of a and b; FIRST, LAST take these lanes of a,
+   then of b. */
+#if TT__LANES == 16 /* masked with all ones, see max */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__FIRST(a, b) (tt__vf)_mm512_maskz_shuffle_ps(0xffff, (__m512)(a), (__m512)(b), 0x44)
@@ -12750,7 +12757,7 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 #define TT__LAST(a, b) TT__SHUFFLE(a, b, 2, 3, 6, 7)
 #endif
 
-/* In each four lanes, lane j of vector i becomes lane i of vector j. */
+/* Transposes each four lanes: lane j of vector i becomes lane i of vector j. */
 TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
 {
     tt__vf a = TT__LOW(r[0], r[1]), b = TT__HIGH(r[0], r[1]), c = TT__LOW(r[2], r[3]),
@@ -12761,7 +12768,7 @@ TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
     r[3] = TT__LAST(b, d);
 }
 
-/* Lane j of vector i becomes lane i of vector j. */
+/* Transposes: lane j of vector i becomes lane i of vector j. */
 TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 {
     TT__UNROLL(4)
@@ -12795,16 +12802,17 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__QUARTERS
 #undef TT__HALVES
 
-/* One operand seen as lines (rows of A, columns of B) of k elements: element (line, k) is at line * line_step
-   + k * k_step. Panels hold units, which k counts: floats or, for dot products and tiles, pairs of bf16. */
+/* An operand as lines (rows of A, columns of B) of k elements: element (line, k) is at
+   line * line_step + k * k_step. Panels hold units, which k counts: floats or, for dot products and tiles,
+   pairs of bf16. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
-    tt_dtype dtype, narrow; /* narrow: see gemm_args.b_narrow */
+    tt_dtype dtype, narrow; /* narrow: see tt__gemm_args.b_narrow */
     bool pairs;
     int64_t lines, line_step, k_step, elements; /* elements: of a line */
 } TT__K(gemm_operand);
 
-/* n units of a line from unit k on; for k_step 1. */
+/* Reads n units of a line from unit k on; for k_step 1. */
 TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
 {
     if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, line * x->line_step + k, n); return; }
@@ -12816,9 +12824,9 @@ TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_
 }
 
 #define TT__GEMM_CHUNK 32    /* units of a line widened or transposed at a time                          */
-#define TT__GEMM_STRAIGHT 96 /* lines copied at a time, where those of one k lie side by side: whole panels */
+#define TT__GEMM_STRAIGHT 96 /* lines copied at a time if line_step is 1: whole panels */
 
-/* Unit k of n lines, at most STRAIGHT; for line_step 1. */
+/* Reads unit k of n lines, at most STRAIGHT; for line_step 1. */
 TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k,
                                    int64_t n)
 {
@@ -12837,15 +12845,16 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines from `line`, k units from k0, as panels [k][width] that begin `panel` floats from each
-   other; what the last panel lacks is 0. A vector that is several panels wide serves as many times the k. */
+/* Packs `lines` lines from `line` on, k units from k0 on, as panels [k][width] that begin `panel` floats
+   apart; missing lines of the last panel become 0. Where a vector is as wide as several panels, one
+   transposition serves that many times the k. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
                                             const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
 {
     enum { L = TT__LANES };
     const int parts = width < L && L % width == 0 ? L / width : 1;
-    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* of lines that are not whole or not float */
+    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* copy of lines that are not whole or not float */
     for (int64_t done = 0; done < lines; done += width, to += panel) {
         int64_t present = tt__min(width, lines - done);
         for (int64_t kk = 0; kk < k; kk += TT__GEMM_CHUNK) {
@@ -12890,8 +12899,9 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int 
     }
 }
 
-/* The same where the lines of one k lie side by side. A panel is narrower than a vector, which then spills
-   into the next k's place before that is written (the last k is stored exactly), or whole vectors wide. */
+/* Packs as gemm_pack_transposed does, where the lines of one k are side by side. A panel is whole vectors
+   wide, or narrower than a vector. A narrower panel's vector spills into the place of the next k before that
+   is written; the last k is stored exactly. */
 TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int width,
                                           const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                           int64_t k0, int64_t k)
@@ -12901,7 +12911,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
     for (int64_t kk = 0; kk < k; kk++) {
         for (int64_t strip = 0; strip < lines; strip += TT__GEMM_STRAIGHT) {
             int64_t some = tt__min(TT__GEMM_STRAIGHT, lines - strip);
-            /* lines read beyond the last panel's */
+            /* lines that are read beyond the last panel */
             const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width;
             bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || some % width
                 || line + strip + some + spill > x->lines;
@@ -12923,7 +12933,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
 }
 
 #if defined(TT__DOT) && TT__DOT_DEPTH == 4
-/* Two units of a line side by side: [k / 2][width][2]; k is even. */
+/* Puts each two units of a line side by side: [k / 2][width][2]; k is even. */
 TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int width, int64_t lines, int64_t k)
 {
     for (float *end = panels + tt__ceil_div(lines, width) * panel; panels < end; panels += panel) {
@@ -12940,7 +12950,7 @@ TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int widt
 #endif
 
 #ifdef TT__TILES
-/* Panels of 32 lines for the rows of tiles, [k / 16][32][16] units; only lines that exist are written. */
+/* Packs panels of 32 lines for the rows of tiles, [k / 16][32][16] units; writes only lines that exist. */
 TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                    int64_t k0, int64_t k)
 {
@@ -12990,9 +13000,10 @@ TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(ge
 /* ==== src/ops/linear/cpu_computing.h */
 /* ---- computing ---- */
 
-typedef tt__vf TT__K(micro_sums)[12][4]; /* at most; what a microkernel uses of it are registers */
+typedef tt__vf TT__K(micro_sums)[12][4]; /* max size; the part that a microkernel uses is in registers */
 
-/* A microkernel computes a block of C: constant rows and vectors (nv), so that sums live in registers. */
+/* A microkernel computes a block of C. Its numbers of rows and vectors (nv) are constants, so that sums stay
+   in registers. */
 typedef void (*TT__K(micro_fn))(int64_t rows, int64_t cols, const tt__product *p);
 
 TT__INLINE void TT__K(micro_begin)(const int rows, const int nv, TT__K(micro_sums) sum)
@@ -13017,14 +13028,14 @@ TT__INLINE void TT__K(micro_end)(const int rows, const int nv, TT__K(micro_sums)
         TT__EACH(v, nv) TT__K(store)(c + i * c_row + v * TT__LANES, sum[i][v]);
 }
 
-/* The microkernel of fp32. The strides are arguments, so that a caller can give them as constants. */
+/* Computes a block of C in fp32. The strides are arguments, so that a caller can give constants. */
 TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_t a_col, int64_t b_row,
                              const tt__product *p)
 {
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
-    /* where two threads share a core, what is short is instructions beside the multiplications */
+    /* where two threads share a core, instructions other than multiplications limit the speed */
     TT__UNROLL_BY(4)
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
@@ -13047,8 +13058,8 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* For panels of A and B. Of a panel of A it takes all rows, or as many thirds (of 4 or 8 rows: halves) as
-   hold `rows`; of a panel of 48 columns all, or 16 if there are no more. */
+/* Computes a block of C from panels of A and B. Takes all rows of a panel of A, or as many thirds (of 4 or 8
+   rows: halves) as hold `rows`. Takes all 48 columns of a panel of B, or 16 if there are no more. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -13058,7 +13069,8 @@ TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product
     else TT__K(micro)(STEP, NV, 1, MR, TT__GEMM_NR, p);
 }
 
-/* For attention: any number of rows up to ATTENTION_MR and of vectors up to ATTENTION_NV. */
+/* Computes a block of C for attention: any number of rows up to ATTENTION_MR and of vectors up to
+   ATTENTION_NV. */
 #define TT__MICRO_ROWS(kernel, nv) \
     switch (rows) { \
     case 1: kernel(1, nv, p->a_row, p->a_col, p->b_row, p); return; \
@@ -13088,8 +13100,9 @@ TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__pr
 }
 
 #ifdef TT__DOT
-/* The microkernel of pairs of bf16: one instruction multiplies TT__DOT_DEPTH elements of a row and a column.
-   Not one text with that of fp32, as functions for different CPUs are not inlined into each other. */
+/* Computes a block of C from pairs of bf16: one instruction multiplies TT__DOT_DEPTH elements of a row and a
+   column. It shares no text with the fp32 microkernel, as functions for different CPUs are not inlined into
+   each other. */
 TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col,
                                      int64_t b_row, const float scale, const tt__product *p)
 {
@@ -13097,7 +13110,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
 #if TT__DOT_DEPTH == 4
-    /* Sums of rows i and i + 1: of columns 4 v and 4 v + 1 in sum[i][v], of the next two in sum[i + 1][v]. */
+    /* Sums of rows i and i + 1: sum[i][v] has columns 4 v and 4 v + 1, sum[i + 1][v] has the next two. */
     for (int64_t k = p->k; k > 0; k -= 2, a += 2 * a_col, b += 2 * b_row) {
         tt__vf columns[4];
         TT__EACH(j, 2 * nv) columns[j] = TT__K(load)(b + 4 * j);
@@ -13117,7 +13130,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
         }
     }
 #else
-    TT__UNROLL_BY(4) /* as in micro */
+    TT__UNROLL_BY(4) /* see micro */
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
         TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
@@ -13132,7 +13145,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
     TT__K(micro_end)(rows, nv, sum, scale, p);
 }
 
-/* As gemm_micro, of whole panels or halves of those of A. */
+/* Computes a block of C from panels of pairs of bf16. Takes whole panels of A or halves of them. */
 TT__DOT_FN void TT__K(gemm_dot_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, NV = TT__GEMM_NV };
@@ -13151,7 +13164,7 @@ TT__DOT_FN void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt_
 }
 #endif
 
-TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
+TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* see peak_loop */
 {
     tt__vf sum[12], x = TT__K(splat)(*sink), y = TT__K(splat)(1e-20f);
     TT__EACH(i, 12) sum[i] = TT__K(splat)((float)i);
@@ -13166,8 +13179,9 @@ TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
 #endif
 
 #ifdef TT__TILES
-/* Tiles are eight registers of 16 rows of 64 bytes: 0 to 3 are 32 x 32 of C, 4 and 5 are 32 rows of A, 6 and
-   7 are 32 columns of B. Called before a thread's work on them and when `rows` of C (1 to 32) change. */
+/* Configures the eight tile registers, of 16 rows of 64 bytes each: 0 to 3 are 32 x 32 of C, 4 and 5 are 32
+   rows of A, 6 and 7 are 32 columns of B. Called before a thread works with tiles, and when `rows` of C (1 to
+   32) change. */
 TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 {
     struct { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config;
@@ -13186,8 +13200,8 @@ TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 
 TT__TILES_FN void TT__K(tiles_end)(void) { _tile_release(); }
 
-/* The microkernel of tiles: 32 rows (or what tiles_begin was told) and columns, or, below 17 of them, 16. k
-   is a multiple of 16 units; base_row is c_row. */
+/* Computes a block of C with tiles: 32 rows (or as many as tiles_begin was given) and 32 columns, or 16 of
+   either where 16 are enough. k is a multiple of 16 units; base_row must be c_row. */
 TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     const bool below = rows > 16, beside = cols > 16;
@@ -13227,7 +13241,7 @@ TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__produ
     TT__TILES_FENCE;
 }
 
-TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* as peak_loop */
+TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* see peak_loop */
 {
     TT__K(tiles_begin)(32);
     for (int64_t round = 0; round < n; round++) {
@@ -13245,7 +13259,8 @@ TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
 TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
-/* These read, add to sums, or write elements [col, col + n) of a row. Sums are whole vectors. */
+/* gemm_take, gemm_add and gemm_keep read, add to sums, or write elements [col, col + n) of a row. Sums are
+   whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
     TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
@@ -13273,15 +13288,16 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col). Changes
-   sums, whose rows are whole vectors; rows of `more` lie as those of sums do. Rows of a microkernel's tile
-   are short, and lie behind each other: several at a time are rounded and go through act. */
+/* Computes C = act(sums + more + bias) + residual + old C for a part of C that begins at (row, col), or with
+   `saved` act'(saved) in place of act. Changes sums, whose rows are whole vectors; rows of `more` are as far
+   apart as rows of sums. Rows of a microkernel's tile are short and follow one another, so several at a time
+   are rounded and go through act. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {
     enum { STRIP = TT__GEMM_TILE_N, TOGETHER = 2 * STRIP };
     const int64_t most = cols == sums_row && cols <= STRIP ? TOGETHER / cols : 1;
-    /* act works on what would be kept, so that it can be computed again from that */
+    /* act works on the numbers as they would be saved, so that it can be recomputed from the saved ones */
     const tt_dtype kept = g->pre.data ? g->pre.dtype : g->c.dtype;
     const bool keeps = g->pre.data && g->act != TT__ACT_NONE;
     uint16_t half[TOGETHER];
@@ -13300,7 +13316,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                 if (g->saved.data) TT__K(gemm_take)(saved + t * n, &g->saved, r + t, at, n);
                 else if (keeps) TT__K(gemm_keep)(&g->pre, r + t, at, x + t * n, n);
             }
-            if (g->saved.data) { /* without a bias */
+            if (g->saved.data) { /* never with a bias */
                 TT__K(act_row)(g->act, x, x, saved, some * n);
             } else if (g->act != TT__ACT_NONE) {
                 if (kept != TT_F32) {
@@ -13321,24 +13337,25 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
 /* ==== src/ops/linear/cpu_products.h */
 /* ---- the packed product ---- */
 
-/* The work at hand: rows [row, row + rows), columns [col, col + cols), sums over units [k0, k0 + k). */
+/* A step of the product: rows [row, row + rows), columns [col, col + cols), sums over units [k0, k0 + k). */
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
     int mr, nr;                           /* lines of the panels of A and B */
-    bool tiles, in_place;                 /* by tiles; rows of A where they are */
-    bool direct;                          /* sums are kept in C itself, on top of `base`, if that has data */
+    bool tiles, in_place;                 /* whether tile kernels run; whether they read A in place */
+    bool direct;                          /* sums are kept in C itself, on top of `base` if that has data */
     tt__mat base;
     TT__K(gemm_operand) a, b;
-    /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0) */
+    /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0). */
     float *a_panels, *b_panels, *partial;
     int64_t row, rows, col, cols, k0, k, partial_rows;
-    bool last;                            /* k block */
-    int64_t a_tasks, pack_tasks;          /* of packing: for A, and in all: those for B lie between them */
+    bool last;                            /* this is the last block of k */
+    int64_t a_tasks, pack_tasks;          /* packing tasks: for A, and in all; B's are spread among A's */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
 
-/* Task `task` of packing an operand: some lines, or, where those of one k lie side by side, some k of all. */
+/* Runs task `task` of packing an operand: some lines, or some k of all lines where the lines of one k are
+   side by side. */
 TT__FN void TT__K(gemm_pack_some)(const TT__K(gemm_block) *w, int64_t task, float *to, int width,
                                   const TT__K(gemm_operand) *x, int64_t line, int64_t lines)
 {
@@ -13378,7 +13395,8 @@ TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
     TT__K(gemm_pack_some)(w, a, w->a_panels, w->mr, &w->a, w->row, w->rows);
 }
 
-/* Asks for part of a matrix, unless it is absent, so that it is there when the sums for it are ready. */
+/* Prefetches part of a matrix, unless it is absent, so that the part is in the cache when the sums for it are
+   ready. */
 TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col, int64_t rows, int64_t cols)
 {
     const int64_t item = (int64_t)tt_dtype_bytes(m->dtype), step = m->ld * item, last = (cols - 1) * item;
@@ -13390,7 +13408,7 @@ TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col,
     }
 }
 
-/* The microkernel on the panels of row i and column j of the block. */
+/* Runs the microkernel on the panels of row i and column j of the block. */
 TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
                                    int64_t cols, float *c, int64_t c_row, const float *base, int64_t base_row)
 {
@@ -13399,7 +13417,8 @@ TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_
     w->micro(rows, cols, &p);
 }
 
-/* A tile that needs no more than sums; at the edge of C, where it is smaller, it is computed in a copy. */
+/* Computes a tile that needs only sums, in C itself. A smaller tile at the edge of C is computed in a
+   copy. */
 TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
                                    int64_t cols)
 {
@@ -13490,7 +13509,7 @@ TT__FN void TT__K(gemm_tiles_task)(void *arg, int64_t task, int thread)
 }
 #endif
 
-/* Tiles small enough that there are some for every thread, even for few rows. */
+/* Chooses tiles small enough that every thread has some, even for few rows. Returns their number. */
 TT__FN int64_t TT__K(gemm_tile_count)(TT__K(gemm_block) *w)
 {
     int64_t rows = TT__GEMM_TILE_M, cols = TT__GEMM_TILE_N;
@@ -13541,7 +13560,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     if (g->bias.data) w.base = g->bias;
     else if (g->residual.data) w.base = g->residual;
     else if (g->accumulate) w.base = g->c;
-    if (g->bias.data) w.base.ld = 0; /* the same for every row */
+    if (g->bias.data) w.base.ld = 0; /* the same bias for every row */
     w.direct = g->c.dtype == TT_F32 && g->act == TT__ACT_NONE && addends <= 1
         && (!w.base.data || w.base.dtype == TT_F32);
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 16);
@@ -13558,7 +13577,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                const bool whole = w.k == units; /* what was packed for the block before is still there */
+                const bool whole = w.k == units; /* the panels of the block before can be used again */
                 if (whole && w.col > 0 && w.rows == g->m) w.a_tasks = 0;
                 else if (!w.tiles) w.a_tasks = TT__K(gemm_pack_count)(&w, &w.a, w.rows);
                 else w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, TT__GEMM_PACK_LINES);
@@ -13582,7 +13601,8 @@ typedef struct TT__K(gemm_few) {
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* sums[i * STRIP + j] += A(i, [0, k)) . b[j]: 4 rows, 2 columns at most, to load less than it multiplies. */
+/* Computes sums[i * STRIP + j] += A(i, [0, k)) . b[j] for at most 4 rows and 2 columns, so that it loads less
+   than it multiplies. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
                                  const float *b, int64_t b_col, int64_t k, float *sums)
 {
@@ -13603,7 +13623,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         TT__EACH(i, rows)
             TT__EACH(j, cols) sum[2 * i + j] = TT__K(fma)(x[i], y[j], sum[2 * i + j]);
     }
-    /* Transposed, the lanes of all sums are added at once. */
+    /* After a transposition, the lanes of all sums are added at once. */
     TT__UNROLL(2)
     for (int first = 0; first < 8; first += TT__LANES) {
         tt__vf r[TT__LANES];
@@ -13620,7 +13640,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         for (int j = 0; j < cols; j++) sums[i * TT__GEMM_STRIP + j] += total[2 * i + j];
 }
 
-/* Columns of B contiguous: dot products. */
+/* Computes sums where columns of B are contiguous: by dot products. */
 TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -13656,7 +13676,8 @@ TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t 
     }
 }
 
-/* Rows of B contiguous: sums of rows of B, four at a time so that the sums are loaded less often. */
+/* Computes sums where rows of B are contiguous: adds rows of B, four at a time so that the sums are loaded
+   less often. */
 TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -13722,7 +13743,8 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
 }
 
 #ifdef TINYTRAIN_CBLAS
-/* ---- the product by a CBLAS: into C, or by the block into the workspace, where it is finished ---- */
+/* ---- the product by a CBLAS: into C, or block by block into the workspace, where gemm_finish takes it
+   ---- */
 
 typedef struct TT__K(gemm_product) {
     const tt__gemm_args *args;
@@ -13758,7 +13780,7 @@ TT__FN void TT__K(gemm_cblas)(tt__pool *pool, const tt__gemm_args *g)
 }
 #endif
 
-/* workspace: tt__gemm_workspace(m, n, k) bytes. */
+/* Computes the product of `args`, whose workspace has tt__gemm_workspace(m, n, k) bytes. */
 TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
 {
     if (args->m <= 0 || args->n <= 0) return;
@@ -13769,8 +13791,8 @@ TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
     else TT__K(gemm_packed)(pool, args);
 }
 
-/* The most that one thread can do: n rounds of multiply-adds that do not wait for each other. Returns the
-   FLOPs done; *sink keeps the compiler from dropping them. */
+/* Measures the most that one thread can do: runs n rounds of multiply-adds that do not wait for one another.
+   Returns the FLOPs done; *sink keeps the compiler from dropping them. */
 TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 {
     enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* of 32 or 16 registers */
@@ -13778,7 +13800,7 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
     TT__EACH(i, SUMS) sum[i] = TT__K(splat)((float)i);
     for (int64_t round = 0; round < n; round++) {
         TT__UNROLL(24)
-#ifdef TT__NEON /* its instruction overwrites what it adds to: the other way round would copy y */
+#ifdef TT__NEON /* NEON's instruction overwrites the addend: the other order would copy y */
         for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(x, y, sum[i]);
 #else
         for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(sum[i], x, y);
@@ -15146,7 +15168,8 @@ TT__FN tt_status TT__K(run_SUM_ROWS)(const tt__launch *l)
 /* ==== src/ops/linear/cpu.h */
 /* -------------------------------------------------------------------------------- linear layers: launches */
 
-/* C = out[0] (m, n) of products with A and B, whose rows (columns, where so said) run along the sum of k. */
+/* Returns the arguments of the product C = out[0] (m, n) of A and B, summed over k. The rows of A and B run
+   along k, or their columns where a_columns or b_columns says so. */
 TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns,
                                           const tt__mat *b, bool b_columns)
 {

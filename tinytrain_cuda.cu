@@ -8091,11 +8091,12 @@ cudaError_t run_attention_backward(const tt__launch *l)
 namespace {
 
 // ================================================================================================== matmuls
-// By cuBLASLt, with its epilogues where they fit, and then a pass over the result for what they leave; where
-// cuBLASLt has nothing (operands of different dtypes) by a kernel of our own. Linear layers take x (rows,
-// in), w (out, in), and give y (rows, out).
+// Products are made by cuBLASLt, with its epilogues where they fit, and a sweep over the result for the rest.
+// Where cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own makes them. Linear
+// layers take x (rows, in) and w (out, in), and give y (rows, out).
 
-// C = A B, A (m, k), B (k, n): element (i, j) of A at i * a_row + j * a_col. What becomes of a sum v:
+// A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is at i * a_row + j * a_col, and likewise
+// in B. A sum v is finished so:
 //     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
 //     C[i, j] = v + residual[i, j] + (accumulate ? C[i, j] : 0)
 struct product {
@@ -8104,16 +8105,17 @@ struct product {
     tt_dtype a_type, b_type;
     int64_t a_row, a_col, b_row, b_col;
     tt__mat c, pre, saved, residual; // without data: absent
-    tt__mat sums;                    // of C's columns, beside `saved`; where sums_rows, of A's rows
+    tt__mat sums;                    // column sums of C, with `saved`; if sums_rows, row sums of A
     const void *bias;
     tt_dtype bias_type;
     int act;
     bool accumulate, add_sums;
-    bool sums_rows;        // the rows of a batch are k, else m
-    const float *unscale_a, *unscale_b; // not NULL: A and B are in fp8, to be multiplied by *unscale_a, _b
+    bool sums_rows;        // k counts the rows of a batch; otherwise m does
+    // Not NULL: A and B are in fp8 and are multiplied by *unscale_a and *unscale_b.
+    const float *unscale_a, *unscale_b;
 };
 
-// Element i of an operand. FP8: of TT__E4M3 or TT__E5M2, which load_any does not know.
+// Returns element i of an operand. FP8: of TT__E4M3 or TT__E5M2, which load_any does not know.
 template <bool FP8> __device__ __forceinline__ float factor(const void *p, tt_dtype dtype, int64_t i)
 {
     if (!FP8) return load_any(p, dtype, i);
@@ -8129,7 +8131,7 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     } else if (g.act) {
         if (g.pre.data) {
             store_any(g.pre.data, g.pre.dtype, i * g.pre.ld + j, v);
-            v = element(g.pre, i, j); // as it will be read for the backward
+            v = element(g.pre, i, j); // rounded as the backward will read it
         }
         v = activate(g.act, v);
     }
@@ -8138,8 +8140,8 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
 }
 
-// Tiles of 64 x 64 by 256 threads, 4 x 4 sums each, in steps of 16. For small or
-// rare products, for which cuBLASLt has no algorithm.
+// Makes a product by tiles of 64 x 64, 256 threads with 4 x 4 sums each, in steps of 16. For small or rare
+// products for which cuBLASLt has no algorithm.
 template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     tt__begin_kernel();
@@ -8151,7 +8153,7 @@ template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
     float sum[4][4] = {};
     for (int64_t k0 = 0; k0 < g.k; k0 += 16) {
         for (int e = t; e < 1024; e += 256) {
-            // Neighbours in memory to neighbouring threads.
+            // Neighbouring threads copy neighbours in memory.
             int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64;
             int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
             a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k
@@ -8192,18 +8194,18 @@ cudaDataType_t lt_type(tt_dtype t)
         : t == TT__E4M3 ? CUDA_R_8F_E4M3 : t == TT__E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_32F;
 }
 
-// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB) or of
-// each column of the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul answers
-// CUBLAS_STATUS_INVALID_VALUE where there is a pointer that the kind does not use, to algorithms that
-// cublasLtMatmulAlgoGetHeuristic offers and cublasLtMatmulAlgoCheck accepts with it (so does cuBLASLt 13.1).
-// `aux`, what goes into GELU, is written or read.
+// An epilogue of cuBLASLt. `bias` is added, or gets the sum of each row of A (BGRADB) or of each column of
+// the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul returns CUBLAS_STATUS_INVALID_VALUE
+// for a pointer that the kind does not use, with algorithms that cublasLtMatmulAlgoGetHeuristic offers and
+// cublasLtMatmulAlgoCheck accepts with this pointer (cuBLASLt 13.1 does so). `aux`, the operand of GELU, is
+// written or read.
 struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
-// A product as cuBLASLt gets it: to = g's A B (+ addend), and more. In its column-major view that is C^T =
-// B^T A^T.
+// A product as cuBLASLt gets it: to = g's A B (+ addend), with an epilogue. In cuBLASLt's column-major view
+// this is C^T = B^T A^T.
 struct lt_product {
     const product *g;
-    const tt__mat *to, *addend; // addend: or NULL
+    const tt__mat *to, *addend; // addend may be NULL
     const lt_epilogue *more;
     bool tf32;
 
@@ -8215,7 +8217,7 @@ struct lt_product {
     const void *c() const { return addend ? addend->data : to->data; }
 };
 
-// What cuBLASLt's choice of an algorithm depends on.
+// Everything on which cuBLASLt's choice of an algorithm depends.
 struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int a_type, b_type, to_type, epilogue;
@@ -8233,9 +8235,10 @@ uint16_t alignment_of(const void *p)
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-// The number of rows for which an algorithm is chosen: more than 128 count as the next multiple, which has as
-// many tiles, so that batches of texts, of ever new lengths, seldom ask. It depends on nothing that happened
-// before, as the bits of a product may depend on its algorithm. `exact`: the number itself.
+// Returns the number of rows for which an algorithm is chosen. More than 128 rows count as the next multiple
+// of 128, which has as many tiles, so that batches of texts, whose lengths always vary, seldom need a new
+// choice. The number depends on nothing that happened before, as the bits of a product may depend on its
+// algorithm. `exact`: the number itself.
 int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
@@ -8244,12 +8247,12 @@ int64_t rows_to_choose_for(int64_t rows, bool exact)
 product_key key_of(const lt_product &p, bool exact, bool tuned)
 {
     product_key key;
-    memset(&key, 0, sizeof key); // with what lies between fields
+    memset(&key, 0, sizeof key); // also the padding between fields
     key.m = p.g->sums_rows ? p.g->m : rows_to_choose_for(p.g->m, exact);
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
     key.lda = p.a_ld(); key.ldb = p.b_ld(); key.ldc = p.c_ld(); key.ldd = p.to->ld;
-    // Where the rows of the batch lie along memory, as in fp8, no more of them have room in a line.
+    // Where the rows of the batch run along memory, as in fp8, a line has no room for more rows.
     if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
     key.a_type = lt_type(p.g->a_type); key.b_type = lt_type(p.g->b_type); key.to_type = lt_type(p.to->dtype);
@@ -8261,8 +8264,8 @@ product_key key_of(const lt_product &p, bool exact, bool tuned)
     return key;
 }
 
-// The entry of a key, or a free one, in a table that is emptied when three quarters of it are in use. NULL:
-// no memory.
+// Returns the entry of a key, or a free entry, of a table that is emptied once three quarters are in use;
+// NULL if memory is out.
 product_choice *choice_of(tt__device *d, const product_key &key)
 {
     if (!d->choices) d->choices = (product_choice *)calloc(TT__PRODUCT_CHOICES, sizeof *d->choices);
@@ -8282,7 +8285,7 @@ product_choice *choice_of(tt__device *d, const product_key &key)
     }
 }
 
-// What a product is described by to cuBLASLt, with m rows of A and k columns.
+// The description of a product for cuBLASLt, with m rows of A and k columns.
 struct lt_description {
     cublasLtMatmulDesc_t desc = NULL;
     cublasLtMatrixLayout_t a = NULL, b = NULL, c = NULL, to = NULL;
@@ -8301,10 +8304,10 @@ struct lt_description {
         if (g.unscale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.unscale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
-            // Hopper adds fp8 products in 14 bits; without fast accumulation cuBLASLt adds such sums up in
-            // f32 now and then, as gradients need it more than values (Transformer Engine does the same).
+            // Hopper sums fp8 products in 14 bits. Without fast accumulation, cuBLASLt adds these sums to f32
+            // sums at intervals. Gradients need this more than values (Transformer Engine does the same).
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(g.a_type != TT__E5M2));
-            // cuBLASLt has no other.
+            // cuBLASLt accepts no other dtype of bias.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
         }
@@ -8341,7 +8344,7 @@ struct lt_description {
 
 constexpr int LT_OFFERS = 8; // cuBLASLt 13.1 offers no more, however many are asked for
 
-// The algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
+// Finds the algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
 cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
                       cublasLtMatmulHeuristicResult_t (&found)[LT_OFFERS], int *count)
 {
@@ -8369,7 +8372,7 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
     return s;
 }
 
-// Whether cuBLASLt has the algorithm for a product of the key's sizes, within the workspace.
+// Returns whether cuBLASLt has the algorithm for a product of the key's sizes, within the workspace.
 bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cublasLtMatmulAlgo_t &algo)
 {
     const lt_description of(p, key.m, key.k);
@@ -8382,9 +8385,9 @@ bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cu
 
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
-// What was timed of a kind of product, or learnt from a text. possible: cuBLASLt's algorithm is the fastest
-// way; else a way that is tried after this one is. met: a product of the device's programs has this key at
-// capacity.
+// The result of timing a kind of product, measured or learnt from a text. possible: cuBLASLt's algorithm is
+// the fastest way; otherwise a way that is tried later is faster. met: a product of the device's programs has
+// this key at capacity.
 struct tuned_product { product_key key; cublasLtMatmulAlgo_t algo; bool possible, met; };
 
 tuned_product *tuned_of(tt__device *d, const product_key &key)
@@ -8394,9 +8397,9 @@ tuned_product *tuned_of(tt__device *d, const product_key &key)
     return NULL;
 }
 
-// What was timed of the key's kind of product with as many rows; else with the fewest of those that have more
-// rows; else with the most. So what a product takes over depends on what was met, and on nothing that ran
-// before.
+// Returns the tuned entry of the key's kind of product with as many rows; otherwise the one with the fewest
+// rows above that; otherwise the one with the most rows. So what a product takes over depends on the met
+// products, and on nothing that ran before.
 const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 {
     const tuned_product *nearest = NULL;
@@ -8415,13 +8418,14 @@ const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 
 // Ways to make a product, in the order in which they are tried.
 enum product_way {
-    LT_WITH_SUMS,   // cuBLASLt also sums columns: of the result, or those of A's transpose
-    LT_WITH_GELU,   // ... applies GELU or its slope; kernels of our own sum
-    LT_ALONE,       // ... adds a bias at most; kernels of our own do all else
+    LT_WITH_SUMS,   // cuBLASLt also sums columns, of the result or of A's transpose
+    LT_WITH_GELU,   // cuBLASLt also applies GELU or its slope; kernels of our own sum
+    LT_ALONE,       // cuBLASLt adds a bias at most; kernels of our own do the rest
     LT_WAYS
 };
 
-// A way of a product that is timed, and what cuBLASLt offers for it; where something is known of it, that.
+// A way of a product that is timed, and the algorithms that cuBLASLt offers for it or, if a tuned entry is
+// known, the algorithm of that entry.
 struct way_trial {
     bool asked;     // cuBLASLt can make the product in this way
     product_key key;
@@ -8432,8 +8436,8 @@ struct way_trial {
 
 struct product_trial {
     way_trial of[LT_WAYS];
-    int way, offer; // that are made now
-    bool asks;      // lt_run finds out what is offered, and makes nothing
+    int way, offer; // the way and the algorithm that are run now
+    bool asks;      // lt_run only finds what is offered, and makes nothing
 };
 
 cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_description &of,
@@ -8445,13 +8449,13 @@ cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_descri
                           resident_workspace::LT_BYTES, l->device->stream);
 }
 
-// cublasLtMatmul answers so for an algorithm that it cannot use for the product.
+// Returns whether cublasLtMatmul's status means that it cannot use the algorithm for the product.
 bool lt_refuses(cublasStatus_t s)
 {
     return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// lt_run while a product is timed.
+// Does what lt_run does while a product is timed.
 cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outcome)
 {
     tt__device *d = l->device;
@@ -8476,18 +8480,18 @@ cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outc
     return lt_refuses(s) ? CUBLAS_STATUS_SUCCESS : s;
 }
 
-// Whether a product takes this epilogue where nothing was timed. On an H200, for GPT-2's 16,384 rows of 3,072
-// and 768, the slope of GELU with its column sums took 439 us, where the product alone took 108 and moving
-// the bytes of a kernel of our own 75; sums of A's rows took 154, with 112 and 25; but GELU 155, with 114 and
-// 50.
+// Returns whether a product takes this epilogue if nothing was timed. On an H200, for GPT-2's 16,384 rows of
+// 3,072 and 768, the slope of GELU with its column sums took 439 us; the product alone took 108 us, and
+// moving the bytes of a kernel of our own 75 us. Sums of A's rows took 154 us, against 112 and 25; but GELU
+// took 155 us, against 114 and 50.
 bool is_usual(cublasLtEpilogue_t kind)
 {
     return kind != CUBLASLT_EPILOGUE_DGELU && kind != CUBLASLT_EPILOGUE_DGELU_BGRAD &&
         kind != CUBLASLT_EPILOGUE_BGRADB;
 }
 
-// Makes the product with the algorithm that was chosen for its key, or chooses one: the tuned one, or the
-// first offered that is not refused.
+// Makes the product with the algorithm that was chosen for its key, or chooses one: the tuned algorithm, or
+// the first offered one that is not refused.
 cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_outcome *outcome)
 {
     tt__device *d = l->device;
@@ -8498,9 +8502,9 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     if (!choice) return CUBLAS_STATUS_ALLOC_FAILED;
     *outcome = LT_NOT_OFFERED;
     if (choice->used && !choice->possible) return CUBLAS_STATUS_SUCCESS;
-    // From another number of rows a product takes over that cuBLASLt is slower than kernels of our own, and
-    // not the algorithm: on an H200 that of 6,144 rows of 3,072 inputs took 39 us for 3,072 rows, where the
-    // one offered first took 27.
+    // From a tuned entry with another number of rows, a product takes over that cuBLASLt is slower than
+    // kernels of our own, but not the algorithm. On an H200, the algorithm for 6,144 rows of 3,072 inputs
+    // took 39 us for 3,072 rows, where the algorithm offered first took 27 us.
     const tuned_product *tuned = choice->used || exact || !l->tuned ? NULL : nearest_tuned(d, key);
     const bool same = tuned && memcmp(&tuned->key, &key, sizeof key) == 0;
     int count = 1;
@@ -8518,7 +8522,7 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     }
     for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
         s = lt_make(l, p, of, &found[k].algo);
-        if (lt_refuses(s)) continue; // what the heuristic had offered
+        if (lt_refuses(s)) continue; // although the heuristic offered it
         if (s != CUBLAS_STATUS_SUCCESS) return s;
         choice->algo = found[k].algo;
         *outcome = LT_DONE;
@@ -8528,7 +8532,7 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// The product (+ addend) with that by cuBLASLt; *done is false where it has no algorithm.
+// Makes the product (+ addend) with an epilogue by cuBLASLt; *done is false where cuBLASLt has no algorithm.
 cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
                       const tt__mat *addend, const lt_epilogue *more, bool *done)
 {
@@ -8549,17 +8553,17 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     return cudaErrorUnknown;
 }
 
-// Whether cuBLASLt's GELU will do. It is the tanh approximation (github.com/pytorch/pytorch/pull/104061);
-// what goes into it has the result's dtype and rows that are a multiple of 8 elements apart (cublasLt.h,
-// CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
+// Returns whether cuBLASLt's GELU can be used. It is the tanh approximation
+// (github.com/pytorch/pytorch/pull/104061). GELU's operand must have the result's dtype, and rows a multiple
+// of 8 elements apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
 bool lt_gelu(const product *g, const tt__mat *aux)
 {
     if (g->act != TT__ACT_GELU_TANH || g->accumulate || g->residual.data) return false;
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
 }
 
-// lt_matmul with an epilogue that also sums: sums = or +=. cuBLASLt writes them in the dtype of the result,
-// and does not add to what is there.
+// Makes a product with an epilogue that also sums: sums = or +=. cuBLASLt writes sums in the dtype of the
+// result, and cannot add to them.
 cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend,
                     lt_epilogue more, const tt__mat *sums, bool add, bool *done)
 {
@@ -8574,7 +8578,7 @@ cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, co
     return run_finish_sums(l->device, apart, 1, sums->cols, sums, true);
 }
 
-// The operands of a product as matrices whose rows lie along memory.
+// Return the operands of a product as matrices whose rows run along memory.
 tt__mat operand_a(const product *g)
 {
     return g->sums_rows ? tt__mat{(void *)g->a, g->a_type, g->k, g->m, g->a_col}
@@ -8586,20 +8590,23 @@ tt__mat operand_b(const product *g)
                          : tt__mat{(void *)g->b, g->b_type, g->n, g->k, g->b_col};
 }
 
-// The sums of g's columns, or of A's rows, by kernels of our own.
+// Sums g's columns, or A's rows, by kernels of our own.
 cudaError_t sum_apart(const tt__launch *l, const product *g)
 {
     const tt__mat a = operand_a(g);
     return run_column_sums(l, g->sums_rows ? &a : &g->c, &g->sums, g->add_sums);
 }
 
+// Returns whether cuBLASLt can make the product fast without copies: it is fp8, or tt__cuda_even holds for
+// all matrices.
 bool is_even(const product *g)
 {
     const tt__mat a = operand_a(g), b = operand_b(g);
     return g->unscale_a || (tt__cuda_even(&a) && tt__cuda_even(&b) && tt__cuda_even(&g->c));
 }
 
-// c = what becomes of the sums `sum`, of which rows are as far apart as it says.
+// Finishes the sums `sum` of a product (see struct product), whose rows are sum.ld apart, and stores them in
+// c.
 __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
 {
     tt__begin_kernel();
@@ -8607,8 +8614,9 @@ __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
     if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
 }
 
-// A product that is not even, of copies at the end of the workspace (tt__cuda_padded_bytes) of so many rows
-// of activations at a time. *done: false where there is no room, or cuBLASLt has no algorithm.
+// Makes a product that is not even from copies of its operands at the end of the workspace
+// (tt__cuda_padded_bytes), at most TT__CUDA_LOSS_CHUNK rows of activations at a time. *done: false where the
+// workspace has no room, or cuBLASLt has no algorithm.
 cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;
@@ -8655,23 +8663,24 @@ cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
     return e == cudaSuccess && g->sums.data ? sum_apart(l, g) : e;
 }
 
-// A product as its ways take it.
+// A product in the form that its ways take.
 struct matmul_form {
     const product *g;
-    tt__mat to;             // what the sums and the bias go to
+    tt__mat to;             // destination of the sums and the bias
     const tt__mat *addend, *aux;
     lt_epilogue plain;      // with a bias at most
     bool fits, gelu;        // cuBLASLt can make the product; can apply GELU or its slope
-    bool passes, later;     // something comes after the sum and the bias; `residual` is added at the end
+    // passes: an activation follows the sum and the bias; later: `residual` is added at the end.
+    bool passes, later;
 };
 
-// The form of g, for which a bias may be converted.
+// Sets the form of g. Converts the bias if cuBLASLt needs another dtype.
 cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
 {
     f->g = g;
     f->passes = g->act != 0 || g->saved.data;
     f->to = f->passes && g->pre.data ? g->pre : g->c;
-    // What cuBLASLt cannot add to an f32 result, as it has 16 bits, is added to it afterwards.
+    // cuBLASLt cannot add a 16-bit residual to an f32 result, so it is added afterwards.
     f->later = !f->passes && !g->accumulate && g->residual.data && g->residual.dtype != f->to.dtype &&
         f->to.dtype == TT_F32;
     f->addend = !f->passes && g->accumulate ? &g->c
@@ -8681,7 +8690,8 @@ cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
     f->fits = is_even(g) && !(g->accumulate && (f->passes || g->residual.data)) &&
         !(f->passes && g->residual.data) && !(f->addend && f->addend->dtype != f->to.dtype);
     const bool fp8 = f->fits && g->unscale_a && g->k > 0;
-    const tt_dtype bias_type = !fp8 || f->to.dtype != TT_F32 ? f->to.dtype : TT_BF16; // that cuBLASLt adds
+    // The dtype of a bias that cuBLASLt adds.
+    const tt_dtype bias_type = !fp8 || f->to.dtype != TT_F32 ? f->to.dtype : TT_BF16;
     cudaError_t e = cudaSuccess;
     if (f->fits && g->bias && g->bias_type != bias_type) {
         if ((size_t)g->n * tt_dtype_bytes(bias_type) <= resident_workspace::BIAS_BYTES) {
@@ -8697,8 +8707,8 @@ cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
     return e;
 }
 
-// Makes a product in one of the ways; *done is false where cuBLASLt cannot, which never is of LT_ALONE, but
-// while it is timed.
+// Makes a product in one of the ways. *done is false where cuBLASLt cannot; for LT_ALONE this happens only
+// while the product is timed.
 cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *done)
 {
     tt__device *d = l->device;
@@ -8739,7 +8749,7 @@ cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *
     return g->sums_rows && g->sums.data ? sum_apart(l, g) : cudaSuccess;
 }
 
-// Products that a launch would make.
+// The products that a launch would make.
 struct collected_products { product *list; int count, capacity; };
 
 cudaError_t collect(collected_products *to, const product *g)
@@ -8774,18 +8784,18 @@ cudaError_t matmul(const tt__launch *l, const product *g)
 namespace {
 
 // ------------------------------------------------------------------------------------------ tuned products
-// The fastest way to make a product, by timing (tt_compile_options.tune). All ways with all algorithms that
-// cuBLASLt offers are timed in rounds, one behind the other, so that a change of the clock rates meets all of
-// them; the median of the rounds counts. Operands are of memory of their own, with random numbers, which take
-// more power than zeros and so show the clock rates of a training; several sets of them in turn, together
-// twice the L2 cache, so that no operand is found there from the round before.
+// Finds the fastest way to make a product by timing (tt_compile_options.tune). All ways, with all algorithms
+// that cuBLASLt offers, are timed in rounds, one after another, so that a change of the clock rates affects
+// all of them; the median of the rounds counts. Operands have memory of their own with random numbers, which
+// take more power than zeros and so show the clock rates of training. Several sets of operands, together
+// twice the L2 cache, are used in turn, so that the cache holds no operand from the round before.
 
 enum { TUNE_ROUNDS = 7, TUNE_SETS = 16, TUNE_CANDIDATES = LT_WAYS * LT_OFFERS };
 
-// An operand of a product, as many bytes as it reaches over.
+// An operand of a product, and the bytes from its first to its last element.
 struct tuned_operand { const void *data; size_t bytes; tt_dtype dtype; size_t at; };
 
-// Calls each(pointer, bytes, dtype) for all operands of a product that are there.
+// Calls each(pointer, bytes, dtype) for all operands of a product that are present.
 template <class F> void each_operand(product *g, F each)
 {
     const auto matrix = [&](const void **data, tt_dtype dtype, int64_t elements) {
@@ -8800,12 +8810,13 @@ template <class F> void each_operand(product *g, F each)
     matrix((const void **)&g->unscale_b, TT_F32, 1);
 }
 
-// Numbers in (-1, 1) of a dtype; of both kinds of fp8 those of E4M3, whose bits are no NaN of E5M2 either.
+// Fills an operand with numbers in (-1, 1) of a dtype. Both kinds of fp8 get numbers of E4M3, whose bits are
+// no NaN of E5M2 either.
 __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, int64_t n, uint32_t seed)
 {
     tt__begin_kernel();
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (int64_t)gridDim.x * 256) {
-        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; mixed as MurmurHash3's ends
+        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; mixed as MurmurHash3 ends
         u = (u ^ u >> 16) * 0x85ebca6bu;
         u = (u ^ u >> 13) * 0xc2b2ae35u;
         const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
@@ -8815,22 +8826,22 @@ __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, 
     }
 }
 
-// Memory of a product that is timed: `sets` times its operands.
+// Memory of a product that is timed: `sets` copies of its operands.
 struct tuning_sets {
     tuned_operand operand[10];
     int operands, sets;
     size_t bytes;    // of a set
-    char *memory;    // NULL: there is not enough
+    char *memory;    // NULL: not enough memory
 
     tuning_sets(const tt__device *d, const product &g) : operands(0), sets(0), bytes(0), memory(NULL)
     {
         product of = g;
         each_operand(&of, [&](const void **data, size_t n, tt_dtype dtype) {
-            tuned_operand *x = find(*data); // a result may lie on an operand
+            tuned_operand *x = find(*data); // a result may be in an operand's memory
             if (!x) *(x = &operand[operands++]) = {*data, 0, dtype, 0};
             x->bytes = max(x->bytes, n);
         });
-        for (int k = 0; k < operands; k++) { // as far from a multiple of 256 bytes as it is itself
+        for (int k = 0; k < operands; k++) { // as far from a multiple of 256 bytes as the operand itself
             operand[k].at = bytes + (uintptr_t)operand[k].data % TT__CUDA_ALIGN;
             bytes = tt__align_to(operand[k].at + operand[k].bytes, TT__CUDA_ALIGN);
         }
@@ -8849,7 +8860,7 @@ struct tuning_sets {
         for (int k = 0; k < operands; k++) if (operand[k].data == data) return &operand[k];
         return NULL;
     }
-    // The product with the operands of a set.
+    // Returns the product with the operands of a set.
     product of(const product &g, int set)
     {
         product there = g;
@@ -8871,7 +8882,7 @@ struct tuning_sets {
     }
 };
 
-// A way and the number of one of its algorithms, with what it has taken.
+// A way, the number of one of its algorithms, and the times that these took.
 struct tuning_candidate {
     int way, offer;
     cudaEvent_t begin, end;
@@ -8888,7 +8899,7 @@ cudaError_t make_candidate(const tt__launch *l, const product &g, const tuning_c
     return e == cudaSuccess ? matmul_by(l, f, c.way, done) : e;
 }
 
-// The candidates that cuBLASLt does not refuse, each made once.
+// Lists the candidates that cuBLASLt does not refuse, and makes each once.
 cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candidate *c, int *count)
 {
     cudaError_t e = cudaSuccess;
@@ -8908,8 +8919,8 @@ cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candid
     return e;
 }
 
-// A round: while the operands get their numbers again, which brings all of the L2 cache out of use, the host
-// goes ahead of the device, so that no candidate waits for it.
+// Times all candidates once. Before that, the operands are filled again. This replaces all of the L2 cache,
+// and meanwhile the host gets ahead of the device, so that no candidate waits for the host.
 cudaError_t time_round(const tt__launch *l, const product &g, tuning_sets *sets, tuning_candidate *c,
                        int count, int round)
 {
@@ -8947,8 +8958,9 @@ bool add_tuned(tt__device *d, const tuned_product &x)
     return true;
 }
 
-// Times the candidates of a product and adds the fastest to what is tuned: first offered of those that are
-// within 1% of it, as timing repeats itself no better. *untimed: whether memory was too short.
+// Times the candidates of a product and adds the best to the tuned entries: of the candidates within 1% of
+// the fastest, as timing repeats itself no better, the one offered first. *untimed: whether memory was too
+// short.
 cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
 {
     tt__device *d = l->device;
@@ -8961,7 +8973,7 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     if (e == cudaSuccess) e = list_candidates(l, sets.of(g, 0), c, &count);
     for (int r = 0; r < TUNE_ROUNDS && e == cudaSuccess && count > 1; r++)
         e = time_round(l, g, &sets, c, count, r);
-    cudaStreamSynchronize(d->stream); // before the memory goes
+    cudaStreamSynchronize(d->stream); // before the memory is freed
     const tuning_candidate *best = NULL;
     for (int k = 0; k < count; k++) {
         for (cudaEvent_t event : {c[k].begin, c[k].end}) if (event) cudaEventDestroy(event);
@@ -8984,7 +8996,7 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     return e;
 }
 
-// Notes that the device's programs have the product, and times it if nothing is known of it.
+// Notes that the device's programs have the product, and times it if nothing is known about it.
 cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool *untimed)
 {
     tt__device *d = l->device;
@@ -9000,7 +9012,7 @@ cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool
         if (!trial.of[way].asked) continue;
         if (trial.of[way].known) trial.of[way].known->met = true;
         else unknown = true;
-        known = !unknown && trial.of[way].known->possible; // which is how it is made
+        known = !unknown && trial.of[way].known->possible; // so the product is made in this way
     }
     trial.asks = false;
     if (e == cudaSuccess && unknown && times) e = time_product(l, g, untimed);
@@ -9008,8 +9020,8 @@ cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool
     return e;
 }
 
-// A captured stream takes all kernels beside the products, so that nothing runs: they are found as the launch
-// would make them.
+// Collects the products that a launch would make. A captured stream takes all kernels beside the products, so
+// that nothing runs.
 cudaError_t collect_products(const tt__launch *l, cudaError_t (*run)(const tt__launch *l),
                              collected_products *to)
 {
@@ -9031,10 +9043,10 @@ void forget_choices(tt__device *d)
     d->choice_count = 0;
 }
 
-// ---- as text: two lines of what it is and of which device, a line for each tuned product, and a last one.
+// ---- tuned entries as text: a title, a line of the device, a line for each tuned product, and a last line
 
 void append(text_buffer *text, const char *format, ...) TT_PRINTF(2, 3);
-void append(text_buffer *text, const char *format, ...) // what does not fit is counted alone
+void append(text_buffer *text, const char *format, ...) // text that does not fit is only counted
 {
     va_list args;
     const size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
@@ -9046,7 +9058,8 @@ void append(text_buffer *text, const char *format, ...) // what does not fit is 
 
 #define TT__TUNED_TITLE "tinytrain: the fastest products, version 1"
 
-// What an algorithm's 64 bytes mean depends on cuBLASLt alone, and which is the fastest on the device.
+// Writes the line of the device. The meaning of an algorithm's 64 bytes depends only on cuBLASLt; which
+// algorithm is the fastest depends on the device.
 void tuned_device(const tt__device *d, char to[512])
 {
     snprintf(to, 512, "%s, compute capability %d.%d, %d multiprocessors, cuBLASLt %llu, workspace %llu",
@@ -9057,7 +9070,7 @@ void tuned_device(const tt__device *d, char to[512])
 enum { TUNED_NUMBERS = 23 };
 typedef char algorithm_is_64_bytes[sizeof(cublasLtMatmulAlgo_t) == 64 ? 1 : -1];
 
-// The numbers of a key, in the order of the text.
+// Sets n to the numbers of a key, in the order of the text.
 void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
 {
     const int64_t all[TUNED_NUMBERS] = {
@@ -9067,7 +9080,7 @@ void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
     memcpy(n, all, sizeof n);
 }
 
-// False: no key has these numbers.
+// Sets a key from its numbers; returns false if no key has these numbers.
 bool key_from(const int64_t (&n)[TUNED_NUMBERS], product_key *k)
 {
     int64_t again[TUNED_NUMBERS];
@@ -9104,7 +9117,7 @@ size_t cuda_tuned_text(tt__device *d, char *to, size_t capacity)
     return text.length;
 }
 
-// Reads a line of the text, without its end; NULL, or what is wrong with it.
+// Reads a line of the text, without its end. Returns NULL, or what is wrong with the line.
 const char *read_tuned(const char *line, tuned_product *x)
 {
     int64_t n[TUNED_NUMBERS];
@@ -9132,7 +9145,7 @@ const char *read_tuned(const char *line, tuned_product *x)
     return NULL;
 }
 
-// tt__backend.learn.
+// Reads the text of tuned entries, see tt__backend.learn.
 tt_status cuda_learn(tt__device *d, const char *text, int *line)
 {
     char device[512], now[1024];
@@ -9189,7 +9202,8 @@ namespace {
 
 // --------------------------------------------------------------------------------------------- linear layers
 
-// Where the operands of l's product are fp8, both lie along the sum, with zeros up to a multiple of 16.
+// Sets the operands of l's product, if they are fp8. Rows of both then run along k, with zeros up to a
+// multiple of 16.
 void read_fp8(const tt__launch *l, product *g)
 {
     if (!tt__is_fp8(g->a_type)) return;
@@ -9254,7 +9268,7 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.c = *dw;
     g.accumulate = add_w;
     read_fp8(l, &g);
-    g.sums = *db; // may come with the product, that reads dy anyway
+    g.sums = *db; // the product may make these sums, as it reads dy anyway
     g.add_sums = add_b;
     if (dw->data) return matmul(l, &g);
     return db->data ? run_column_sums(l, dy, db, add_b) : cudaSuccess;
