@@ -5672,7 +5672,7 @@ static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKW
 /* ==== src/ops/norm/rules.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* x, w, [b] -> y, as many statistics of each row as the op has parameters. */
+/* Checks x, w, [b] -> y, statistics. The op keeps as many statistics of each row as it has parameters. */
 static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0);
@@ -5701,7 +5701,7 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
 static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm, tt__layout_of_norm,
     {NULL, "g01B", "012", TT__OP_LAYERNORM_BACKWARD} };
 
-/* dy, x, w, statistics -> [dx], [dw], [db]. */
+/* Checks dy, x, w, statistics -> [dx], [dw], [db]. */
 static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 1);
@@ -5712,7 +5712,7 @@ static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape
            tt__shape_in(t, i, 3, x, statistics);
 }
 
-/* A rank's own rows leave a part of the sums over rows. */
+/* Sets how the gradients are divided. If rows are sharded, the sums over rows are partial. */
 static bool tt__layout_of_norm_backward(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                         tt__split *out)
 {
@@ -6581,7 +6581,8 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     return true;
 }
 
-/* Of a rank's rows, sums over its rows. The mean is taken later, of the sums of all ranks' counts. */
+/* Sets how the results are divided. If rows are sharded, the loss and its counts are partial; the mean is
+   taken later, from the sums of all ranks' counts. */
 static bool tt__layout_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                      tt__split *out)
 {
@@ -6607,12 +6608,16 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__head {
-    int linear, back, last; /* instructions: of the logits, of their gradient (-1: none), the last replaced */
-    int fill;               /* one between these that stays: what a product adds a rank's rows to; 0: none  */
+    /* Instructions: the logits; their gradient (-1: none); the last that is replaced. */
+    int linear, back, last;
+    /* An instruction between these that is not replaced: it fills the memory to which a product adds a rank's
+       rows; 0: none. */
+    int fill;
     tt__instr fused;
 } tt__head;
 
-/* The backward of the loss, and the gradients that come right after it. False: they cannot be fused. */
+/* Finds the backward of the loss, and the gradients that come right after it. Returns false if they cannot be
+   fused. */
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
 {
     int32_t loss = t->code[k].out[0];
@@ -6651,11 +6656,12 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
 
-/* linear + cross_entropy of many logits, and their backward, become one instruction that computes loss and
+/* Fuses linear + cross_entropy of many logits, and their backward, into one instruction. It computes loss and
    gradients chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al.,
-   arXiv 2410.10989). It stands where the last of them stood, so nothing may have read the loss until then.
-   Sums of several losses keep them apart; on a CPU so do 16-bit gradients, which each chunk would round once
-   more. On CUDA the workspace has their sums in f32. */
+   arXiv 2410.10989). The instruction is placed where the last of the replaced ones was, so nothing may read
+   the loss before that place. A sum of several losses is therefore not fused. On a CPU, 16-bit gradients are
+   not fused either, as each chunk would round them once more. On CUDA the workspace holds their sums in
+   f32. */
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
@@ -6690,13 +6696,15 @@ static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__l
     {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
     NULL, tt__fuse_CROSS_ENTROPY};
 
-static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /* dloss, x -> dx */
+/* Checks dloss, x -> dx. */
+static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = *tt__in(t, i, 1);
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* The counts, operand 5, may be of a rank's rows: where ranks have some, they are not read. */
+/* Sets how dx is divided. The counts, operand 5, may be those of a rank's rows: where rows are sharded, the
+   counts are not read. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -6725,7 +6733,8 @@ static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__s
 static bool tt__layout_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                             tt__split *out)
 {
-    const bool backward = i->out[1] || i->out[3] || i->out[4]; /* divides by all targets */
+    /* The backward divides by the number of all targets. */
+    const bool backward = i->out[1] || i->out[3] || i->out[4];
     bool fits = in[0] <= TT__ROWS && (in[0] == TT__WHOLE || t->accumulate || !backward);
     for (int k = 1; k < 6; k++) fits = fits && tt__laid_out(i, in, k, k < 3 ? in[0] : TT__WHOLE);
     for (int k = 0; k < TT__MAX_OUT; k++) out[k] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
@@ -6752,7 +6761,8 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
     return tt__loss_bytes(x->rows, classes) + most;
 }
 
-/* Where the rows of x and w are not even, which all three products of a chunk read. */
+/* Returns the bytes of scratch for the three products of a chunk if the rows of x and w, which all three
+   read, are not even. */
 static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
 {
     const tt__mat x = tt__at_capacity(t, i->in[0]), w = tt__at_capacity(t, i->in[3]);
@@ -6762,10 +6772,11 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* On CUDA: loss and hit of each row; where the number of classes is not a multiple of 8, copies of the
-   classes beyond the last multiple of 64 (rows of weight and bias) and f32 sums of their gradients, all up to
-   a multiple of 8; of 16-bit gradients of weight and bias, where there are several chunks, sums in f32;
-   logits of a chunk, whose rows are multiples of 8; at the end what the products need. */
+/* Returns the bytes of scratch on CUDA, in this order: loss and hit of each row. If the number of classes is
+   not a multiple of 8: copies of the classes beyond the last multiple of 64 (rows of weight and bias) and f32
+   sums of their gradients, all up to a multiple of 8. If weight and bias have 16-bit gradients and there are
+   several chunks: f32 sums of these gradients. Logits of a chunk, whose rows are multiples of 8. At the end,
+   the scratch of the products. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -15291,7 +15302,8 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/norm/cpu.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* Sum of (x - mean)^2 over the whole pairs of vectors in x (n); of what is behind them: *rest. */
+/* Returns the sum of (x - mean)^2 over the whole pairs of vectors in x (n). Sets *rest to the sum over the
+   numbers after them. */
 TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, float *rest)
 {
     int64_t c = 0;
@@ -15305,8 +15317,8 @@ TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, flo
     return TT__K(sum)(s0 + s1);
 }
 
-/* y = (x - mean) / sqrt(variance + eps) * w + b; more: w (n) and b (n), which may be NULL. rmsnorm is
-   layernorm with a mean of 0, which is not kept. */
+/* Computes y = (x - mean) / sqrt(variance + eps) * w + b. more: w (n) and b (n), where b may be NULL. rmsnorm
+   is layernorm with a mean of 0, which is not stored. */
 TT__ROW_FN(layernorm_row)
 {
     const float *const *weights = (const float *const *)more, *w = weights[0], *b = weights[1], *row = x[0];
@@ -15335,7 +15347,7 @@ TT__ROW_FN(layernorm_row)
 TT__ROWS_FN(layernorm_rows)
 {
     const float *weights[2] = {TT__K(row_in)(&l->in[1], 0, scratch, 3), NULL};
-    if (l->in[2].data) /* of layernorm */
+    if (l->in[2].data) /* layernorm with a bias */
         weights[1] = TT__K(row_in)(&l->in[2], 0, scratch, 4);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(layernorm_row), weights);
 }
@@ -15343,8 +15355,8 @@ TT__ROWS_FN(layernorm_rows)
 TT__RUN_ROWS(LAYERNORM, TT__K(layernorm_rows)(l, from, to, scratch))
 TT__RUN_ROWS(RMSNORM, TT__K(layernorm_rows)(l, from, to, scratch))
 
-/* With n = (x - mean) / std and g = dy w: dx = (g - avg(g) - n avg(g n)) / std, dw = sum dy n, db = sum dy.
-   rmsnorm: without mean and avg(g). */
+/* Computes the gradients. With n = (x - mean) / std and g = dy w: dx = (g - avg(g) - n avg(g n)) / std,
+   dw = sum dy n, db = sum dy. rmsnorm has no mean and no avg(g). */
 TT__ROWS_FN(layernorm_backward_rows)
 {
     int64_t n = l->in[1].cols, parts = tt__ceil_div(l->in[1].rows, TT__SUM_ROWS), part = from / TT__SUM_ROWS;
@@ -15601,21 +15613,24 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 
 /* ==== src/ops/losses/cpu.h */
 /* ---------------------------------------------------------------------------------------------------- losses
-   counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0. */
+   The four counts of a loss: sum of weighted losses, sum of weights, sum of the weights of rows that were
+   predicted right, 0. */
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
-    float scratch[TT__LANES]; /* one would do, but gcc cannot see it */
+    float scratch[TT__LANES]; /* one float would do, but gcc cannot see that */
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
-/* The weights of classes, which are f32 as all inputs; NULL: the operand has those of rows. */
+/* Returns the weights of classes, which are f32 as all inputs are; NULL if the operand has weights of
+   rows. */
 TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
 {
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
-/* The logarithm of the sum of exp(x[c]) over a row, and the largest and the sum of x[c]. */
+/* Returns the logarithm of the sum of exp(x[c]) over a row. Sets *most to the largest and *sum_x to the sum
+   of x[c]. */
 TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, float *sum_x)
 {
     tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
@@ -15650,13 +15665,14 @@ TT__ROWS_FN(cross_entropy_rows)
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
-        if (weights) { /* with its weights, as these differ within the row */
+        if (weights) { /* the loss includes the weights, as these differ within the row */
             float all = 0;
             for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
                           attr->smoothing / (float)n * all;
         }
-        bool right = x[targets[r]] == m; /* the first of those that are greatest, as argmax */
+        /* The prediction is the first of the largest logits, as argmax has it. */
+        bool right = x[targets[r]] == m;
         for (int64_t c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
     }
@@ -15686,7 +15702,7 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* What a row's gradient is multiplied by, beside its weight: upstream gradient / number of targets. */
+/* Returns the factor of a row's gradient without the row's weight: upstream gradient / number of targets. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[1];
@@ -15701,7 +15717,7 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
     if (target == l->instr->attr.ignore_index) { memset(y, 0, (size_t)n * 4); return; }
     if (weights) {
         const float factor = TT__K(loss_factor)(l, &l->in[5]), each = smoothing / (float)n;
-        float all = (1 - smoothing) * weights[target]; /* of the weights in the smoothed target */
+        float all = (1 - smoothing) * weights[target]; /* sum of the weights in the smoothed target */
         for (int64_t c = 0; c < n && smoothing > 0; c++) all += each * weights[c];
         for (int64_t c = 0; c < n; c += TT__LANES) {
             tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - lse);
@@ -15720,9 +15736,9 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 
 TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
-/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
-   tt__fuse_CROSS_ENTROPY), by the kernels of those ops. Gradients of logits have the dtype of x, in the place
-   of the logits. */
+/* Computes forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
+   tt__fuse_CROSS_ENTROPY), with the kernels of those ops. Gradients of logits have the dtype of x and replace
+   the logits in memory. */
 TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];

@@ -2399,8 +2399,8 @@ namespace {
 
 // ---- layernorm
 
-// Each of a row's threads, a number of warps, has 8 of its columns: neighbours, or otherwise columns that are
-// as far apart as there are threads.
+// A thread of a row. The threads of a row are whole warps, and each has 8 of the row's columns: neighbours if
+// `vector`, otherwise columns that are as many apart as the row has threads.
 struct row_thread {
     int at, of; // the thread's number among the `of` threads of a row
     bool vector;
@@ -2408,7 +2408,7 @@ struct row_thread {
 };
 inline int row_threads(int64_t cols) { return (int)((cols + 255) / 256 * 32); }
 
-// Beyond the last column, and of a row that is not there, 0.
+// Loads the thread's columns of row r. Columns beyond the last, and a row that is not there, become 0.
 template <int X>
 __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int64_t r, const row_thread &t,
                                           bool there = true)
@@ -2429,7 +2429,7 @@ __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int
     }
 }
 
-// m[r] = v; v becomes what was stored.
+// Stores v to row r of m. v becomes the numbers as they were stored.
 template <int X>
 __device__ __forceinline__ void put_row(const tt__mat &m, int64_t r, const row_thread &t, float (&v)[8])
 {
@@ -2463,14 +2463,15 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
 }
 
-// The sums of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
-// number `first` of the block. All threads of the block call it; `part` is of all warps, and free.
+// Sums each of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
+// warp `first` of the block. All threads of the block call this; `part` has a row for each warp of the block,
+// and must be free.
 template <int MOST, int N>
 __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
 {
     const int lane = threadIdx.x % 32;
     int m = 16;
-    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // a lane goes on with half of the numbers
+    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // each lane keeps half of the numbers
         TT__UNROLL for (int k = 0; k < n / 2; k++) {
             const float keep = lane & m ? v[k + n / 2] : v[k], give = lane & m ? v[k] : v[k + n / 2];
             v[k] = keep + __shfl_xor_sync(0xffffffffu, give, m);
@@ -2484,7 +2485,7 @@ __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int fi
             TT__UNROLL for (int n = 0; n < N; n++) v[n] += part[first + k][n];
 }
 
-// The statistics of a row: mean and 1 / std, or of rmsnorm, which is not centred, 1 / rms alone.
+// Statistics of a row: mean and 1 / std or, for rmsnorm, which is not centred, 1 / rms alone.
 struct row_stats { bool centred; float mean, rstd; };
 
 __device__ __forceinline__ void set_stats(const tt__mat &stats, int64_t r, bool centred, float mean,
@@ -2502,22 +2503,24 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
     return {centred, centred ? at[0] : 0.0f, at[centred]};
 }
 
-// The dropout that a norm's kernel does too. Forward: x, which the norm reads, becomes dropout(from) +
-// residual (data NULL: 0) first. Backward: `to` becomes dropout(dx), and the sums are those of its columns.
+// Dropout in a norm's kernel. Forward: x, which the norm reads, first becomes dropout(from) + residual (no
+// residual if its data is NULL). Backward: `to` becomes dropout(dx), and the sums are column sums of `to`.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
-// A block for NARROW rows, of up to 1,024 columns, has several teams of threads (EACH), of which each has two
-// rows in its turn, or one row of operands of any dtype. For other rows, a block is one team with one row.
+// Sizes of a block. A block for NARROW rows, of up to 1,024 columns, has EACH teams of threads, and each team
+// has two rows in a turn, or one row if operands are of any dtype. For other rows, a block is one team with
+// one row.
 template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
     static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
 };
 template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
-template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>; // as sum_teams says
+template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>; // see sum_teams
 
-// y = (x - mean) / std w + b; stats gets mean and 1 / std. Not centred: the mean is taken as 0. A row in the
-// registers of its threads, read once; of typed operands, the next rows are on their way meanwhile. X: dtype
-// of x and y, W: of w and b. DROP: with dropout, of typed operands.
+// Computes y = (x - mean) / std w + b, and stores mean and 1 / std to stats. If not centred, the mean counts
+// as 0. A row stays in the registers of its threads and is read once; with typed operands, the next rows are
+// in flight meanwhile. X: dtype of x and y, W: dtype of w and b. DROP: with dropout, which needs typed
+// operands.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
@@ -2541,7 +2544,8 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
     float scale[8], shift[8];
-    // Of the thread's first row in the turn at hand or, of what is fetched ahead, the next.
+    // The thread's first row in the current turn or, in what is fetched ahead, in the next turn.
+
     int64_t r = (int64_t)blockIdx.x * B::TURN + team;
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
     tt__mat from = DROP ? drop.from : x;
@@ -2565,7 +2569,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     fetch_row(bits, b, 0, t, b.data != NULL);
     widen_row(shift, bits);
     if constexpr (DROP) drop.op.begin();
-    for (; r - team < rows; r += step) { // a whole block
+    for (; r - team < rows; r += step) { // the whole block leaves the loop together
         float v[ROWS][8], sum[ROWS], squares[ROWS];
         row_bits<X> residual[ROWS];
         uint32_t number[ROWS];
@@ -2609,11 +2613,11 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         }
         move_rows(step, y, stats);
         if (DROP) move_rows(step, x);
-        if (!centred) __syncthreads(); // square_part is read
+        if (!centred) __syncthreads(); // square_part has been read
     }
 }
 
-// The same for wider rows: a block a row, which is read three times.
+// Computes y and statistics of layernorm for wider rows: a block takes a row and reads it three times.
 __global__ void __launch_bounds__(TT__ROW_THREADS)
     layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred,
                    bool add)
@@ -2638,8 +2642,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS)
     if (stats.data && threadIdx.x == 0) set_stats(stats, r, centred, mean, rstd);
 }
 
-// Runs CODE with X, W and NARROW for rows of so many columns, up to TT__ROW_COLUMNS: kernels for dtypes x and
-// w of operands that are `typed`, alike and in vectors.
+// Runs code with X, W and NARROW for rows of `cols` columns, up to TT__ROW_COLUMNS. Operands that are `typed`
+// (of matching dtypes, in vectors) get kernels for the dtypes x and w.
 #define TT__WITH_NORM(cols, typed, x, w, ...)                                                          \
     do {                                                                                               \
         const bool typed_ = (typed) && (x) != TT_F16 && (w) != TT_F16;                                 \
@@ -2672,7 +2676,8 @@ cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, con
                                              centred, l->add[0], vector, drop);
 }
 
-// dropout: NULL, or what makes x of it at the same time (run_with_dropout).
+// Runs layernorm or rmsnorm. dropout: NULL, or the launch that makes x, which the kernel does at the same
+// time (run_with_dropout).
 cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -2698,8 +2703,8 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 
 cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 
-// What a block of TEAMS teams leaves of sums over its rows: to (2, cols) = dw and db, or (3, cols) with ds.
-// memory: (TEAMS, 4, threads of a row), if there are several.
+// Stores a block's sums over its rows to (2, cols): dw and db; or to (3, cols), with ds. memory: (TEAMS, 4,
+// threads of a row), if the block has several teams.
 template <int TEAMS>
 __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const row_thread &t, int team,
                                                   float4 *memory, const float (&dw)[8], const float (&db)[8],
@@ -2714,13 +2719,13 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
         store(0, dw);
         store(1, db);
         if (sums) store(2, ds);
-    } else { // of columns: over the teams; halves of 4 columns apart
+    } else { // sums over the teams; halves of 4 columns are apart
         float4 *const own = memory + team * 2 * width + t.at;
         const auto leave = [&](int place, const float (&v)[8]) {
             own[place * 2 * width] = make_float4(v[0], v[1], v[2], v[3]);
             own[place * 2 * width + width] = make_float4(v[4], v[5], v[6], v[7]);
         };
-        const auto sum_up = [&](int kind, int place, int count) { // a team does a kind
+        const auto sum_up = [&](int kind, int place, int count) { // one team sums one kind
             float all[8] = {0, 0, 0, 0, 0, 0, 0, 0};
             for (int k = place; k < place + count; k++) {
                 const float4 a = memory[k * 2 * width + t.at], b = memory[(k * 2 + 1) * width + t.at];
@@ -2741,8 +2746,8 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
     }
 }
 
-// Of a row of dy (g) and of x (n): n becomes (x - mean) / std, g becomes dy w; sum gets the thread's sums of
-// g and of g n, and dw and db, which go over rows, those of dy n and dy.
+// Begins the gradient of a row of dy (g) and x (n): n becomes (x - mean) / std, and g becomes dy w. sum gets
+// the thread's sums of g and of g n. dw and db, which run over rows, get dy n and dy added.
 __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
                                                float (&db)[8], const float (&scale)[8], const row_stats &of)
 {
@@ -2758,12 +2763,12 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
     }
 }
 
-// With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
-// = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
-// added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. A row in the registers
-// of its threads, and so are sums over rows. bf16 rows of the next turn are on their way meanwhile. Bytes:
-// dy, x and dx once, and what dx is added to. DROP: with dropout, of typed operands; dx is there, and rows of
-// its dropout are as far apart.
+// Computes, with n = (x - mean) / std and g = dy w, dx = (g - avg(g) - n avg(g n)) / std, and this block's
+// sums of dw = sum dy n and db = sum dy. partial holds for each block the column sums of dw, of db and, with
+// `sums`, of dx (after dx was added to). dx.data may be NULL. X: dtype of dy, x and dx, W: dtype of w. A row
+// stays in the registers of its threads, as do the sums over rows. bf16 rows of the next turn are in flight
+// meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with dropout, which needs typed
+// operands and dx; the dropout's rows are as far apart as those of dx.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -2789,13 +2794,14 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     row_stats next[ROWS];
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
-    // `left`: rows of the block from the thread's first in the turn at hand on. Operands and results begin at
-    // that of the turn that is fetched next, which is all in one go: a thread that waits for one of its loads
-    // may wait for all under way.
+    // `left`: rows of the block from the thread's first row in the current turn on. Operands and results
+    // begin at the thread's first row of the turn that is fetched next. All of a turn is fetched together: a
+    // thread that waits for one of its loads may wait for all loads in flight.
+
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
-    // Bytes from dy to x, where rows are as far apart: a pointer less to keep.
+    // Bytes from dy to x, whose rows are as far apart: one pointer less to keep.
     const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
     const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
     move_rows(from + team, dy, dx, stats);
@@ -2817,7 +2823,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
     if constexpr (DROP) drop.op.begin();
-    for (; left + team > 0; left -= B::TURN) { // a whole block; TURN is a power of 2
+    for (; left + team > 0; left -= B::TURN) { // the whole block leaves together; TURN is a power of 2
         float g[ROWS][8], n[ROWS][8], sum[2 * ROWS];
         row_bits<X> old[ROWS];
         row_stats of[ROWS];
@@ -2838,8 +2844,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
             TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * of[i].rstd + start[j];
         }
         if (!leaves) continue;
-        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // from what is fetched next to the turn at hand
-        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // by turns
+        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // from the next fetch to the current turn
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // alternating
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
             const float of_n = -of[i].rstd * avg_gn, rest = -of[i].rstd * avg_g;
@@ -2858,7 +2864,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
                              dw, db, ds, sums);
 }
 
-// The same for wider rows: dx, a block a row. Four blocks a processor: for eight, the compiler spills
+// Computes dx for wider rows, a block a row. Four blocks a multiprocessor: for eight, the compiler spills
 // registers on compute capability 10.0.
 __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x,
         tt__mat w, tt__mat stats, tt__mat dx, bool add)
@@ -2884,7 +2890,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt
     }
 }
 
-// ... and the sums of dw and db over a block's rows, a column a thread.
+// Computes the sums of dw and db over a block's rows for wider rows, a column a thread.
 __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats,
         int64_t rows_each, float *partial)
 {
@@ -2913,7 +2919,8 @@ cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int6
                       vector, sums, 1.0f / (float)l->in[1].cols, drop);
 }
 
-// dropout: NULL, or what makes a dropout of dx at the same time (run_with_dropout).
+// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch that makes a dropout of dx, which
+// the kernel does at the same time (run_with_dropout).
 cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -2930,7 +2937,7 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
     if (wide) {
         e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)),
                        TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
-        if (e == cudaSuccess && dx->data) // last, as dx may take the place of dy
+        if (e == cudaSuccess && dx->data) // last, as dx may be in the memory of dy
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
                            *w, *stats, *dx, l->add[0]);
     } else {
@@ -2965,7 +2972,7 @@ cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_b
 
 // ---- dropout and a norm in one kernel, where the second of two launches reads what the first writes
 
-// Have a and b no bytes in common, or the same rows at the same place?
+// Returns whether a and b have no bytes in common, or are the same rows at the same place.
 bool is_apart(const tt__mat &a, const tt__mat &b)
 {
     if (!a.data || !b.data) return true;
@@ -2977,10 +2984,11 @@ bool is_apart(const tt__mat &a, const tt__mat &b)
     return end(a) <= (const char *)b.data || end(b) <= (const char *)a.data;
 }
 
-// A norm of dropout's result, or dropout of what a norm's backward leaves as dx. The memory plan has the
-// first done before the second begins, so that results of the second may lie where operands of the first do;
-// in one kernel a thread reads and writes the same columns of its rows, so that this is right for the same
-// rows at the same place, and otherwise there are two kernels. The numbers are those of two kernels.
+// Runs a norm of dropout's result, or dropout of the dx of a norm's backward. The memory plan assumes that
+// the first is done before the second begins, so results of the second may be stored where operands of the
+// first are. In one kernel, a thread reads and writes the same columns of its rows, which is right if memory
+// does not overlap or holds the same rows at the same place; otherwise two kernels run. The numbers are the
+// same either way.
 cudaError_t run_with_dropout(const tt__launch *l)
 {
     const bool forward = l->instr->op == TT__OP_DROPOUT;
@@ -3340,9 +3348,11 @@ cudaError_t run_table_backward(const tt__launch *l)
 namespace {
 
 // ================================================================================================== losses
-// counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
+// The four counts of a loss: sum of weighted losses, sum of weights, sum of the weights of rows that were
+// predicted right, 0.
 
-// The most blocks, each of which leaves one partial sum in the resident workspace. Tests make it smaller.
+// Max blocks of a loss, each of which leaves one partial sum in the resident workspace. Tests make it
+// smaller.
 #ifndef TT__LOSS_BLOCKS
 #define TT__LOSS_BLOCKS 1024
 #endif
@@ -3352,7 +3362,7 @@ __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
     return weights.data ? load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
 }
 
-// What a row's gradient is multiplied by: upstream gradient / number of targets.
+// Returns the factor of a row's gradient without the row's weight: upstream gradient / number of targets.
 __device__ __forceinline__ float loss_factor(const tt__run *run, const float *dloss, const float *counts)
 {
     double norm = run ? run->loss_norm : counts[1];
@@ -3392,10 +3402,11 @@ __global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int
     store_counts<256>(sums, counts, loss);
 }
 
-// What a row's logits say; the same in every thread that works on it.
+// Result of a row's logits, the same in every thread that works on the row.
 struct row_result { float lse, loss; bool right; };
 
-// What the lanes of a warp know of a row, together: greatest logit, sum of exponentials relative to it, sum.
+// Merges what the lanes of a warp know of a row: m, the greatest logit; s, the sum of exponentials relative
+// to that logit; sx, the sum of logits; and `right`.
 __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &right)
 {
     const float top = warp_max(m);
@@ -3405,10 +3416,10 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
     m = top;
 }
 
-// The running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept
-// relative to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for
-// softmax", 2018), so that one pass is enough; sx sums the logits; `right` says whether the target's logit
-// `own` is the first of the greatest, as argmax has it.
+// Running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept relative
+// to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018),
+// so that one sweep is enough. sx sums the logits. `right` tells whether the target's logit `own` is the
+// first of the greatest, as argmax has it.
 struct logit_sums {
     float m, s, sx, own;
     bool right;
@@ -3419,7 +3430,7 @@ struct logit_sums {
         own = logit_of_target;
         right = own == own;
     }
-    // Columns [c, c + N); columns from n on hold -INFINITY.
+    // Adds columns [c, c + N); columns from n on hold -INFINITY.
     template <int N, class INDEX>
     __device__ __forceinline__ void add(const float (&v)[N], INDEX c, INDEX n, INDEX target, bool smooth)
     {
@@ -3434,14 +3445,14 @@ struct logit_sums {
         else if (target < c) right &= !(top > own);
         else TT__UNROLL for (int k = 0; k < N; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
     }
-    // The result of the row, in each of its THREADS threads: a warp or a block.
+    // Returns the result of the row, in each of its THREADS threads: a warp or a block.
     template <int THREADS> __device__ __forceinline__ row_result finish(int64_t n, float smoothing)
     {
         const int thread = (int)threadIdx.x % THREADS;
         merge_rows(m, s, sx, right);
         if (THREADS > 32) {
             TT__SHARED(float4, part, [(THREADS + 31) / 32]);
-            __syncthreads(); // those of the last row may still be read
+            __syncthreads(); // the parts of the row before may still be read
             if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
             __syncthreads();
             const bool there = thread % 32 < THREADS / 32;
@@ -3454,7 +3465,8 @@ struct logit_sums {
     }
 };
 
-// The result of a row of n logits, by a warp or by a block of THREADS. Target -1: only lse is wanted.
+// Returns the result of a row of n logits, computed by a warp or by a block of THREADS. Target -1: only lse
+// is wanted.
 template <int THREADS>
 __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                         int64_t target, float smoothing)
@@ -3469,7 +3481,8 @@ __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype 
     return sums.finish<THREADS>(n, smoothing);
 }
 
-// Of a row of n logits: the sum over classes of weight (lse - logit), by a warp or by a block of 256.
+// Returns, for a row of n logits, the sum over classes of weight (lse - logit), computed by a warp or by a
+// block of 256.
 template <int THREADS>
 __device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                 const float *class_weights, float lse)
@@ -3483,8 +3496,8 @@ __device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, i
     return THREADS == 32 ? warp_sum(sum) : (float)block_sum<256>(sum);
 }
 
-// Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for
-// many. With weights of classes and smoothing they are read twice.
+// Computes lse and the partial counts of rows of logits x (rows, n), by groups of GROUP threads: a warp for
+// few classes, a block for many. Each row is read once; with weights of classes and smoothing, twice.
 template <int GROUP>
 __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights,
                                                      const float *class_weights, tt__mat lse, int ignore,
@@ -3513,7 +3526,8 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     store_partial<256>(sums, partial);
 }
 
-// The weights of classes, operand k, which are f32 as all inputs; NULL: it has those of rows.
+// Returns the weights of classes, operand k, which are f32 as all inputs are; NULL if the operand has weights
+// of rows.
 const float *class_weights_of(const tt__launch *l, int k)
 {
     return l->instr->attr.by_class ? (const float *)l->in[k].data : NULL;
@@ -3538,8 +3552,8 @@ cudaError_t run_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Gradient of N logits from column c on: (softmax - target) w, where the target has 1 - smoothing more
-// than the smoothing / n of all.
+// Turns N logits from column c on into their gradients: (softmax - target) w, where the target is
+// smoothing / n for all classes and 1 - smoothing more for the target's class.
 template <int N, class INDEX>
 __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, int64_t n, int32_t target,
                                                        float lse, float smoothing, float w)
@@ -3550,7 +3564,8 @@ __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, i
     }
 }
 
-// The same where classes have weights, whose sum is `sum`: smoothed targets weigh each class as itself.
+// Turns 8 logits from column c on into their gradients where classes have weights, whose sum is `sum`.
+// Smoothed targets take the weight of each class.
 __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
                                                                   int32_t target, float lse, float smoothing,
                                                                   const float *weights, float sum,
@@ -3564,7 +3579,8 @@ __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8],
     }
 }
 
-// dx (rows, n) [+]= ...: x and dx cross memory once. A thread does eight elements of a row at a time.
+// Computes dx (rows, n) [+]= the gradients of logits. x and dx cross memory once. A thread takes eight
+// elements of a row at a time.
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
                                                               const float *class_weights, tt__mat lse,
@@ -3575,7 +3591,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     const float factor = loss_factor(run, dloss, counts);
-    double sum = 0; // of the weights of classes
+    double sum = 0; // sum of the weights of classes
     if (class_weights && smoothing > 0) {
         for (int64_t c = threadIdx.x; c < n; c += 256) sum += class_weights[c];
         sum = block_sum<256>(sum);
@@ -3601,7 +3617,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
     }
 }
 
-enum { TT__ELEMENT_BLOCKS = 4096 }; // of kernels that go through elements: enough to fill any GPU a few times
+enum { TT__ELEMENT_BLOCKS = 4096 }; // max blocks of elementwise kernels: enough to fill any GPU a few times
 
 cudaError_t run_cross_entropy_backward(const tt__launch *l)
 {
@@ -3615,7 +3631,8 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Of probabilities p of all classes, in groups as cross_entropy. Logits and p cross memory twice and once.
+// Computes the statistics (lse, sum of p) and the partial counts of rows of logits x with probabilities p of
+// all classes, in groups as in cross_entropy. Logits cross memory twice, p once.
 template <int GROUP>
 __global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
                                                           tt__mat stats, bool wide, loss_sums *partial)
@@ -3661,7 +3678,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// dx [+]= w (softmax(x) * sum of p - p); x, p and dx cross memory once.
+// Computes dx [+]= w (softmax(x) * sum of p - p). x, p and dx cross memory once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *counts, tt__mat dx, bool add,
@@ -3692,7 +3709,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Sum over x, y (rows, n) of w (x - y)^2 / n; x and y cross memory once.
+// Computes the partial counts of x, y (rows, n), whose loss is the sum of w (x - y)^2 / n; x and y cross
+// memory once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
@@ -3726,7 +3744,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// dx [+]= 2 w (x - y) / n; x, y and dx cross memory once.
+// Computes dx [+]= 2 w (x - y) / n. x, y and dx cross memory once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *counts,
                                                               tt__mat dx, bool add, bool wide,
@@ -3757,8 +3775,8 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
                       is_wide(dx), TT__RUN_OF(l));
 }
 
-// Sums over all rows of what linear_cross_entropy left of each, loss and hit, or with NULL of the weights
-// only. Moves up to 16 bytes a row.
+// Sums over all rows the loss and hit that linear_cross_entropy left of each or, if row_loss is NULL, the
+// weights only. Moves up to 16 bytes a row.
 __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows,
                                                            const int32_t *targets, tt__mat weights,
                                                            int ignore, float *counts, float *loss)
@@ -3776,9 +3794,9 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
     store_counts<1024>(sums, counts, loss);
 }
 
-// A chunk's logits z (rows, n), f32 in rows of whole 32 bytes: loss and hit of each row and, unless dz.data
-// is NULL, their gradients dz in the rows' place, in the dtype that it says, with zeros up to the end of a
-// row of z. A block a row, which it reads twice.
+// Computes loss and hit of each row of a chunk's logits z (rows, n), f32 in rows of whole 32 bytes. Unless
+// dz.data is NULL, also writes the gradients dz in place of the rows, in dz's dtype, with zeros up to the end
+// of a row of z. A block takes a row, which it reads twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
@@ -3802,15 +3820,15 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
             cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
             TT__UNROLL for (int k = 0; k < 8; k++) if (c + k >= n) v[k] = 0;
         }
-        __syncthreads(); // 16-bit gradients take the place of logits that other threads read in this round
+        __syncthreads(); // 16-bit gradients replace logits that other threads read in this round
         if (c < n) store8(row_at(dz, r), dz.dtype, c, 8, true, v);
     }
 }
 
-// linear_cross_entropy with gradients, of rows that fit into shared memory. The resident blocks walk over the
-// rows; each thread copies its own columns, four of every 4,096, and asks for those of the block's next row
-// as soon as it has written the gradients of this one. It sums the first of a row's ROW_PARTS parts while the
-// others are on their way. Moves n (4 + dz's size) bytes a row.
+// Computes what linear_cross_entropy does, with gradients, for rows that fit into shared memory. The resident
+// blocks walk over the rows. Each thread copies its own columns, four of every 4,096, and fetches those of
+// the block's next row as soon as it has written the gradients of the current row. It sums the first of a
+// row's ROW_PARTS parts while the others are in flight. Moves n (4 + dz's size) bytes a row.
 enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
@@ -3834,7 +3852,7 @@ __global__ void __launch_bounds__(1024, 1)
         const int64_t next = r + gridDim.x;
         const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
         logit_sums sums;
-        const int32_t of_next = x ? targets[next] : ignore; // there by the time that it is needed
+        const int32_t of_next = x ? targets[next] : ignore; // arrives by the time that it is needed
         const float w = factor * row_weight(weights, r);
         sums.begin(own);
         const auto add = [&](int part) { // of the thread's own columns
@@ -3872,7 +3890,7 @@ __global__ void __launch_bounds__(1024, 1)
                     ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
                                                       pack_as(dz.dtype, v[2], v[3]));
                 }
-                if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
+                if (x) tt__cp_async_16(logits + c, x + c); // after the store, which has read the old logits
             }
             tt__cp_async_commit();
         }
@@ -3895,12 +3913,13 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-#ifndef TT__LOSS_CACHE // the most bytes of a row's logits that stay in shared memory; tests make it smaller
+#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory; tests make it smaller
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// What a chunk's share of a gradient is added to: the gradient, or where it has 16 bits and there are several
-// chunks, f32 sums at *at in the workspace, of which it is made at the end.
+// Returns the matrix to which chunks add their shares of a gradient: the gradient itself or, if it has 16
+// bits and there are several chunks, f32 sums at *at in the workspace, from which the gradient is made at the
+// end.
 tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 {
     tt__mat sums = *m;
@@ -3912,17 +3931,17 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
     return sums;
 }
 
-// The classes beyond the last multiple of 64, where their number is not a multiple of 8. cuBLASLt has only
-// slow kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200),
-// so that these classes have products of their own, of copies that end with zeros: rows of the weight, and
-// elements of the bias, up to a multiple of 8. Rounding w itself up where it lies would need room behind it
-// wherever it lies: in its home, in pieces, gathered, offloaded and cast.
+// The classes beyond the last multiple of 64, if their number is not a multiple of 8. cuBLASLt has only slow
+// kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200). So
+// these classes have products of their own, from copies that end with zeros: rows of the weight, and elements
+// of the bias, up to a multiple of 8. Padding w itself would need room after it wherever it is stored: as the
+// parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
-    int64_t first, count; // classes; count 0: there are none
+    int64_t first, count; // classes; count 0: none
     tt__mat w, b, dw, db; // (rows, in) and (1, rows), rows: count up to a multiple of 8; f32 gradients
 };
 
-// Copies x to the upper left of `to`, and fills the rest of it with zeros. A thread has eight columns.
+// Copies x to the upper left of `to`, and fills the rest with zeros. A thread copies eight columns.
 __global__ void __launch_bounds__(256) copy_padded(tt__mat x, tt__mat to)
 {
     tt__begin_kernel();
@@ -3962,8 +3981,8 @@ cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, b
     return e;
 }
 
-// The three products of a chunk of the loss: logits z, of which dz are the gradients, are f32 in rows that
-// have room for the tail's zeros.
+// The three products of a chunk of the loss. The logits z and their gradients dz are in rows that have room
+// for the tail's zeros; z is f32.
 struct loss_products {
     const tt__launch *l;
     tt__mat w, b; // w's first classes, and all of b
@@ -3983,7 +4002,8 @@ struct loss_products {
         if (e == cudaSuccess && tail.count) e = linear_dx(l, &rest, &tail.w, dx, add || tail.first > 0);
         return e;
     }
-    // first: of the chunks. The tail's are summed beside dw and db.
+    // Adds a chunk to dw and db; the tail's gradients are summed beside dw and db. first: whether the chunk
+    // is the first.
     cudaError_t dw(const tt__mat *dz, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w,
                    bool add_b, bool first) const
     {
@@ -3995,7 +4015,7 @@ struct loss_products {
         if (e == cudaSuccess && tail.count) e = linear_dw(l, &rest, x, &rest_w, &rest_b, !first, !first);
         return e;
     }
-    // Behind the last chunk: dw and db [+]= the tail's.
+    // Sets or adds the tail's gradients to dw and db, after the last chunk.
     cudaError_t finish(const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b) const
     {
         if (!tail.count) return cudaSuccess;
@@ -4010,7 +4030,7 @@ struct loss_products {
     }
 };
 
-// The rows' losses and gradients of a chunk of logits.
+// Computes the rows' losses and gradients of a chunk of logits.
 cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
                           tt__mat weights, float2 *row_loss)
 {
@@ -4034,7 +4054,7 @@ cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *
                       weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
 }
 
-// At the end of the workspace: of products whose operands have to be copied.
+// Returns the bytes at the end of the workspace for products whose operands have to be copied.
 int64_t loss_products_bytes(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *w = &l->in[3];
@@ -4044,7 +4064,8 @@ int64_t loss_products_bytes(const tt__launch *l)
                max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
 }
 
-// As the CPU's, chunk by chunk of rows. The workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
+// Computes a linear layer, its cross-entropy and their gradients, chunk by chunk of rows, as on the CPU. The
+// workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
     tt__device *d = l->device;
