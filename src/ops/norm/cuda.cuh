@@ -156,7 +156,6 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     row_bits<W> bits;
     float scale[8], shift[8];
     // The thread's first row in the current turn or, in what is fetched ahead, in the next turn.
-
     int64_t r = (int64_t)blockIdx.x * B::TURN + team;
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
     tt__mat from = DROP ? drop.from : x;
@@ -408,7 +407,6 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     // `left`: rows of the block from the thread's first row in the current turn on. Operands and results
     // begin at the thread's first row of the turn that is fetched next. All of a turn is fetched together: a
     // thread that waits for one of its loads may wait for all loads in flight.
-
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
