@@ -5399,8 +5399,8 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
-/* Returns as bits which outputs of i make up v, alone or side by side, of the outputs whose columns i can sum
-   and does not sum yet; 0: none. Attention's backward sums only what its kernels write in 16 bits. */
+/* Returns, as bits, which outputs of i make up v: one output, or several side by side, whose columns i can
+   sum and does not sum yet; 0: none. Attention's backward sums only what its kernels write in 16 bits. */
 static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
@@ -5424,10 +5424,10 @@ static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, cons
 }
 
 /* Moves the last result of instruction k, the sums of in[0]'s columns, to the instruction that wrote in[0]
-   last (or, if that wrote in[0] as parts side by side, to several results of it), if its op can sum columns
-   (TT__COLUMN_SUMS). A kernel that has a gradient in registers adds it up at once; another kernel would read
-   all of it a second time. Not done where memory is the host's, as kernels there do not use this, nor with
-   tensor ranks, which add to gradients in between. */
+   last, if the op of that instruction can sum columns (TT__COLUMN_SUMS). If that instruction wrote in[0] as
+   several results side by side, the sums are divided as well. A kernel that has a gradient in registers adds
+   it up at once; another kernel would read all of it a second time. Not done where memory is the host's, as
+   kernels there do not use this, nor with tensor ranks, which add to gradients in between. */
 static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];
@@ -6772,11 +6772,11 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* Returns the bytes of scratch on CUDA, in this order: loss and hit of each row. If the number of classes is
-   not a multiple of 8: copies of the classes beyond the last multiple of 64 (rows of weight and bias) and f32
-   sums of their gradients, all up to a multiple of 8. If weight and bias have 16-bit gradients and there are
-   several chunks: f32 sums of these gradients. Logits of a chunk, whose rows are multiples of 8. At the end,
-   the scratch of the products. */
+/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: loss and hit of each row; if the
+   number of classes is not a multiple of 8, copies of the classes beyond the last multiple of 64 (rows of
+   weight and bias) and f32 sums of their gradients, all up to a multiple of 8; if weight and bias have 16-bit
+   gradients and there are several chunks, f32 sums of these gradients; the logits of a chunk, with rows of a
+   multiple of 8; and at the end the scratch of the products. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -13069,8 +13069,8 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* Computes a block of C from panels of A and B. Takes all rows of a panel of A, or as many thirds (of 4 or 8
-   rows: halves) as hold `rows`. Takes all 48 columns of a panel of B, or 16 if there are no more. */
+/* Computes a block of C from panels of A and B. Of a panel of A it takes all rows, or as many thirds (of 4 or
+   8 rows: halves) as hold `rows`. Of a panel of B it takes all columns, or 16 of 48 if no more are needed. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -13802,8 +13802,8 @@ TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
     else TT__K(gemm_packed)(pool, args);
 }
 
-/* Measures the most that one thread can do: runs n rounds of multiply-adds that do not wait for one another.
-   Returns the FLOPs done; *sink keeps the compiler from dropping them. */
+/* Runs n rounds of multiply-adds that do not wait for one another, the most that one thread can do. Returns
+   the FLOPs done; *sink keeps the compiler from dropping them. */
 TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 {
     enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* of 32 or 16 registers */
@@ -13855,8 +13855,8 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 
 TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
 
-/* Computes a Philox draw in every lane: the four words of counter {c0, c1, c2, c3}. Even and odd counters are
-   in separate vectors of 64-bit lanes, of which only the lower half counts: 32 x 32 -> 64 bit multiplications
+/* Computes a Philox draw in every lane: the four words of counter {c0, c1, c2, c3}. Even and odd lanes are in
+   separate vectors of 64-bit lanes, of which only the lower half counts: 32 x 32 -> 64 bit multiplications
    take and return this form. */
 TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1, tt__vu c2,
                               tt__vu c3, tt__vu out[4])
@@ -14038,7 +14038,8 @@ typedef struct TT__K(attention_kernel) {
     int pairs;
 } TT__K(attention_kernel);
 
-/* Returns the microkernel for products that are computed `by`; 0: in fp32. */
+/* Returns the microkernel for bf16 products that are computed as `by` says, or for fp32 products if `by` is
+   0. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -14673,7 +14674,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         b->most[i] = -FLT_MAX;
         b->sum[i] = 0;
     }
-    /* With a window, blocks of queries begin at different keys, so none can set the output. */
+    /* With a window, no block of keys is the first for all queries, so the output begins with zeros. */
     if (a->window) memset(b->out, 0, (size_t)(queries * stride) * sizeof(float));
     for (int64_t key = key_begin; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);

@@ -2821,7 +2821,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
     if constexpr (DROP) drop.op.begin();
-    for (; left + team > 0; left -= B::TURN) { // the whole block leaves together; TURN is a power of 2
+    for (; left + team > 0; left -= B::TURN) { // the whole block leaves the loop; TURN is a power of 2
         float g[ROWS][8], n[ROWS][8], sum[2 * ROWS];
         row_bits<X> old[ROWS];
         row_stats of[ROWS];
@@ -5124,7 +5124,7 @@ struct attention_args {
     bool alibi_rounded;                     // see tt_attention_options
     int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
     const uint16_t *lists;                  // tt__launch.lists in the device's memory
-    float scale, factor, keep_scale;        // of scores; of scores for exp2; of kept weights
+    float scale, factor, keep_scale;        // factors: of scores; of scores for exp2; of kept weights
     // Column sums of dq, dk and dv: a row for each of parts_q or parts_k thread blocks that own the same
     // columns; NULL: not wanted.
     float *sums_q, *sums_k, *sums_v;
@@ -5140,7 +5140,7 @@ struct attention_args {
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws by itself
     bool sums_deltas;                       // the kernel of dq computes `delta`
     int warps;                              // see attention_warps
-    int item_tiles, item_group, item_rounds; // see attention_item_of: tiles of a head, heads of a group, rounds
+    int item_tiles, item_group, item_rounds; // see attention_item_of: a head's tiles, a group's heads, rounds
 };
 
 #define TT__LOG2E 1.44269504088896341f
@@ -5493,7 +5493,7 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
     }
 }
 
-// Sets or, if `add`, adds scale * from to four columns of a row of an output.
+// Sets four columns of a row of an output to scale * from or, if `add`, adds scale * from to them.
 __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns,
                                                 const float (&from)[4], float scale, bool add)
 {
@@ -5729,8 +5729,8 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     return (bits & 0x0f0f) | (bits & 0xf0f0) << 12;
 }
 
-// Returns what attention_draw_columns does, read from the bits of QUERIES queries and the warp's first 16
-// keys, as attention_fetch_bits copies them.
+// Returns the bits that attention_draw_columns returns, but reads them: `bits` are those of QUERIES queries
+// and the warp's first 16 keys, as attention_fetch_bits copies them.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_read_columns(const unsigned char *bits)
 {
@@ -5946,7 +5946,7 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
 // the thread's elements; write() then makes the sums of the warp's rows, part[column] = or += them. lane: the
 // thread's lane.
 template <class T, int D> struct attention_columns {
-    enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to 8
+    enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to a multiple of 8
     float sum[N];
     __device__ __forceinline__ void clear() { TT__UNROLL for (int i = 0; i < N; i++) sum[i] = 0; }
     __device__ __forceinline__ void add(int n, uint32_t pair) // a pair of tile n of 8 columns
@@ -5978,9 +5978,9 @@ template <class T, int D> struct attention_columns {
     }
 };
 
-// Sets or, if `add`, adds to row `row` of a head of an output: scale * the thread's elements 2 h, 2 h + 1 of
-// each tile of 8 columns. The first tile begins at `column` of the head. sums: adds what is stored to
-// `columns`; only 16-bit results that are not added to have such sums.
+// Stores scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns in row `row` of a head of an
+// output or, if `add`, adds them to the row. The first tile begins at `column` of the head. sums: also adds
+// what is stored to `columns`, for 16-bit results that are not added to.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,
@@ -6356,9 +6356,10 @@ __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
             tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
 }
 
-// Returns item number `round` of a block. Items are a head's tiles of queries from the last on, which is the
-// longest in causal attention, by groups of heads whose keys and values the cache holds. Each second round
-// goes backwards, so that a block with long items gets short ones too. count < 0: no such item.
+// Returns item number `round` of a block. Items are ordered by groups of heads whose keys and values the
+// cache holds, and in a group from the heads' last tiles of queries on, which are the longest in causal
+// attention. Each second round goes backwards, so that a block with long items gets short ones too.
+// count < 0: no such item.
 template <int QUERIES>
 __device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
 {
@@ -6524,8 +6525,9 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     }
 };
 
-// The task of warpgroup `group` of the others: products. team, mine: the first query of the group and of the
-// warp, counted in the item. Lanes are computed where they are used, so that no register keeps them.
+// The task of the other warpgroups, of which this is number `group`: products. team, mine: the first query of
+// the group and of the warp, counted in the item. Lanes are computed where they are used, so that no register
+// keeps them.
 template <class T, int D, bool DROPS> struct attention_wide_products {
     typedef attention_wide_sizes<D> S;
     enum { KEYS = S::KEYS, STAGES = S::STAGES };
@@ -6621,7 +6623,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
     }
 
-    // Rounds weights to the operand of a product, after dropout.
+    // Packs the weights, after dropout, as the operand of a product.
     __device__ __forceinline__ void round(uint32_t (&w)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) const
     {
         TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
@@ -7012,8 +7014,8 @@ __device__ __forceinline__ void attention_advance(int &to, int &head, const atte
     if (to >= end) { to = begin; head++; }
 }
 
-// Shares the tile of keys that a thread block has found among its threads: the tile and, of a kernel that
-// reads bits, attention_bits_begin, otherwise the tile's blocks.
+// Shares the tile of keys that a block works on, and what follows from the tile, among the block's threads:
+// if READS, attention_bits_begin, otherwise the tile's blocks in block-sparse attention.
 template <int KEYS, bool READS>
 __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
                                                 attention_sparse &sparse, const attention_args &p,
@@ -7075,7 +7077,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     TT__SHARED(int64_t, sums_begin, ); // in shared memory, or these would take registers of the loop
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_sparse, sparse, ); // the next two: for kernels without registers left
+    TT__SHARED(attention_sparse, sparse, ); // sparse, tile: for kernels that have no registers left for them
     TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
@@ -7095,7 +7097,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     const int count = min(KEYS + 0, t.length - t.at);
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
     const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
-    const float factor = p.scale * TT__LOG2E; // p.factor, computed so that it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
     if (threadIdx.x == 0) random = attention_key(p);
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     attention_clear(dk, dv);
@@ -7171,7 +7173,7 @@ __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
                                                  uint32_t keep, const int *rows, const float *lse,
                                                  const float *delta, int first, int inside)
 {
-    const float factor = p.scale * TT__LOG2E; // p.factor, computed so that it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
     TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
         TT__UNROLL for (int e = 0; e < 2; e++) {
             const int c = 8 * n + e;
@@ -8115,7 +8117,7 @@ namespace {
 // layers take x (rows, in) and w (out, in), and give y (rows, out).
 
 // A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is at i * a_row + j * a_col, and likewise
-// in B. A sum v is finished so:
+// in B. These steps finish a sum v:
 //     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
 //     C[i, j] = v + residual[i, j] + (accumulate ? C[i, j] : 0)
 struct product {

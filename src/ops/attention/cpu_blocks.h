@@ -37,8 +37,8 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 
 TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
 
-/* Computes a Philox draw in every lane: the four words of counter {c0, c1, c2, c3}. Even and odd counters are
-   in separate vectors of 64-bit lanes, of which only the lower half counts: 32 x 32 -> 64 bit multiplications
+/* Computes a Philox draw in every lane: the four words of counter {c0, c1, c2, c3}. Even and odd lanes are in
+   separate vectors of 64-bit lanes, of which only the lower half counts: 32 x 32 -> 64 bit multiplications
    take and return this form. */
 TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1, tt__vu c2,
                               tt__vu c3, tt__vu out[4])
@@ -220,7 +220,8 @@ typedef struct TT__K(attention_kernel) {
     int pairs;
 } TT__K(attention_kernel);
 
-/* Returns the microkernel for products that are computed `by`; 0: in fp32. */
+/* Returns the microkernel for bf16 products that are computed as `by` says, or for fp32 products if `by` is
+   0. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,

@@ -204,7 +204,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         b->most[i] = -FLT_MAX;
         b->sum[i] = 0;
     }
-    /* With a window, blocks of queries begin at different keys, so none can set the output. */
+    /* With a window, no block of keys is the first for all queries, so the output begins with zeros. */
     if (a->window) memset(b->out, 0, (size_t)(queries * stride) * sizeof(float));
     for (int64_t key = key_begin; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);

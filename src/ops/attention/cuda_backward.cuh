@@ -243,8 +243,8 @@ __device__ __forceinline__ void attention_advance(int &to, int &head, const atte
     if (to >= end) { to = begin; head++; }
 }
 
-// Shares the tile of keys that a thread block has found among its threads: the tile and, of a kernel that
-// reads bits, attention_bits_begin, otherwise the tile's blocks.
+// Shares the tile of keys that a block works on, and what follows from the tile, among the block's threads:
+// if READS, attention_bits_begin, otherwise the tile's blocks in block-sparse attention.
 template <int KEYS, bool READS>
 __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
                                                 attention_sparse &sparse, const attention_args &p,
@@ -306,7 +306,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     TT__SHARED(int64_t, sums_begin, ); // in shared memory, or these would take registers of the loop
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_sparse, sparse, ); // the next two: for kernels without registers left
+    TT__SHARED(attention_sparse, sparse, ); // sparse, tile: for kernels that have no registers left for them
     TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
@@ -326,7 +326,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     const int count = min(KEYS + 0, t.length - t.at);
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
     const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
-    const float factor = p.scale * TT__LOG2E; // p.factor, computed so that it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
     if (threadIdx.x == 0) random = attention_key(p);
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     attention_clear(dk, dv);
@@ -402,7 +402,7 @@ __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
                                                  uint32_t keep, const int *rows, const float *lse,
                                                  const float *delta, int first, int inside)
 {
-    const float factor = p.scale * TT__LOG2E; // p.factor, computed so that it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
     TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
         TT__UNROLL for (int e = 0; e < 2; e++) {
             const int c = 8 * n + e;

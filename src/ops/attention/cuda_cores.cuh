@@ -143,7 +143,7 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
 // the thread's elements; write() then makes the sums of the warp's rows, part[column] = or += them. lane: the
 // thread's lane.
 template <class T, int D> struct attention_columns {
-    enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to 8
+    enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to a multiple of 8
     float sum[N];
     __device__ __forceinline__ void clear() { TT__UNROLL for (int i = 0; i < N; i++) sum[i] = 0; }
     __device__ __forceinline__ void add(int n, uint32_t pair) // a pair of tile n of 8 columns
@@ -175,9 +175,9 @@ template <class T, int D> struct attention_columns {
     }
 };
 
-// Sets or, if `add`, adds to row `row` of a head of an output: scale * the thread's elements 2 h, 2 h + 1 of
-// each tile of 8 columns. The first tile begins at `column` of the head. sums: adds what is stored to
-// `columns`; only 16-bit results that are not added to have such sums.
+// Stores scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns in row `row` of a head of an
+// output or, if `add`, adds them to the row. The first tile begins at `column` of the head. sums: also adds
+// what is stored to `columns`, for 16-bit results that are not added to.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,

@@ -102,7 +102,7 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
     }
 }
 
-// Sets or, if `add`, adds scale * from to four columns of a row of an output.
+// Sets four columns of a row of an output to scale * from or, if `add`, adds scale * from to them.
 __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns,
                                                 const float (&from)[4], float scale, bool add)
 {
@@ -338,8 +338,8 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     return (bits & 0x0f0f) | (bits & 0xf0f0) << 12;
 }
 
-// Returns what attention_draw_columns does, read from the bits of QUERIES queries and the warp's first 16
-// keys, as attention_fetch_bits copies them.
+// Returns the bits that attention_draw_columns returns, but reads them: `bits` are those of QUERIES queries
+// and the warp's first 16 keys, as attention_fetch_bits copies them.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_read_columns(const unsigned char *bits)
 {

@@ -56,9 +56,10 @@ __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
             tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
 }
 
-// Returns item number `round` of a block. Items are a head's tiles of queries from the last on, which is the
-// longest in causal attention, by groups of heads whose keys and values the cache holds. Each second round
-// goes backwards, so that a block with long items gets short ones too. count < 0: no such item.
+// Returns item number `round` of a block. Items are ordered by groups of heads whose keys and values the
+// cache holds, and in a group from the heads' last tiles of queries on, which are the longest in causal
+// attention. Each second round goes backwards, so that a block with long items gets short ones too.
+// count < 0: no such item.
 template <int QUERIES>
 __device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
 {
@@ -224,8 +225,9 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     }
 };
 
-// The task of warpgroup `group` of the others: products. team, mine: the first query of the group and of the
-// warp, counted in the item. Lanes are computed where they are used, so that no register keeps them.
+// The task of the other warpgroups, of which this is number `group`: products. team, mine: the first query of
+// the group and of the warp, counted in the item. Lanes are computed where they are used, so that no register
+// keeps them.
 template <class T, int D, bool DROPS> struct attention_wide_products {
     typedef attention_wide_sizes<D> S;
     enum { KEYS = S::KEYS, STAGES = S::STAGES };
@@ -321,7 +323,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
     }
 
-    // Rounds weights to the operand of a product, after dropout.
+    // Packs the weights, after dropout, as the operand of a product.
     __device__ __forceinline__ void round(uint32_t (&w)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) const
     {
         TT__UNROLL for (int k = 0; k < KEYS / 16; k++)

@@ -40,7 +40,7 @@ struct attention_args {
     bool alibi_rounded;                     // see tt_attention_options
     int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
     const uint16_t *lists;                  // tt__launch.lists in the device's memory
-    float scale, factor, keep_scale;        // of scores; of scores for exp2; of kept weights
+    float scale, factor, keep_scale;        // factors: of scores; of scores for exp2; of kept weights
     // Column sums of dq, dk and dv: a row for each of parts_q or parts_k thread blocks that own the same
     // columns; NULL: not wanted.
     float *sums_q, *sums_k, *sums_v;
@@ -56,7 +56,7 @@ struct attention_args {
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws by itself
     bool sums_deltas;                       // the kernel of dq computes `delta`
     int warps;                              // see attention_warps
-    int item_tiles, item_group, item_rounds; // see attention_item_of: tiles of a head, heads of a group, rounds
+    int item_tiles, item_group, item_rounds; // see attention_item_of: a head's tiles, a group's heads, rounds
 };
 
 #define TT__LOG2E 1.44269504088896341f

@@ -69,8 +69,8 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* Computes a block of C from panels of A and B. Takes all rows of a panel of A, or as many thirds (of 4 or 8
-   rows: halves) as hold `rows`. Takes all 48 columns of a panel of B, or 16 if there are no more. */
+/* Computes a block of C from panels of A and B. Of a panel of A it takes all rows, or as many thirds (of 4 or
+   8 rows: halves) as hold `rows`. Of a panel of B it takes all columns, or 16 of 48 if no more are needed. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };

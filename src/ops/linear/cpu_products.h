@@ -464,8 +464,8 @@ TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
     else TT__K(gemm_packed)(pool, args);
 }
 
-/* Measures the most that one thread can do: runs n rounds of multiply-adds that do not wait for one another.
-   Returns the FLOPs done; *sink keeps the compiler from dropping them. */
+/* Runs n rounds of multiply-adds that do not wait for one another, the most that one thread can do. Returns
+   the FLOPs done; *sink keeps the compiler from dropping them. */
 TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 {
     enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* of 32 or 16 registers */

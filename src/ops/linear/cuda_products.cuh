@@ -16,7 +16,7 @@ namespace {
 // layers take x (rows, in) and w (out, in), and give y (rows, out).
 
 // A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is at i * a_row + j * a_col, and likewise
-// in B. A sum v is finished so:
+// in B. These steps finish a sum v:
 //     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
 //     C[i, j] = v + residual[i, j] + (accumulate ? C[i, j] : 0)
 struct product {

@@ -184,8 +184,8 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
-/* Returns as bits which outputs of i make up v, alone or side by side, of the outputs whose columns i can sum
-   and does not sum yet; 0: none. Attention's backward sums only what its kernels write in 16 bits. */
+/* Returns, as bits, which outputs of i make up v: one output, or several side by side, whose columns i can
+   sum and does not sum yet; 0: none. Attention's backward sums only what its kernels write in 16 bits. */
 static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
@@ -209,10 +209,10 @@ static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, cons
 }
 
 /* Moves the last result of instruction k, the sums of in[0]'s columns, to the instruction that wrote in[0]
-   last (or, if that wrote in[0] as parts side by side, to several results of it), if its op can sum columns
-   (TT__COLUMN_SUMS). A kernel that has a gradient in registers adds it up at once; another kernel would read
-   all of it a second time. Not done where memory is the host's, as kernels there do not use this, nor with
-   tensor ranks, which add to gradients in between. */
+   last, if the op of that instruction can sum columns (TT__COLUMN_SUMS). If that instruction wrote in[0] as
+   several results side by side, the sums are divided as well. A kernel that has a gradient in registers adds
+   it up at once; another kernel would read all of it a second time. Not done where memory is the host's, as
+   kernels there do not use this, nor with tensor ranks, which add to gradients in between. */
 static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];

@@ -228,11 +228,11 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* Returns the bytes of scratch on CUDA, in this order: loss and hit of each row. If the number of classes is
-   not a multiple of 8: copies of the classes beyond the last multiple of 64 (rows of weight and bias) and f32
-   sums of their gradients, all up to a multiple of 8. If weight and bias have 16-bit gradients and there are
-   several chunks: f32 sums of these gradients. Logits of a chunk, whose rows are multiples of 8. At the end,
-   the scratch of the products. */
+/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: loss and hit of each row; if the
+   number of classes is not a multiple of 8, copies of the classes beyond the last multiple of 64 (rows of
+   weight and bias) and f32 sums of their gradients, all up to a multiple of 8; if weight and bias have 16-bit
+   gradients and there are several chunks, f32 sums of these gradients; the logits of a chunk, with rows of a
+   multiple of 8; and at the end the scratch of the products. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);

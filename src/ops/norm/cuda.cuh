@@ -432,7 +432,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
     if constexpr (DROP) drop.op.begin();
-    for (; left + team > 0; left -= B::TURN) { // the whole block leaves together; TURN is a power of 2
+    for (; left + team > 0; left -= B::TURN) { // the whole block leaves the loop; TURN is a power of 2
         float g[ROWS][8], n[ROWS][8], sum[2 * ROWS];
         row_bits<X> old[ROWS];
         row_stats of[ROWS];
