@@ -11761,7 +11761,7 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
 }
 
 /* ==== src/ops/attention/cpu_shared.h */
-/* ------------------------------------------------------------------------ attention, shared by all variants */
+/* ---------------------------------------------------------------------- attention, shared by all variants */
 
 /* Arguments of attention, which is computed within each sequence and head. Shapes: k, v (rows,
    heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The queries are

@@ -4,7 +4,7 @@
 #include "../scratch.h"
 #include "rules.h"
 
-/* ------------------------------------------------------------------------ attention, shared by all variants */
+/* ---------------------------------------------------------------------- attention, shared by all variants */
 
 /* Arguments of attention, which is computed within each sequence and head. Shapes: k, v (rows,
    heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The queries are
