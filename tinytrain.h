@@ -5269,7 +5269,7 @@ static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 
 static bool tt__reads_fp8(const tt_tape *t, const tt__instr *i) { return tt__is_fp8(tt__in(t, i, 0)->dtype); }
 
-/* Operand k of a product is floats, or fp8 that QUANTIZE has made of floats of the same shape. */
+/* Checks operand k of a product: floats, or fp8 that QUANTIZE has made from floats of the same shape. */
 static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
 {
     if (!tt__reads_fp8(t, i)) return tt__float_in(t, i, k);
@@ -5278,19 +5278,19 @@ static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
     return tt__fixed_in(t, i, TT__UNSCALE_IN + k, 1, 1);
 }
 
-/* Is operand o of a product a gradient? In fp8 it is E5M2 then. */
+/* Returns whether operand o of a product is a gradient, which in fp8 is E5M2. */
 static bool tt__is_gradient_operand(const tt__instr *i, int o) { return o == 0 && i->op != TT__OP_LINEAR; }
 
-/* Does a product sum over the rows of operand o? It needs the transpose in fp8 then. */
+/* Returns whether a product sums over the rows of operand o, which in fp8 must then be transposed. */
 static bool tt__sums_rows_of(const tt__instr *i, int o)
 {
     return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
 }
 
-/* The result of a product that is the sum of operand 0's columns; 0: it has none. */
+/* Returns the number of a product's result that is the sum of operand 0's columns; 0: none. */
 static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
 
-/* The dtype that a product's result has if it is like operand 0. */
+/* Returns the dtype of a product's result that is like operand 0. */
 static tt_dtype tt__product_dtype(const tt_tape *t, const tt__instr *i)
 {
     return tt__reads_fp8(t, i) ? TT_F32 : tt__in(t, i, 0)->dtype;
@@ -5308,8 +5308,8 @@ static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 2, 1, w->rows) && (!i->in[3] || tt__shape_in(t, i, 3, x, w->rows));
 }
 
-/* Of the rows of a weight come the columns of y; of its columns and those of x, a part of each element's sum,
-   to which only one rank adds the bias. */
+/* Sets how y is divided. If the rows of w are sharded, y is sharded by columns. If the columns of w and x are
+   sharded, y is partial, and only one rank adds the bias. */
 static bool tt__layout_LINEAR(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     const bool by_rows = in[1] == TT__ROWS, by_cols = in[1] == TT__COLS;
@@ -5336,7 +5336,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     int32_t dy = g;
     tt__instr product = *f;
     memset(&product.attr, 0, sizeof product.attr);
-    if (f->attr.act && (weights || x)) { /* through the activation, from what it saved */
+    if (f->attr.act && (weights || x)) { /* backward of the activation, from what the activation saved */
         const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "gB";
         tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
         const tt__value *y = &t->values[f->out[0]];
@@ -5352,7 +5352,8 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
 
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id);
 
-/* Scratch on CUDA of a product; x, w and y: its values. fp8 operands are padded when they are rounded. */
+/* Returns the bytes of scratch of a product on CUDA. x, w and y: the product's values. fp8 operands are
+   padded when they are rounded and need no scratch. */
 static size_t tt__cuda_product(const tt_tape *t, const tt__instr *i, int32_t x, int32_t w, int32_t y)
 {
     const tt__mat of_x = tt__at_capacity(t, x), of_w = tt__at_capacity(t, w), of_y = tt__at_capacity(t, y);
@@ -5422,9 +5423,9 @@ static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *
     return gemm > sums ? gemm : sums;
 }
 
-enum { TT__NEAR = 64 }; /* instructions that are searched for what wrote an operand */
+enum { TT__NEAR = 64 }; /* max instructions searched for the one that wrote an operand */
 
-/* Result o of instruction k, the sums of in[0]'s columns, gets an instruction of its own before it. */
+/* Gives result o of instruction k, the sums of in[0]'s columns, an instruction of its own before k. */
 static void tt__sum_columns_apart(tt_tape *t, int k, int o)
 {
     tt__instr i = t->code[k], sums = tt__instr_like(&i, TT__OP_SUM_ROWS, i.in[0], i.out[o]);
@@ -5439,8 +5440,8 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
-/* Which outputs of i, of those whose columns it can sum and does not yet, make up v, as bits: one, or several
-   side by side. 0: none do. Attention's backward sums what its kernels of 16-bit numbers write. */
+/* Returns, as bits, which outputs of i make up v: one output, or several side by side, whose columns i can
+   sum and does not sum yet; 0: none. Attention's backward sums only what its kernels write in 16 bits. */
 static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
@@ -5463,11 +5464,11 @@ static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, cons
     return columns == v->shape.cols ? parts : 0;
 }
 
-/* The last result of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that
-   wrote in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS):
-   a kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
-   where memory is the host's, as kernels there make no use of it, nor of tensor ranks, which add to gradients
-   in between. */
+/* Moves the last result of instruction k, the sums of in[0]'s columns, to the instruction that wrote in[0]
+   last, if the op of that instruction can sum columns (TT__COLUMN_SUMS). If that instruction wrote in[0] as
+   several results side by side, the sums are divided as well. A kernel that has a gradient in registers adds
+   it up at once; another kernel would read all of it a second time. Not done where memory is the host's, as
+   kernels there do not use this, nor with tensor ranks, which add to gradients in between. */
 static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];
@@ -5481,7 +5482,7 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
         if (from.op < 0) continue;
         if (tt__reads(t, &from, sums->base) || tt__writes(t, &from, sums->base)) return;
         if (!tt__writes(t, &from, v->base)) continue;
-        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* nothing reads it again */
+        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* no kernel of ours follows it */
         const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
         if (!parts) return;
         if (from.segment != i.segment || from.slot != i.slot) return;
@@ -5513,17 +5514,17 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
     tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, NULL, tt__fuse_column_sums};
 
-/* Products of one x, such as those that make queries, keys and values, and those that make the gradients of
-   their weights, are one product where the operands that they do not share lie side by side: weights and
-   their gradients row below row, biases and their gradients, results and the gradients of these column beside
-   column. The roles of such operands: in[0] to in[2], out[0] and out[1]. */
+/* Several products of one x, such as the products that make queries, keys and values, or the products that
+   make the gradients of their weights, become one product if their other operands are side by side in memory:
+   weights and their gradients row below row; biases and their gradients, results and their gradients column
+   beside column. An operand's role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and out[1]. */
 
 enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 
-/* The role of x, which they share. */
+/* Returns the role of x, which the products share. */
 static int tt__shared_role(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW ? 1 : 0; }
 
-/* Do operands of a role lie below each other, not beside? */
+/* Returns whether operands of a role are joined row below row, not column beside column. */
 static bool tt__lies_below(const tt__instr *i, int role)
 {
     return role == (i->op == TT__OP_LINEAR_DW ? TT__RESULT_ROLE : 1);
@@ -5534,7 +5535,8 @@ static int32_t tt__in_role(const tt__instr *i, int role)
     return role < TT__RESULT_ROLE ? i->in[role] : i->out[role - TT__RESULT_ROLE];
 }
 
-/* Do products i and j do the same with one x, so that they are one if their operands lie side by side? */
+/* Returns whether products i and j do the same with one x, so that they are one product if their operands are
+   side by side. */
 static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__instr *j)
 {
     const bool joins = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DW;
@@ -5555,7 +5557,8 @@ static tt__mat *tt__mat_in_role(tt__launch *l, int role)
     return role < TT__RESULT_ROLE ? &l->in[role] : &l->out[role - TT__RESULT_ROLE];
 }
 
-/* Does b begin where a ends, below or beside it, so that both are one matrix? Two that are not there do. */
+/* Returns whether b begins where a ends, below or beside it, so that both are one matrix. Also true if both
+   are absent. */
 static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
 {
     const int64_t apart = (below ? a->rows * a->ld : a->cols) * (int64_t)tt_dtype_bytes(a->dtype);
@@ -5565,8 +5568,8 @@ static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
     return alike && a->dtype == b->dtype && (char *)a->data + apart == (char *)b->data;
 }
 
-/* Of n products that run together, those whose operands lie side by side become one, but for those that need
-   scratch, which is for one alone. Returns how many are left. */
+/* Joins those of n products run together whose operands are side by side. Products that need scratch are left
+   out, as the scratch is for one product. Returns how many launches are left. */
 static int tt__join_launches(tt__launch *l, int n)
 {
     int last = 0;
@@ -5710,7 +5713,7 @@ static const tt__rules tt__rules_EMBEDDING_BACKWARD = {tt__shape_EMBEDDING_BACKW
 /* ==== src/ops/norm/rules.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* x, w, [b] -> y, as many statistics of each row as the op has parameters. */
+/* Checks x, w, [b] -> y, statistics. The op keeps as many statistics of each row as it has parameters. */
 static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0);
@@ -5739,7 +5742,7 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
 static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm, tt__layout_of_norm,
     {NULL, "g01B", "012", TT__OP_LAYERNORM_BACKWARD} };
 
-/* dy, x, w, statistics -> [dx], [dw], [db]. */
+/* Checks dy, x, w, statistics -> [dx], [dw], [db]. */
 static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 1);
@@ -5750,7 +5753,7 @@ static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape
            tt__shape_in(t, i, 3, x, statistics);
 }
 
-/* A rank's own rows leave a part of the sums over rows. */
+/* Sets how the gradients are divided. If rows are sharded, the sums over rows are partial. */
 static bool tt__layout_of_norm_backward(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                         tt__split *out)
 {
@@ -6119,9 +6122,9 @@ tt_attention_options tt_attention_options_default(int heads)
     return o;
 }
 
-#define TT__MOST_HEAD 65536 /* columns of a head: kernels keep blocks of queries and keys in scratch */
+#define TT__MOST_HEAD 65536 /* max columns of a head; kernels keep blocks of queries and keys in scratch */
 
-/* Options of block-sparse attention. */
+/* Checks the options of block-sparse attention. */
 static bool tt__blocks_in(tt_tape *t, const tt__attr *a)
 {
     if (a->block < 0 || a->dense < 0 || a->listed < 0 || a->list_rows < 0)
@@ -6151,7 +6154,8 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
                              (long long)(q->cols / heads), TT__MOST_HEAD);
     for (int k = 1; k < 3; k++)
-        for (int j = 0; j < k; j++) { /* heads run side by side: two must not add to one column */
+        /* Heads are computed in parallel, so two of them must not add to one column. */
+        for (int j = 0; j < k; j++) {
             const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
             const int64_t apart = b->offset - a->offset;
             const bool overlap = apart < a->shape.cols && -apart < b->shape.cols;
@@ -6178,7 +6182,7 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-/* Copies lists of blocks to the tape. */
+/* Copies the options' lists of blocks to the tape. */
 static bool tt__take_lists(tt_tape *t, const tt_attention_options *o, tt__attr *attr)
 {
     const int64_t n = (int64_t)o->heads * o->list_rows * o->listed;
@@ -6223,7 +6227,7 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
-    /* As many as k has, if that can be; else the shape rule tells what it expects. */
+    /* k's own number of heads, if it divides the heads of q; otherwise the shape rule reports the error. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
     const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
@@ -6249,7 +6253,9 @@ tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt__value *v = b->t->values;
-    for (int k = 1; k < 3; k++) /* of one storage: dq, dk and dv add to its gradient, in the kernel's order */
+    /* Where operands share storage, dq, dk and dv are added to the gradient of that storage, in the kernel's
+       order. */
+    for (int k = 1; k < 3; k++)
         for (int j = 0; j < k; j++, v = b->t->values) {
             int32_t base = v[f->in[k]].base;
             if (v[f->in[j]].base != base || !tt__wants(b->t, base) || v[base].grad) continue;
@@ -6271,24 +6277,26 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
 
-/* The lists of blocks of an instruction, or NULL. */
+/* Returns the lists of blocks of an instruction, or NULL. */
 static const uint16_t *tt__lists_of(const tt_tape *t, const tt__instr *i)
 {
     return i->attr.lists ? t->lists + i->attr.lists - 1 : NULL;
 }
 
-/* How many blocks a sequence is taken by; 0: it is not. */
+/* Returns the number of blocks of a sequence of `length` rows in block-sparse attention; 0: the sequence is
+   dense. */
 static inline int64_t tt__attention_blocks(const tt__attr *attr, int64_t length)
 {
     return attr->block && length > attr->dense ? tt__ceil_div(length, attr->block) : 0;
 }
 
-/* How many keys of a sequence of `length` row `row` of it sees. Listed blocks count as whole ones. */
+/* Returns how many keys row `row` of a sequence of `length` rows sees. Each listed block counts as a whole
+   block. */
 static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t length)
 {
     const int64_t n = tt__attention_blocks(attr, length), i = n ? row / attr->block : 0;
     if (i > 0 && i < n - 1) {
-        int64_t keys = attr->block + length - (n - 1) * attr->block;           /* of the first and the last */
+        int64_t keys = attr->block + length - (n - 1) * attr->block;           /* first and last blocks */
         for (int64_t j = tt__max(1, i - 1); j < tt__min(n - 1, i + 2); j++) keys += attr->block;
         return (double)(keys + (i < attr->list_rows ? (int64_t)attr->listed * attr->block : 0));
     }
@@ -6296,10 +6304,11 @@ static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t leng
     return (double)(1 + tt__min(row, most) + (attr->causal ? 0 : tt__min(length - 1 - row, most)));
 }
 
-/* ... and all its rows. Without a window, causal rows count for half of the square, as everybody counts. */
+/* Returns the number of pairs of a query and a key that it sees, over all rows of a sequence. Without a
+   window, causal rows count for half of the square, as is usual. */
 static double tt__attention_pairs(const tt__attr *attr, double length)
 {
-    const double unseen = length - attr->window; /* by the last row */
+    const double unseen = length - attr->window; /* keys that the last row does not see */
     const int64_t n = tt__attention_blocks(attr, (int64_t)ceil(length));
     double pairs = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -6312,7 +6321,8 @@ static double tt__attention_pairs(const tt__attr *attr, double length)
                         : length * length - unseen * (unseen + 1);
 }
 
-/* Two products forward, four backward, of each query and key. At capacity sequences have equal lengths. */
+/* Returns the FLOPs of attention: two products in the forward and four in the backward, for each pair of a
+   query and a key. At capacity, sequences count as equally long. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
@@ -6320,7 +6330,7 @@ static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
     const int32_t *start = (const int32_t *)in[at.starts].data, *row = (const int32_t *)in[at.numbers].data;
     const tt__attr *attr = &i->attr;
     const int64_t seqs = in[at.starts].rows - 1;
-    const double length = (double)k->rows / (double)tt__max(1, seqs); /* at capacity */
+    const double length = (double)k->rows / (double)tt__max(1, seqs); /* rows of a sequence, at capacity */
     const double part = length > 0 ? tt__attention_pairs(attr, length) / (length * length) : 0;
     double pairs = start ? 0 : (double)q->rows * (double)k->rows / (double)tt__max(1, seqs) * part;
     for (int64_t r = 0; start && r < (row ? q->rows : seqs); r++) {
@@ -6341,8 +6351,10 @@ static size_t tt__cpu_attention(int threads, const tt_tape *t, const tt__instr *
     return bytes + (i->in[at.numbers] ? tt__attention_queries_bytes(seqs, q->rows) : 0);
 }
 
-/* Row numbers put in order: starts, rows and places. Backward: the sum of dout * out of each row and head,
-   which all blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2), and bits. */
+/* Returns the bytes of scratch on CUDA: the sorted row numbers of listed queries (starts, rows and places)
+   and the lists of blocks. The backward adds the sum of dout * out of each row and head, which all thread
+   blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2), and the larger of
+   dropout's bits and the parts of dq. */
 static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
@@ -6610,7 +6622,8 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     return true;
 }
 
-/* Of a rank's rows, sums over its rows. The mean is taken later, of the sums of all ranks' counts. */
+/* Sets how the results are divided. If rows are sharded, the loss and its counts are partial; the mean is
+   taken later, from the sums of all ranks' counts. */
 static bool tt__layout_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                      tt__split *out)
 {
@@ -6636,12 +6649,16 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__head {
-    int linear, back, last; /* instructions: of the logits, of their gradient (-1: none), the last replaced */
-    int fill;               /* one between these that stays: what a product adds a rank's rows to; 0: none  */
+    /* Instructions: the logits; their gradient (-1: none); the last that is replaced. */
+    int linear, back, last;
+    /* An instruction between these that is not replaced: it fills the memory to which a product adds a rank's
+       rows; 0: none. */
+    int fill;
     tt__instr fused;
 } tt__head;
 
-/* The backward of the loss, and the gradients that come right after it. False: they cannot be fused. */
+/* Finds the backward of the loss, and the gradients that come right after it. Returns false if they cannot be
+   fused. */
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
 {
     int32_t loss = t->code[k].out[0];
@@ -6680,11 +6697,12 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
 
-/* linear + cross_entropy of many logits, and their backward, become one instruction that computes loss and
+/* Fuses linear + cross_entropy of many logits, and their backward, into one instruction. It computes loss and
    gradients chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al.,
-   arXiv 2410.10989). It stands where the last of them stood, so nothing may have read the loss until then.
-   Sums of several losses keep them apart; on a CPU so do 16-bit gradients, which each chunk would round once
-   more. On CUDA the workspace has their sums in f32. */
+   arXiv 2410.10989). The instruction is placed where the last of the replaced ones was, so nothing may read
+   the loss before that place. A sum of several losses is therefore not fused. On a CPU, 16-bit gradients are
+   not fused either, as each chunk would round them once more. On CUDA the workspace holds their sums in
+   f32. */
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
@@ -6719,13 +6737,15 @@ static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__l
     {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
     NULL, tt__fuse_CROSS_ENTROPY};
 
-static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /* dloss, x -> dx */
+/* Checks dloss, x -> dx. */
+static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = *tt__in(t, i, 1);
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* The counts, operand 5, may be of a rank's rows: where ranks have some, they are not read. */
+/* Sets how dx is divided. The counts, operand 5, may be those of a rank's rows: where rows are sharded, the
+   counts are not read. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -6754,7 +6774,8 @@ static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__s
 static bool tt__layout_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                             tt__split *out)
 {
-    const bool backward = i->out[1] || i->out[3] || i->out[4]; /* divides by all targets */
+    /* The backward divides by the number of all targets. */
+    const bool backward = i->out[1] || i->out[3] || i->out[4];
     bool fits = in[0] <= TT__ROWS && (in[0] == TT__WHOLE || t->accumulate || !backward);
     for (int k = 1; k < 6; k++) fits = fits && tt__laid_out(i, in, k, k < 3 ? in[0] : TT__WHOLE);
     for (int k = 0; k < TT__MAX_OUT; k++) out[k] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
@@ -6781,7 +6802,8 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
     return tt__loss_bytes(x->rows, classes) + most;
 }
 
-/* Where the rows of x and w are not even, which all three products of a chunk read. */
+/* Returns the bytes of scratch for the three products of a chunk if the rows of x and w, which all three
+   read, are not even. */
 static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
 {
     const tt__mat x = tt__at_capacity(t, i->in[0]), w = tt__at_capacity(t, i->in[3]);
@@ -6791,10 +6813,11 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* On CUDA: loss and hit of each row; where the number of classes is not a multiple of 8, copies of the
-   classes beyond the last multiple of 64 (rows of weight and bias) and f32 sums of their gradients, all up to
-   a multiple of 8; of 16-bit gradients of weight and bias, where there are several chunks, sums in f32;
-   logits of a chunk, whose rows are multiples of 8; at the end what the products need. */
+/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: loss and hit of each row; if the
+   number of classes is not a multiple of 8, copies of the classes beyond the last multiple of 64 (rows of
+   weight and bias) and f32 sums of their gradients, all up to a multiple of 8; if weight and bias have 16-bit
+   gradients and there are several chunks, f32 sums of these gradients; the logits of a chunk, with rows of a
+   multiple of 8; and at the end the scratch of the products. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -11849,30 +11872,31 @@ struct tt__isa_table {
 };
 
 /* ==== src/ops/linear/cpu_shared.h */
-/* ---- matrix product: what all instruction sets share ---- */
+/* ---- matrix product: shared by all instruction sets ---- */
 
-/* C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds what C was. A(i, k) =
-   a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one of B is 1.
-   Sums are fp32, in an order that does not depend on threads. Matrices without data are absent. */
+/* Arguments of C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds the old C.
+   A(i, k) = a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one
+   stride of B is 1. Sums are fp32, in an order that does not depend on threads. Matrices without data are
+   absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     tt__mat a, b, c;
     int64_t a_row, a_col, b_row, b_col;
-    tt_dtype b_narrow;   /* B is float, and rounded to this when read; TT_F32: it is not             */
+    tt_dtype b_narrow;   /* f32 B is rounded to this dtype when read; TT_F32: not rounded            */
     bool accumulate;
     tt__bf16 bf16;       /* how products are computed where A and B are bf16                          */
     int act;
     tt__mat bias;        /* (n)                                                                       */
-    tt__mat pre;         /* (m, n): keeps A B + bias, before the act                                  */
+    tt__mat pre;         /* (m, n): gets A B + bias, the operand of act                               */
     tt__mat residual;    /* (m, n)                                                                    */
-    tt__mat saved;       /* (m, n): what act saved                                                    */
-    void *workspace;     /* of gemm_workspace bytes, 64-byte aligned                                  */
+    tt__mat saved;       /* (m, n): what act saved in the forward                                     */
+    void *workspace;     /* tt__gemm_workspace bytes, 64-byte aligned                                 */
 } tt__gemm_args;
 
-/* What a microkernel computes: C = scale * A B + base, a block whose sums stay in registers. k counts floats
-   or, where bf16 is multiplied, units: pairs of it in the place of a float. A(i, k) =
-   a[i * a_row + k * a_col], for AMX a[i * a_row + k / 16 * a_col + k % 16]; B's and C's rows lie b_row and
-   c_row floats apart. `base` is NULL, C itself, or another block. */
+/* The work of a microkernel: C = scale * A B + base, a block whose sums stay in registers. k counts floats
+   or, in bf16 products, units: pairs of bf16 in the place of a float. A(i, k) = a[i * a_row + k * a_col], for
+   AMX a[i * a_row + k / 16 * a_col + k % 16]; the rows of B and C are b_row and c_row floats apart. `base` is
+   NULL, C itself, or another block. */
 typedef struct tt__product {
     int64_t k;
     const float *a; int64_t a_row, a_col;
@@ -11882,7 +11906,8 @@ typedef struct tt__product {
     float scale;
 } tt__product;
 
-/* Size of equal blocks of n: at most `most`, but for the last a multiple of `multiple`, a divisor of that. */
+/* Returns the size of about equal blocks of n: at most `most`, and a multiple of `multiple`, which divides
+   `most`. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 {
     int64_t blocks = tt__max(1, tt__ceil_div(n, most));
@@ -11890,7 +11915,7 @@ static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 }
 
 #ifdef TINYTRAIN_CBLAS
-/* Operands and strides that a CBLAS takes. */
+/* Returns whether a CBLAS takes the operands and strides of a product. */
 static bool tt__cblas_takes(const tt__gemm_args *g)
 {
     const int64_t sizes[] = {g->m, g->n, g->k, g->c.ld, g->a_row, g->a_col, g->b_row, g->b_col};
@@ -11899,7 +11924,7 @@ static bool tt__cblas_takes(const tt__gemm_args *g)
     return g->a.dtype == TT_F32 && g->b.dtype == TT_F32 && g->b_narrow == TT_F32 && g->k > 0;
 }
 
-/* c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
+/* Computes c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
 static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows, int64_t col, int64_t cols,
                               float *c, int64_t c_row, bool add)
 {
@@ -11914,7 +11939,7 @@ static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows,
 }
 #endif
 
-/* tt__parallel, unless the whole product is too small to share. */
+/* Runs tasks in parallel, or one after another if the whole product is too small to share. */
 static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count, tt__task run, void *arg)
 {
     if ((double)g->m * (double)g->n * (double)g->k > TT__GEMM_ALONE) tt__parallel(pool, count, run, arg);
@@ -11922,42 +11947,45 @@ static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count
 }
 
 /* ==== src/ops/attention/cpu_shared.h */
-/* ------------------------------------------------------------------------ attention, shared by all passes */
+/* ---------------------------------------------------------------------- attention, shared by all variants */
 
-/* Attention within each sequence, per head. Shapes: k, v (rows, heads / group * head_size); q, out (queries,
-   heads * head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists,
-   in any order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h
-   (of all ranks) takes 8 random bits, number j % 16 of Philox counter {i, j / 16, h, 0}, see
-   tt__attention_either; kept if >= TT__ATTENTION_DROP(p). */
+/* Arguments of attention, which is computed within each sequence and head. Shapes: k, v (rows,
+   heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The queries are
+   all rows or the rows that query_row lists, in any order. Dropout draws 8 random bits for the weight of
+   query row i (of the batch), key j (of its sequence) and head h (of all ranks): number j % 16 of Philox
+   counter {i, j / 16, h, 0}, see tt__attention_either. The weight is kept if the number
+   is >= TT__ATTENTION_DROP(p). */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
-    const int32_t *query_row;    /* of a query: its row of the batch; NULL: the query's number            */
-    const int32_t *query_at;     /* of a query: its row in q; NULL: the query's number                    */
-    int heads, first_head, group; /* group: heads of q that a key serves                                  */
+    const int32_t *query_row;    /* row of the batch of each query; NULL: the query's number              */
+    const int32_t *query_at;     /* row of q of each query; NULL: the query's number                      */
+    int heads, first_head, group; /* group: heads of q that share a head of k and v                       */
     int64_t head_size;
     bool causal; float scale; float dropout; uint64_t dropout_key;
-    int64_t window;               /* 0: none                                                             */
-    float alibi; int alibi_heads; /* of all ranks; 0: none                                               */
+    int64_t window;               /* rows that a row sees back and, unless causal, ahead; 0: no window   */
+    float alibi; int alibi_heads; /* heads of all ranks; 0: no ALiBi                                     */
     bool alibi_rounded;           /* see tt_attention_options                                            */
-    const tt__attr *attr;         /* of block-sparse attention                                           */
-    const uint16_t *lists;        /* tt__launch's                                                        */
+    const tt__attr *attr;         /* options of block-sparse attention                                   */
+    const uint16_t *lists;        /* lists of blocks, as in tt__launch                                   */
     tt__mat q, k, v, out;
     float *lse;
-    tt__mat dout, dq, dk, dv;    /* for backward only                                                     */
-    bool add_dq, add_dk, add_dv; /* for backward: += instead of =                                         */
-    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to it   */
-    void *workspace;             /* of attention_workspace bytes                                          */
+    tt__mat dout, dq, dk, dv;    /* only in the backward                                                  */
+    bool add_dq, add_dk, add_dv; /* only in the backward: the gradient is added to                        */
+    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to bf16 */
+    void *workspace;             /* tt__attention_workspace bytes                                         */
 } tt__attention_args;
 
-/* Numbers the queries, whose rows index (n) has, by sequences, in tt__attention_queries_bytes of memory. */
+/* Sorts the queries by sequence: sets query_start, query_row and query_at of `a`. `index` (n) has the row of
+   each query. `memory` has tt__attention_queries_bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* from behind: start[s + 1] moves down to where it belongs, the start of s + 1 being that of s */
+    /* From the last query to the first: start[s + 1] moves down from the end of sequence s to its
+       beginning. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
         row[number] = index[j];
@@ -11970,12 +11998,12 @@ static void tt__attention_queries(tt__attention_args *a, const int32_t *index, i
     a->query_at = at;
 }
 
-/* Rows [begin, begin + length) of the batch, and queries [first, first + queries). */
+/* A sequence: rows [begin, begin + length) of the batch and queries [first, first + queries). */
 typedef struct tt__attention_sequence {
     int64_t begin, length, first, queries;
-    bool diagonal;  /* query i is row i of the sequence and sees its keys up to i */
-    int64_t blocks; /* by which it is taken; 0: it is not */
-    int64_t from;   /* no query of the tile at hand sees keys before */
+    bool diagonal;  /* query i is row i of the sequence and sees keys up to i */
+    int64_t blocks; /* blocks of block-sparse attention; 0: the sequence is dense */
+    int64_t from;   /* the queries of the current tile see no key before this one */
 } tt__attention_sequence;
 
 static tt__attention_sequence tt__attention_sequence_at(const tt__attention_args *a, int64_t s)
@@ -11986,7 +12014,8 @@ static tt__attention_sequence tt__attention_sequence_at(const tt__attention_args
     return x;
 }
 
-/* How often queries of block i of sequence x see block j of its keys. head: among those of all ranks. */
+/* Returns how often the queries of block i of sequence x see block j of its keys. `head` counts the heads of
+   all ranks. */
 static int tt__attention_times(const tt__attention_args *a, const tt__attention_sequence *x, int head,
                                int64_t i, int64_t j)
 {
@@ -11999,8 +12028,8 @@ static int tt__attention_times(const tt__attention_args *a, const tt__attention_
     return times;
 }
 
-/* How many of n queries from number `query` of sequence x on are of one block, which is *block, and fit a
-   tile. */
+/* Returns how many of the n queries of sequence x from number `query` on are in the same block, at most as
+   many as a tile holds. Sets *block to the number of that block. */
 static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
                                       int64_t query, int64_t n, int64_t *block)
 {
@@ -12013,8 +12042,9 @@ static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__att
     return count;
 }
 
-/* The next keys of [*at, end), at most as many as a tile has: from a multiple of 16 on, as random numbers and
-   tiles want it, of which those before x->from are not seen. *at goes on behind them. */
+/* Returns the first of the next keys of [*at, end), at most a tile of them, and sets *keys to their number.
+   The first is a multiple of 16, as random numbers and tiles need; keys before x->from, which is set to the
+   old *at, are not seen. Moves *at past these keys. */
 static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
 {
     const int64_t first = *at & ~(int64_t)15;
@@ -12024,8 +12054,8 @@ static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, i
     return first;
 }
 
-/* The keys of sequence x that any of its n queries from number `query` on sees: [*from, result). Without a
-   window those of listed queries are all. */
+/* Returns the end, and in *from the first, of the keys of sequence x that any of its n queries from number
+   `query` on sees. Without a window, listed queries count as seeing all keys. */
 static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
                                   int64_t n, int64_t *from)
 {
@@ -12041,7 +12071,8 @@ static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attenti
     return tt__min(x->length, (a->causal ? high : high + a->window - 1) + 1);
 }
 
-static int64_t tt__attention_longest(const tt__attention_args *a) /* rows or queries of a sequence */
+/* Returns the largest number of rows or queries of a sequence. */
+static int64_t tt__attention_longest(const tt__attention_args *a)
 {
     int64_t longest = 0;
     for (int64_t s = 0; s < a->seqs; s++) {
@@ -12051,7 +12082,8 @@ static int64_t tt__attention_longest(const tt__attention_args *a) /* rows or que
     return longest;
 }
 
-/* Where this thread's buffers are depends on the thread, what is computed in them does not. */
+/* Returns the buffers of a thread. Only their address depends on the thread; what is computed in them does
+   not. */
 static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_args *a, int64_t longest,
                                                           bool backward, int thread)
 {
@@ -12062,8 +12094,9 @@ static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_ar
     return b;
 }
 
-/* Groups of queries are numbered without looking at every sequence: those of sequence s from query_start[s] /
-   GROUP + s on, which leaves room for as many as it can have (some numbers have no queries). */
+/* Returns the number of the first group of queries of sequence s: query_start[s] / GROUP + s. This numbering
+   needs no look at every sequence and leaves room for as many groups as a sequence can have; some numbers
+   have no queries. */
 static int64_t tt__attention_first_group(const tt__attention_args *a, int64_t s)
 {
     return a->query_start[s] / TT__ATTENTION_GROUP + s;
@@ -12080,7 +12113,8 @@ static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t
     return low;
 }
 
-/* The size of about equal blocks of n, at most `most`, multiples of 16 but for the last; n, most > 0. */
+/* Returns the size of about equal blocks of n numbers: at most `most`, and a multiple of 16. n and most
+   are > 0. */
 static int64_t tt__attention_block(int64_t n, int64_t most)
 {
     return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, most)));
@@ -12091,8 +12125,9 @@ static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
     return (char *)m->data + (size_t)(row * m->ld + column) * tt_dtype_bytes(m->dtype);
 }
 
-/* Rows of a head lie far apart, where a CPU's prefetchers do not look. `next`: asks L2 for what the next head
-   has of that row, which most likely is this thread's next task. */
+/* Prefetches a head's columns of a row. The rows of a head are far apart, where a CPU's prefetchers do not
+   look. `next`: prefetches into L2 the next head's columns of the row, which most likely are this thread's
+   next task. */
 static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t column, int64_t d,
                                           const bool next)
 {
@@ -12837,14 +12872,14 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 
 /* ==== src/ops/linear/cpu_packing.h */
 /* ------------------------------------------------------------------------------------------- matrix product
-   One driver for every transposition and dtype: blocks of A and B are packed into panels, [k][MR] and
-   [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for AMX, A by tiles or
-   where it lies); tiles of C are then handed out. An element of C is computed by one task, its sum over k in
-   blocks that depend on k alone, so neither tiles nor threads change a bit. */
+   One driver for every transposition and dtype. Blocks of A and B are packed into panels, [k][MR] and
+   [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for AMX, A is packed as
+   tiles or read in place). Tiles of C are then shared out. One task computes an element of C, and sums over k
+   in blocks that depend on k alone, so neither tiles nor threads change a bit. */
 
-/* The heights in rows and widths in vectors of the microkernels for panels and for attention's blocks: their
-   accumulators, one row of B and a broadcast fill the 32 (AVX-512, NEON) or 16 registers. AVX-512: 8 x 48
-   loads less often than 12 x 32 does and is 7% faster on Granite Rapids. */
+/* Heights in rows and widths in vectors of the microkernels, for panels and for attention's blocks. The
+   accumulators, one row of B and a broadcast fill the 32 (AVX-512, NEON) or 16 registers. With AVX-512, 8 x
+   48 loads less often than 12 x 32 and is 7% faster on Granite Rapids. */
 #if TT__LANES == 16
 #define TT__GEMM_MR 8
 #define TT__GEMM_NV 3
@@ -12862,10 +12897,10 @@ TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const f
 #define TT__ATTENTION_NV 2
 #endif
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
-#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* panel */
+#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max lines of a panel */
 #define TT__GEMM_TILES 32 /* rows and columns of C that four tiles hold */
 
-/* Reads n numbers from element `at` on, rounding floats to `narrow` unless that is TT_F32. */
+/* Reads n numbers from element `at` on as float. Rounds f32 numbers to `narrow` unless that is TT_F32. */
 TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dtype narrow, int64_t at,
                              int64_t n)
 {
@@ -12881,7 +12916,8 @@ TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dty
     }
 }
 
-/* Pairs of bf16, the lower k in the low half, in the place of a row of floats; odd may be NULL, for zeros. */
+/* Writes n pairs of bf16, each in the place of a float, with the number of lower k in the lower half. `odd`
+   may be NULL and then counts as zeros. */
 TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16_t *odd, int64_t n)
 {
     int64_t i = 0;
@@ -12897,8 +12933,9 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* LOW, HIGH: the first, last two of each four lanes of a and b, alternating; FIRST, LAST: a's, then b's. */
-#if TT__LANES == 16 /* masked with all ones, as max */
+/* LOW, HIGH alternate the first or last two of each four lanes of a and b; FIRST, LAST take these lanes of a,
+   then of b. */
+#if TT__LANES == 16 /* masked with all ones, see max */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__FIRST(a, b) (tt__vf)_mm512_maskz_shuffle_ps(0xffff, (__m512)(a), (__m512)(b), 0x44)
@@ -12917,7 +12954,7 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 #define TT__LAST(a, b) TT__SHUFFLE(a, b, 2, 3, 6, 7)
 #endif
 
-/* In each four lanes, lane j of vector i becomes lane i of vector j. */
+/* Transposes each four lanes: lane j of vector i becomes lane i of vector j. */
 TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
 {
     tt__vf a = TT__LOW(r[0], r[1]), b = TT__HIGH(r[0], r[1]), c = TT__LOW(r[2], r[3]),
@@ -12928,7 +12965,7 @@ TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
     r[3] = TT__LAST(b, d);
 }
 
-/* Lane j of vector i becomes lane i of vector j. */
+/* Transposes: lane j of vector i becomes lane i of vector j. */
 TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 {
     TT__UNROLL(4)
@@ -12962,16 +12999,17 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__QUARTERS
 #undef TT__HALVES
 
-/* One operand seen as lines (rows of A, columns of B) of k elements: element (line, k) is at line * line_step
-   + k * k_step. Panels hold units, which k counts: floats or, for dot products and tiles, pairs of bf16. */
+/* An operand as lines (rows of A, columns of B) of k elements: element (line, k) is at
+   line * line_step + k * k_step. Panels hold units, which k counts: floats or, for dot products and tiles,
+   pairs of bf16. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
-    tt_dtype dtype, narrow; /* narrow: see gemm_args.b_narrow */
+    tt_dtype dtype, narrow; /* narrow: see tt__gemm_args.b_narrow */
     bool pairs;
     int64_t lines, line_step, k_step, elements; /* elements: of a line */
 } TT__K(gemm_operand);
 
-/* n units of a line from unit k on; for k_step 1. */
+/* Reads n units of a line from unit k on; for k_step 1. */
 TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
 {
     if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, line * x->line_step + k, n); return; }
@@ -12983,9 +13021,9 @@ TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_
 }
 
 #define TT__GEMM_CHUNK 32    /* units of a line widened or transposed at a time                          */
-#define TT__GEMM_STRAIGHT 96 /* lines copied at a time, where those of one k lie side by side: whole panels */
+#define TT__GEMM_STRAIGHT 96 /* lines copied at a time if line_step is 1: whole panels */
 
-/* Unit k of n lines, at most STRAIGHT; for line_step 1. */
+/* Reads unit k of n lines, at most STRAIGHT; for line_step 1. */
 TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k,
                                    int64_t n)
 {
@@ -13004,15 +13042,16 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines from `line`, k units from k0, as panels [k][width] that begin `panel` floats from each
-   other; what the last panel lacks is 0. A vector that is several panels wide serves as many times the k. */
+/* Packs `lines` lines from `line` on, k units from k0 on, as panels [k][width] that begin `panel` floats
+   apart; missing lines of the last panel become 0. Where a vector is as wide as several panels, one
+   transposition serves that many times the k. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
                                             const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
 {
     enum { L = TT__LANES };
     const int parts = width < L && L % width == 0 ? L / width : 1;
-    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* of lines that are not whole or not float */
+    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* copy of lines that are not whole or not float */
     for (int64_t done = 0; done < lines; done += width, to += panel) {
         int64_t present = tt__min(width, lines - done);
         for (int64_t kk = 0; kk < k; kk += TT__GEMM_CHUNK) {
@@ -13057,8 +13096,9 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int 
     }
 }
 
-/* The same where the lines of one k lie side by side. A panel is narrower than a vector, which then spills
-   into the next k's place before that is written (the last k is stored exactly), or whole vectors wide. */
+/* Packs as gemm_pack_transposed does, where the lines of one k are side by side. A panel is whole vectors
+   wide, or narrower than a vector. A narrower panel's vector spills into the place of the next k before that
+   is written; the last k is stored exactly. */
 TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int width,
                                           const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                           int64_t k0, int64_t k)
@@ -13068,7 +13108,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
     for (int64_t kk = 0; kk < k; kk++) {
         for (int64_t strip = 0; strip < lines; strip += TT__GEMM_STRAIGHT) {
             int64_t some = tt__min(TT__GEMM_STRAIGHT, lines - strip);
-            /* lines read beyond the last panel's */
+            /* lines that are read beyond the last panel */
             const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width;
             bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || some % width
                 || line + strip + some + spill > x->lines;
@@ -13090,7 +13130,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
 }
 
 #if defined(TT__DOT) && TT__DOT_DEPTH == 4
-/* Two units of a line side by side: [k / 2][width][2]; k is even. */
+/* Puts each two units of a line side by side: [k / 2][width][2]; k is even. */
 TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int width, int64_t lines, int64_t k)
 {
     for (float *end = panels + tt__ceil_div(lines, width) * panel; panels < end; panels += panel) {
@@ -13107,7 +13147,7 @@ TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int widt
 #endif
 
 #ifdef TT__TILES
-/* Panels of 32 lines for the rows of tiles, [k / 16][32][16] units; only lines that exist are written. */
+/* Packs panels of 32 lines for the rows of tiles, [k / 16][32][16] units; writes only lines that exist. */
 TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                    int64_t k0, int64_t k)
 {
@@ -13157,9 +13197,10 @@ TT__FN void TT__K(gemm_pack)(float *to, int64_t panel, int width, const TT__K(ge
 /* ==== src/ops/linear/cpu_computing.h */
 /* ---- computing ---- */
 
-typedef tt__vf TT__K(micro_sums)[12][4]; /* at most; what a microkernel uses of it are registers */
+typedef tt__vf TT__K(micro_sums)[12][4]; /* max size; the part that a microkernel uses is in registers */
 
-/* A microkernel computes a block of C: constant rows and vectors (nv), so that sums live in registers. */
+/* A microkernel computes a block of C. Its numbers of rows and vectors (nv) are constants, so that sums stay
+   in registers. */
 typedef void (*TT__K(micro_fn))(int64_t rows, int64_t cols, const tt__product *p);
 
 TT__INLINE void TT__K(micro_begin)(const int rows, const int nv, TT__K(micro_sums) sum)
@@ -13184,14 +13225,14 @@ TT__INLINE void TT__K(micro_end)(const int rows, const int nv, TT__K(micro_sums)
         TT__EACH(v, nv) TT__K(store)(c + i * c_row + v * TT__LANES, sum[i][v]);
 }
 
-/* The microkernel of fp32. The strides are arguments, so that a caller can give them as constants. */
+/* Computes a block of C in fp32. The strides are arguments, so that a caller can give constants. */
 TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_t a_col, int64_t b_row,
                              const tt__product *p)
 {
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
-    /* where two threads share a core, what is short is instructions beside the multiplications */
+    /* where two threads share a core, instructions other than multiplications limit the speed */
     TT__UNROLL_BY(4)
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
@@ -13214,8 +13255,8 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* For panels of A and B. Of a panel of A it takes all rows, or as many thirds (of 4 or 8 rows: halves) as
-   hold `rows`; of a panel of 48 columns all, or 16 if there are no more. */
+/* Computes a block of C from panels of A and B. Of a panel of A it takes all rows, or as many thirds (of 4 or
+   8 rows: halves) as hold `rows`. Of a panel of B it takes all columns, or 16 of 48 if no more are needed. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -13225,7 +13266,8 @@ TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product
     else TT__K(micro)(STEP, NV, 1, MR, TT__GEMM_NR, p);
 }
 
-/* For attention: any number of rows up to ATTENTION_MR and of vectors up to ATTENTION_NV. */
+/* Computes a block of C for attention: any number of rows up to ATTENTION_MR and of vectors up to
+   ATTENTION_NV. */
 #define TT__MICRO_ROWS(kernel, nv) \
     switch (rows) { \
     case 1: kernel(1, nv, p->a_row, p->a_col, p->b_row, p); return; \
@@ -13255,8 +13297,9 @@ TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__pr
 }
 
 #ifdef TT__DOT
-/* The microkernel of pairs of bf16: one instruction multiplies TT__DOT_DEPTH elements of a row and a column.
-   Not one text with that of fp32, as functions for different CPUs are not inlined into each other. */
+/* Computes a block of C from pairs of bf16: one instruction multiplies TT__DOT_DEPTH elements of a row and a
+   column. It shares no text with the fp32 microkernel, as functions for different CPUs are not inlined into
+   each other. */
 TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col,
                                      int64_t b_row, const float scale, const tt__product *p)
 {
@@ -13264,7 +13307,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
 #if TT__DOT_DEPTH == 4
-    /* Sums of rows i and i + 1: of columns 4 v and 4 v + 1 in sum[i][v], of the next two in sum[i + 1][v]. */
+    /* Sums of rows i and i + 1: sum[i][v] has columns 4 v and 4 v + 1, sum[i + 1][v] has the next two. */
     for (int64_t k = p->k; k > 0; k -= 2, a += 2 * a_col, b += 2 * b_row) {
         tt__vf columns[4];
         TT__EACH(j, 2 * nv) columns[j] = TT__K(load)(b + 4 * j);
@@ -13284,7 +13327,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
         }
     }
 #else
-    TT__UNROLL_BY(4) /* as in micro */
+    TT__UNROLL_BY(4) /* see micro */
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
         TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
@@ -13299,7 +13342,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
     TT__K(micro_end)(rows, nv, sum, scale, p);
 }
 
-/* As gemm_micro, of whole panels or halves of those of A. */
+/* Computes a block of C from panels of pairs of bf16. Takes whole panels of A or halves of them. */
 TT__DOT_FN void TT__K(gemm_dot_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, NV = TT__GEMM_NV };
@@ -13318,7 +13361,7 @@ TT__DOT_FN void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt_
 }
 #endif
 
-TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
+TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* see peak_loop */
 {
     tt__vf sum[12], x = TT__K(splat)(*sink), y = TT__K(splat)(1e-20f);
     TT__EACH(i, 12) sum[i] = TT__K(splat)((float)i);
@@ -13333,8 +13376,9 @@ TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
 #endif
 
 #ifdef TT__TILES
-/* Tiles are eight registers of 16 rows of 64 bytes: 0 to 3 are 32 x 32 of C, 4 and 5 are 32 rows of A, 6 and
-   7 are 32 columns of B. Called before a thread's work on them and when `rows` of C (1 to 32) change. */
+/* Configures the eight tile registers, of 16 rows of 64 bytes each: 0 to 3 are 32 x 32 of C, 4 and 5 are 32
+   rows of A, 6 and 7 are 32 columns of B. Called before a thread works with tiles, and when `rows` of C (1 to
+   32) change. */
 TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 {
     struct { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config;
@@ -13353,8 +13397,8 @@ TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 
 TT__TILES_FN void TT__K(tiles_end)(void) { _tile_release(); }
 
-/* The microkernel of tiles: 32 rows (or what tiles_begin was told) and columns, or, below 17 of them, 16. k
-   is a multiple of 16 units; base_row is c_row. */
+/* Computes a block of C with tiles: 32 rows (or as many as tiles_begin was given) and 32 columns, or 16 of
+   either where 16 are enough. k is a multiple of 16 units; base_row must be c_row. */
 TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     const bool below = rows > 16, beside = cols > 16;
@@ -13394,7 +13438,7 @@ TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__produ
     TT__TILES_FENCE;
 }
 
-TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* as peak_loop */
+TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* see peak_loop */
 {
     TT__K(tiles_begin)(32);
     for (int64_t round = 0; round < n; round++) {
@@ -13412,7 +13456,8 @@ TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
 TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
-/* These read, add to sums, or write elements [col, col + n) of a row. Sums are whole vectors. */
+/* gemm_take, gemm_add and gemm_keep read, add to sums, or write elements [col, col + n) of a row. Sums are
+   whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
     TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
@@ -13440,15 +13485,16 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col). Changes
-   sums, whose rows are whole vectors; rows of `more` lie as those of sums do. Rows of a microkernel's tile
-   are short, and lie behind each other: several at a time are rounded and go through act. */
+/* Computes C = act(sums + more + bias) + residual + old C for a part of C that begins at (row, col), or with
+   `saved` act'(saved) in place of act. Changes sums, whose rows are whole vectors; rows of `more` are as far
+   apart as rows of sums. Rows of a microkernel's tile are short and follow one another, so several at a time
+   are rounded and go through act. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {
     enum { STRIP = TT__GEMM_TILE_N, TOGETHER = 2 * STRIP };
     const int64_t most = cols == sums_row && cols <= STRIP ? TOGETHER / cols : 1;
-    /* act works on what would be kept, so that it can be computed again from that */
+    /* act works on the numbers as they would be saved, so that it can be recomputed from the saved ones */
     const tt_dtype kept = g->pre.data ? g->pre.dtype : g->c.dtype;
     const bool keeps = g->pre.data && g->act != TT__ACT_NONE;
     uint16_t half[TOGETHER];
@@ -13467,7 +13513,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                 if (g->saved.data) TT__K(gemm_take)(saved + t * n, &g->saved, r + t, at, n);
                 else if (keeps) TT__K(gemm_keep)(&g->pre, r + t, at, x + t * n, n);
             }
-            if (g->saved.data) { /* without a bias */
+            if (g->saved.data) { /* never with a bias */
                 TT__K(act_row)(g->act, x, x, saved, some * n);
             } else if (g->act != TT__ACT_NONE) {
                 if (kept != TT_F32) {
@@ -13488,24 +13534,25 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
 /* ==== src/ops/linear/cpu_products.h */
 /* ---- the packed product ---- */
 
-/* The work at hand: rows [row, row + rows), columns [col, col + cols), sums over units [k0, k0 + k). */
+/* A step of the product: rows [row, row + rows), columns [col, col + cols), sums over units [k0, k0 + k). */
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
     int mr, nr;                           /* lines of the panels of A and B */
-    bool tiles, in_place;                 /* by tiles; rows of A where they are */
-    bool direct;                          /* sums are kept in C itself, on top of `base`, if that has data */
+    bool tiles, in_place;                 /* whether tile kernels run; whether they read A in place */
+    bool direct;                          /* sums are kept in C itself, on top of `base` if that has data */
     tt__mat base;
     TT__K(gemm_operand) a, b;
-    /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0) */
+    /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0). */
     float *a_panels, *b_panels, *partial;
     int64_t row, rows, col, cols, k0, k, partial_rows;
-    bool last;                            /* k block */
-    int64_t a_tasks, pack_tasks;          /* of packing: for A, and in all: those for B lie between them */
+    bool last;                            /* this is the last block of k */
+    int64_t a_tasks, pack_tasks;          /* packing tasks: for A, and in all; B's are spread among A's */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
 
-/* Task `task` of packing an operand: some lines, or, where those of one k lie side by side, some k of all. */
+/* Runs task `task` of packing an operand: some lines, or some k of all lines where the lines of one k are
+   side by side. */
 TT__FN void TT__K(gemm_pack_some)(const TT__K(gemm_block) *w, int64_t task, float *to, int width,
                                   const TT__K(gemm_operand) *x, int64_t line, int64_t lines)
 {
@@ -13545,7 +13592,8 @@ TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
     TT__K(gemm_pack_some)(w, a, w->a_panels, w->mr, &w->a, w->row, w->rows);
 }
 
-/* Asks for part of a matrix, unless it is absent, so that it is there when the sums for it are ready. */
+/* Prefetches part of a matrix, unless it is absent, so that the part is in the cache when the sums for it are
+   ready. */
 TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col, int64_t rows, int64_t cols)
 {
     const int64_t item = (int64_t)tt_dtype_bytes(m->dtype), step = m->ld * item, last = (cols - 1) * item;
@@ -13557,7 +13605,7 @@ TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col,
     }
 }
 
-/* The microkernel on the panels of row i and column j of the block. */
+/* Runs the microkernel on the panels of row i and column j of the block. */
 TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
                                    int64_t cols, float *c, int64_t c_row, const float *base, int64_t base_row)
 {
@@ -13566,7 +13614,8 @@ TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_
     w->micro(rows, cols, &p);
 }
 
-/* A tile that needs no more than sums; at the edge of C, where it is smaller, it is computed in a copy. */
+/* Computes a tile that needs only sums, in C itself. A smaller tile at the edge of C is computed in a
+   copy. */
 TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
                                    int64_t cols)
 {
@@ -13657,7 +13706,7 @@ TT__FN void TT__K(gemm_tiles_task)(void *arg, int64_t task, int thread)
 }
 #endif
 
-/* Tiles small enough that there are some for every thread, even for few rows. */
+/* Chooses tiles small enough that every thread has some, even for few rows. Returns their number. */
 TT__FN int64_t TT__K(gemm_tile_count)(TT__K(gemm_block) *w)
 {
     int64_t rows = TT__GEMM_TILE_M, cols = TT__GEMM_TILE_N;
@@ -13708,7 +13757,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     if (g->bias.data) w.base = g->bias;
     else if (g->residual.data) w.base = g->residual;
     else if (g->accumulate) w.base = g->c;
-    if (g->bias.data) w.base.ld = 0; /* the same for every row */
+    if (g->bias.data) w.base.ld = 0; /* the same bias for every row */
     w.direct = g->c.dtype == TT_F32 && g->act == TT__ACT_NONE && addends <= 1
         && (!w.base.data || w.base.dtype == TT_F32);
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 16);
@@ -13725,7 +13774,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                const bool whole = w.k == units; /* what was packed for the block before is still there */
+                const bool whole = w.k == units; /* the panels of the block before can be used again */
                 if (whole && w.col > 0 && w.rows == g->m) w.a_tasks = 0;
                 else if (!w.tiles) w.a_tasks = TT__K(gemm_pack_count)(&w, &w.a, w.rows);
                 else w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, TT__GEMM_PACK_LINES);
@@ -13749,7 +13798,8 @@ typedef struct TT__K(gemm_few) {
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* sums[i * STRIP + j] += A(i, [0, k)) . b[j]: 4 rows, 2 columns at most, to load less than it multiplies. */
+/* Computes sums[i * STRIP + j] += A(i, [0, k)) . b[j] for at most 4 rows and 2 columns, so that it loads less
+   than it multiplies. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
                                  const float *b, int64_t b_col, int64_t k, float *sums)
 {
@@ -13770,7 +13820,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         TT__EACH(i, rows)
             TT__EACH(j, cols) sum[2 * i + j] = TT__K(fma)(x[i], y[j], sum[2 * i + j]);
     }
-    /* Transposed, the lanes of all sums are added at once. */
+    /* After a transposition, the lanes of all sums are added at once. */
     TT__UNROLL(2)
     for (int first = 0; first < 8; first += TT__LANES) {
         tt__vf r[TT__LANES];
@@ -13787,7 +13837,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         for (int j = 0; j < cols; j++) sums[i * TT__GEMM_STRIP + j] += total[2 * i + j];
 }
 
-/* Columns of B contiguous: dot products. */
+/* Computes sums where columns of B are contiguous: by dot products. */
 TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -13823,7 +13873,8 @@ TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t 
     }
 }
 
-/* Rows of B contiguous: sums of rows of B, four at a time so that the sums are loaded less often. */
+/* Computes sums where rows of B are contiguous: adds rows of B, four at a time so that the sums are loaded
+   less often. */
 TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -13889,7 +13940,8 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
 }
 
 #ifdef TINYTRAIN_CBLAS
-/* ---- the product by a CBLAS: into C, or by the block into the workspace, where it is finished ---- */
+/* ---- the product by a CBLAS: into C, or block by block into the workspace, where gemm_finish takes it
+   ---- */
 
 typedef struct TT__K(gemm_product) {
     const tt__gemm_args *args;
@@ -13925,7 +13977,7 @@ TT__FN void TT__K(gemm_cblas)(tt__pool *pool, const tt__gemm_args *g)
 }
 #endif
 
-/* workspace: tt__gemm_workspace(m, n, k) bytes. */
+/* Computes the product of `args`, whose workspace has tt__gemm_workspace(m, n, k) bytes. */
 TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
 {
     if (args->m <= 0 || args->n <= 0) return;
@@ -13936,8 +13988,8 @@ TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
     else TT__K(gemm_packed)(pool, args);
 }
 
-/* The most that one thread can do: n rounds of multiply-adds that do not wait for each other. Returns the
-   FLOPs done; *sink keeps the compiler from dropping them. */
+/* Runs n rounds of multiply-adds that do not wait for one another, the most that one thread can do. Returns
+   the FLOPs done; *sink keeps the compiler from dropping them. */
 TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 {
     enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* of 32 or 16 registers */
@@ -13945,7 +13997,7 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
     TT__EACH(i, SUMS) sum[i] = TT__K(splat)((float)i);
     for (int64_t round = 0; round < n; round++) {
         TT__UNROLL(24)
-#ifdef TT__NEON /* its instruction overwrites what it adds to: the other way round would copy y */
+#ifdef TT__NEON /* NEON's instruction overwrites the addend: the other order would copy y */
         for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(x, y, sum[i]);
 #else
         for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(sum[i], x, y);
@@ -13963,20 +14015,20 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 
 /* ==== src/ops/attention/cpu_blocks.h */
 /* ------------------------------------------------------------------------------------------------- attention
-   Flash-style (Dao et al., "FlashAttention", 2022): scores exist only as tiles, of which only the log-sum-exp
-   of each query survives the forward; the backward computes them again. Tiles are transposed, keys as rows
-   and queries in lanes, so that the softmax needs no shuffles, and both P V and P^T dO broadcast their
-   weights straight from the tile. Scores are in units of log 2 (the scale of Q includes log2 e), which makes
-   every exp an exp2. */
+   Flash-style attention (Dao et al., "FlashAttention", 2022). Scores exist only as tiles; the forward saves
+   only the log-sum-exp of each query, and the backward recomputes the scores. Tiles are transposed, with keys
+   as rows and queries in lanes, so that the softmax needs no shuffles, and both P V and P^T dO broadcast
+   their weights straight from the tile. Scores are in units of log 2 (the scale of Q includes log2 e), which
+   turns every exp into an exp2. */
 
 typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
 #define tt__vw TT__K(vw)
 
-/* The 64-bit products of the low halves of each 64-bit lane; the high halves are ignored. */
+/* Returns the 64-bit products of the lower halves of each 64-bit lane; ignores the upper halves. */
 TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 {
 #if TT__LANES == 16
-    /* as mul_epu32, which g++ 12 warns of */
+    /* _mm512_mul_epu32, masked with all ones because g++ 12 warns about the plain form */
     return (tt__vw)_mm512_maskz_mul_epu32((__mmask8)-1, (__m512i)a, (__m512i)b);
 #elif TT__LANES == 8
     return (tt__vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
@@ -13989,8 +14041,9 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 
 TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
 
-/* A draw in every lane. The counters are held as 64-bit lanes, even and odd ones apart, of which only the
-   low half counts: that is what 32 x 32 -> 64 bit multiplications take and give. */
+/* Computes a Philox draw in every lane: the four words of counter {c0, c1, c2, c3}. Even and odd lanes are in
+   separate vectors of 64-bit lanes, of which only the lower half counts: 32 x 32 -> 64 bit multiplications
+   take and return this form. */
 TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1, tt__vu c2,
                               tt__vu c3, tt__vu out[4])
 {
@@ -14012,9 +14065,8 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
-/* 16-bit numbers of as many counters as there are lanes, eight of each, the low half of a word first: of the
-   counters {c0, c1, 0, 0} in their order, when they are given in that of philox_groups, which makes the four
-   words of a counter, and those of the next, neighbours. */
+/* Returns the order in which philox_numbers takes counters. In this order, transposing quads of lanes puts
+   the four words of a counter side by side, followed by the words of the next counter. */
 TT__INLINE tt__vu TT__K(philox_groups)(void)
 {
     tt__vu groups;
@@ -14022,6 +14074,8 @@ TT__INLINE tt__vu TT__K(philox_groups)(void)
     return groups;
 }
 
+/* Draws eight 16-bit numbers for each of TT__LANES counters {c0, c1, 0, 0}, the lower half of a word first.
+   The numbers are in the order of the counters if c0 is in the order of philox_groups. */
 TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1,
                                       uint16_t numbers[8 * TT__LANES])
 {
@@ -14034,16 +14088,16 @@ TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], 
     memcpy(numbers, words, sizeof words);
 }
 
-/* Some keys of a sequence and some queries, of a head of d columns: query i sees the keys that are <= i +
-   diagonal, and none sees the first `skip`, a multiple of 32. Products of bf16 are computed `by` one of the
-   ways. */
+/* A block of keys and queries of a sequence, in a head of d columns. Query i sees the keys <= i + diagonal;
+   no query sees the first `skip` keys, a multiple of 32. by: how products of bf16 are computed. */
 typedef struct TT__K(attention_block) {
     tt__bf16 by;
     int64_t skip, keys, queries, d, diagonal;
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
-/* to (m, to_row) = from^T (times scale if `scaled`), by whole vectors; rows of `from` from n on are zeros. */
+/* Writes to (m, to_row) = from^T, times scale if `scaled`, in whole vectors. Rows of `from` from n on count
+   as zeros. */
 TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
                                            int64_t n, int64_t m, const bool scaled, float scale)
 {
@@ -14060,9 +14114,9 @@ TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const floa
 }
 
 #ifdef TT__ATTENTION_BF16
-/* ---- operands of products of bf16, by dot products or tiles: rows of pairs, made of fp32 blocks ---- */
+/* ---- bf16 operands for dot products and tiles: rows of pairs, made from fp32 blocks ---- */
 
-/* n vectors as bf16, to a multiple of 32 elements; what is more than n is 0. */
+/* Rounds n vectors to bf16, and fills the result with zeros up to a multiple of 32 elements. */
 TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
 {
     for (int64_t v = 0; v < n; v += 2) {
@@ -14072,7 +14126,7 @@ TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_
     }
 }
 
-/* to (n, ceil(width / 32) * 16): pairs that lie side by side in a row. */
+/* Writes to (n, ceil(width / 32) * 16): the bf16 pairs of neighbouring elements of each row of `from`. */
 TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, int64_t stride, int64_t n,
                                                   int64_t width)
 {
@@ -14080,7 +14134,8 @@ TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, 
     for (int64_t i = 0; i < n; i++) TT__K(attention_narrow)(to + i * to_row, from + i * stride, vectors);
 }
 
-/* to (ceil(n / 32) * 16, to_row): pairs of a row and the next; zeros for rows from n on. */
+/* Writes to (ceil(n / 32) * 16, to_row): the bf16 pairs of each even row of `from` and the row after it. Rows
+   from n on count as zeros. */
 TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const float *from, int64_t stride,
                                                int64_t n, int64_t width)
 {
@@ -14098,8 +14153,9 @@ TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const 
     }
 }
 
-/* Y (keys, d), whose rows attention_to_queries adds, as pairs of rows. Tiles need a left operand whose rows
-   run along the sum, which a transposed tile's do not; so there, Y is transposed and out^T computed. */
+/* Stores Y (keys, d), the matrix whose rows attention_to_queries adds up, as pairs of rows. The tile kernels
+   need the left operand's rows to run along the summed dimension; a transposed tile's rows do not. For the
+   tile kernels Y is therefore transposed, and out^T is computed. */
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
                                          int64_t d, const float *y, int64_t stride)
 {
@@ -14111,7 +14167,7 @@ TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffer
 }
 
 #ifdef TT__TILES
-/* What rounding to bf16 leaves of n floats. */
+/* Replaces n floats by what rounding them to bf16 loses. */
 TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
 {
     float half[16];
@@ -14121,7 +14177,8 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
     }
 }
 
-/* attention_to_queries by tiles. `twice`: multiplies what rounding to bf16 leaves of tile, too. */
+/* Computes attention_to_queries with the tile kernels. `twice`: also multiplies what rounding `tile` to bf16
+   loses. */
 TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
                                                  float *out, int64_t out_stride, bool add)
 {
@@ -14159,14 +14216,16 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 
 /* ---- products ---- */
 
-/* The microkernel for a way with bf16 (0: fp32), and the rows and columns of its blocks. It takes `whole`
-   elements along k at a time, a power of 2, of which a unit holds 1 or, if `pairs` is 1, 2. */
+/* A microkernel, and the rows and columns of its blocks. The microkernel takes `whole` elements along k at a
+   time, a power of 2. A unit, the place of a float, holds one of these elements or, if `pairs` is 1, two. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
     int pairs;
 } TT__K(attention_kernel);
 
+/* Returns the microkernel for bf16 products that are computed as `by` says, or for fp32 products if `by` is
+   0. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -14187,7 +14246,8 @@ TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
     return kernel;
 }
 
-/* Rows [i, rows), columns [j, cols) of p's C, at most the microkernel's, summed over elements [from, to). */
+/* Computes rows [i, rows) and columns [j, cols) of p's C, at most as many as the microkernel takes, summed
+   over elements [from, to). */
 TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel, const tt__product *p,
                                           int64_t i, int64_t rows, int64_t j, int64_t cols, int64_t from,
                                           int64_t to)
@@ -14196,7 +14256,7 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     tt__product block = *p;
     block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
     block.k -= first;
-    /* tiles' rows of A lie along k */
+    /* In tiles, the rows of A run along k. */
     block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
     block.b += first * p->b_row + j;
     block.c += i * p->c_row + j;
@@ -14204,11 +14264,11 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* Parts of a tile that no query of a vector sees are neither computed nor read in the three products; with
-   listed queries all are, and the softmax leaves weights of 0 there. */
+/* The three products below neither compute nor read the parts of a tile that no query of a vector sees. With
+   listed queries they compute and read all parts, and the softmax sets the weights of unseen keys to 0. */
 
-/* tile (keys, queries) = X (keys, d) Yt (d, queries); of bf16, X has pairs of columns, Yt of rows, and the
-   result is scaled; fp32 operands are scaled already. */
+/* Computes tile (keys, queries) = X (keys, d) Yt (d, queries). In bf16, X has pairs of columns, Yt has pairs
+   of rows, and the result is scaled; fp32 operands are already scaled. */
 TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale, const float *x,
                                     const float *yt, float *tile)
 {
@@ -14229,7 +14289,7 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* dX (keys, d) += tile (keys, queries) Y (queries, d); of bf16, Y has pairs of rows. */
+/* Adds tile (keys, queries) Y (queries, d) to dX (keys, d). In bf16, Y has pairs of rows. */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {
@@ -14253,10 +14313,11 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* out (queries, d) = or += tile^T (queries, keys) Y (keys, d); of bf16, Y is from attention_summed_bf16. Rows
-   of a block share their keys (of bf16, pairs), with weights 0 for those that a query does not see: a NaN or
-   infinity in Y also reaches the few queries before it in the block, by tiles the 32 before it, and with
-   listed queries all of the sequence. */
+/* Computes out (queries, d) = or += tile^T (queries, keys) Y (keys, d). In bf16, Y comes from
+   attention_summed_bf16. All rows of a microkernel's block multiply the same keys (in bf16, pairs of keys),
+   with weights of 0 for keys that a query does not see. So a NaN or infinity in Y also reaches the few
+   queries before it in the block, with tiles the 32 queries before it, and with listed queries all queries of
+   the sequence. */
 TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
                                         const float *y, float *out, int64_t out_row, bool add)
 {
@@ -14285,9 +14346,10 @@ TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool tw
         }
 }
 
-/* ---- rows of one head in and out of fp32 blocks ---- */
+/* ---- copies of a head's rows into and out of fp32 blocks ---- */
 
-/* A row of d numbers in and out. `dtype` is a constant, so that nothing is asked of each whole vector. */
+/* Reads a row of d numbers into an fp32 block, times scale. `dtype` is a constant, so that the loop over
+   whole vectors does not branch on it. */
 TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const void *from, int64_t d,
                                         float scale)
 {
@@ -14299,6 +14361,8 @@ TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const v
     if (j < d) TT__K(store)(to + j, TT__K(load_as)(from, dtype, j, d - j) * scale);
 }
 
+/* Writes or, if `add`, adds a row of d numbers from an fp32 block, times scale. `dtype` is a constant, so
+   that the loop over whole vectors does not branch on it. */
 TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const float *from, int64_t d,
                                          float scale, bool add)
 {
@@ -14312,12 +14376,13 @@ TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const f
         else TT__K(store_16)(h + j, x, dtype);
     }
     if (j == d) return;
-    tt__vf x = TT__K(load)(from + j) * scale; /* the zeros in the rest of a row are positive */
+    /* Adding zero makes every zero in the rest of a row positive. */
+    tt__vf x = TT__K(load)(from + j) * scale;
     TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
 }
 
-/* to (n, stride) = scale * rows [row, row + n), or those that `at` has there, of the head that starts at
-   `column`, with zeros up to a whole vector. */
+/* Copies to (n, stride) = scale * rows [row, row + n) of the head that starts at `column`, or the rows that
+   `at` lists at [row, row + n). Fills each row with zeros up to a whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
                                   int64_t d, float scale, float *to, int64_t stride)
 {
@@ -14330,7 +14395,9 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
     }
 }
 
-/* The same rows of the head (+)= scale * from; a gradient that nothing needs is absent. */
+/* Sets or, if `add`, adds to rows [row, row + n) of the head that starts at `column`, or to the rows that
+   `at` lists at [row, row + n): scale * from (n, stride). A gradient that nothing needs is absent and is
+   skipped. */
 TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n,
                                     int64_t column, int64_t d, float scale, const float *from, int64_t stride,
                                     bool add)
@@ -14342,7 +14409,8 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
     }
 }
 
-/* to (d, tile) = scale * from^T, from (n, stride); of bf16, pairs of that, and no scale. */
+/* Writes to (d, TILE) = scale * from^T of from (n, stride); in bf16, the pairs of rows of from^T,
+   unscaled. */
 TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__attention_buffers *b,
                                      const float *from, int64_t n, float scale, float *to)
 {
@@ -14362,6 +14430,7 @@ TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__atte
 /* ==== src/ops/attention/cpu_softmax.h */
 /* ---- softmax ---- */
 
+/* A call of attention: its arguments, and constants that all tasks share. */
 typedef struct TT__K(attention_call) {
     const tt__attention_args *a;
     int64_t longest;
@@ -14371,7 +14440,7 @@ typedef struct TT__K(attention_call) {
     uint64_t keys[2 * TT__DRAW_ROUNDS];
 } TT__K(attention_call);
 
-/* One head of one sequence, and the buffers of the thread that works on it. */
+/* A task: one head of one sequence, and the buffers of the thread that works on it. */
 typedef struct TT__K(attention_task) {
     const TT__K(attention_call) *call;
     const tt__attention_args *a;
@@ -14380,21 +14449,21 @@ typedef struct TT__K(attention_task) {
     tt__attention_buffers b;
 } TT__K(attention_task);
 
-/* What the lanes of one vector of queries have in common. */
+/* A vector of queries beside a block of keys: what its lanes see, and what they share. */
 typedef struct TT__K(attention_lanes) {
     tt__vi first, last;   /* the first and the last key of the block that each lane sees */
-    int64_t skip;         /* no lane sees these                                        */
-    int64_t from, seen;   /* any lane sees keys of [from, seen), from a multiple of 8  */
+    int64_t skip;         /* no lane sees keys before this key                         */
+    int64_t from, seen;   /* no lane sees keys outside [from, seen); from: a multiple of 8 */
     int64_t whole, full;  /* all lanes see [whole, full) */
-    tt__vu row;           /* the row of the batch                                      */
-    int64_t first_key;    /* of the block                                              */
+    tt__vu row;           /* row of the batch of each lane                             */
+    int64_t first_key;    /* the block's first key, in the sequence                    */
     int32_t head;
     bool drop;
-    const uint64_t *keys; /* of Philox                                                 */
+    const uint64_t *keys; /* keys of Philox's rounds                                   */
     const uint32_t *either;
 } TT__K(attention_lanes);
 
-/* query: of the first lane, in the sequence */
+/* Returns the lanes of a vector of queries. query: the query of the first lane, counted in the sequence. */
 TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attention_task) *t, int64_t first_key,
                                                             const TT__K(attention_block) *s, int64_t query)
 {
@@ -14436,8 +14505,9 @@ TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attentio
     return l;
 }
 
-/* Which of keys r .. r + 7 of the block, r a multiple of 8, are kept: bits 24 to 31. They are drawn for 16
-   keys at once, into the higher half of *drawn, which the call for the 8 keys before has left. */
+/* Returns which of keys r .. r + 7 of the block dropout keeps, in bits 24 to 31 of each lane; r is a multiple
+   of 8. One draw serves 16 keys: the call for the first 8 keys leaves the draw in the upper half of *drawn,
+   for the call for the next 8. */
 TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t r, tt__vu *drawn)
 {
     const int64_t key = l->first_key + r;
@@ -14455,33 +14525,35 @@ TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* All bits set where key i (0..7) of attention_draw is kept. */
+/* Returns a mask of the lanes where key i (0..7) of attention_draw is kept. */
 TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
-/* All bits set in the lanes that see key r. */
+/* Returns a mask of the lanes that see key r. */
 TT__INLINE tt__vi TT__K(attention_sees)(const TT__K(attention_lanes) *l, int64_t r)
 {
     return (l->last >= (int32_t)r) & (l->first <= (int32_t)r);
 }
 
-/* x, or `other` in the lanes that do not see key r. */
+/* Returns x, or `other` in the lanes that do not see key r. */
 TT__INLINE tt__vf TT__K(attention_visible)(const TT__K(attention_lanes) *l, int64_t r, tt__vf x, tt__vf other)
 {
     const tt__vi visible = TT__K(attention_sees)(l, r);
     return (tt__vf)(((tt__vi)x & visible) | ((tt__vi)other & ~visible));
 }
 
-/* ALiBi of a head. digits: where it is rounded, the slope over its power of two, which `slope` is then. */
+/* ALiBi of a head. slope: the slope or, if ALiBi is rounded, only its power of two. digits: the slope divided
+   by that power, or 0 if ALiBi is not rounded. */
 typedef struct TT__K(attention_fall) { float slope, digits; } TT__K(attention_fall);
 
-/* slope * the number of a row in its sequence, over the slope's power of two, as transformers rounds it. */
+/* Returns slope * the number of a row in its sequence, divided by the slope's power of two, and rounded as
+   transformers does. */
 TT__INLINE float TT__K(attention_rounded)(float digits, int64_t row)
 {
     return tt__from_bf16(tt__to_bf16(digits * tt__from_bf16(tt__to_bf16((float)row))));
 }
 
-/* Takes from the scores of one vector of queries (tile: its column) slope * the distance of query and key.
-   begin: the first row of the sequence. */
+/* Subtracts slope * the distance of query and key from the scores of a vector of queries. tile: the vector's
+   column; begin: the first row of the sequence. */
 TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t begin,
                                        const TT__K(attention_fall) *fall, float *tile)
 {
@@ -14496,8 +14568,8 @@ TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t 
     }
 }
 
-/* Scores in, weights out, for one vector of queries (tile: its column), with a running maximum and sum.
-   Returns what earlier sums of weights must be multiplied with. */
+/* Turns the scores of a vector of queries into weights, and updates each query's running max and sum. tile:
+   the vector's column. Returns the factor for earlier sums of weights. */
 TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
                                            float *tile, float *most, float *sum)
 {
@@ -14548,7 +14620,8 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
     return correction;
 }
 
-/* Scores to dropped weights P~, and gradients of those to gradients of scores P (keep dP~ - delta). */
+/* Turns scores into weights after dropout, P~, and the gradients of these weights, dP~, into gradients of
+   scores, P (keep dP~ - delta). */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
                                                   int64_t keys, float *weights, float *dscores,
                                                   const float *lse, const float *delta)
@@ -14594,7 +14667,7 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
 }
 
 /* ==== src/ops/attention/cpu_kernels.h */
-/* ---- the two kernels ---- */
+/* ---- the forward and the backward ---- */
 
 TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
 {
@@ -14608,7 +14681,7 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
     return call;
 }
 
-/* Task `task` of a call, which is of sequence s. */
+/* Returns task `task` of a call, which works on sequence s. */
 TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call) *call, int64_t task,
                                                       int64_t s, bool backward, int thread)
 {
@@ -14621,7 +14694,7 @@ TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call
     return t;
 }
 
-/* Reads n keys and values from row `row` of the batch on. */
+/* Reads n keys and values, from row `row` of the batch on, into the task's buffers. */
 TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t row, int64_t n, bool backward)
 {
     const tt__attention_args *a = t->a;
@@ -14641,8 +14714,9 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* the products take every key for every query */
 
-/* The part of a block of keys that some of n queries see, of whole tiles unless the block ends before; `keys`
-   <= `skip`: there is none. key, query: the first of them, in the sequence. */
+/* Returns the part of a block of keys that any of n queries sees, in whole tiles unless the block ends
+   before; keys <= skip if no query sees any. key, query: the first key and the first query, counted in the
+   sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
 {
@@ -14654,7 +14728,7 @@ TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attentio
     return s;
 }
 
-/* The slope in units of log 2; 0 without ALiBi. */
+/* Returns the ALiBi slope of the task's head in units of log 2; 0 without ALiBi. */
 TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_task) *t)
 {
     const tt__attention_args *a = t->a;
@@ -14670,8 +14744,8 @@ TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_
     return fall;
 }
 
-/* One block of queries against one block of keys. key, query: the first of them, in the sequence. first: out
-   is not yet there. */
+/* Adds a block of keys to the sums of a block of queries. key, query: the first key and the first query,
+   counted in the sequence. first: `out` has no sums yet and is set. */
 TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                           int64_t keys, int64_t query, int64_t n, const float *qt, float *out,
                                           float *most, float *sum)
@@ -14696,13 +14770,15 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
         for (int64_t j = 0; j < d && correction[i] != 1.0f; j += TT__LANES)
             TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-    /* The weights are not rounded here: dout * out of rounded ones would not be what the backward's weights
-       and their gradients sum to, and gradients of keys, which cancel out, would be half as wrong again. */
+    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's sum
+       of weights times their gradients, and the gradients of keys, in which terms cancel out, would have
+       errors half as large again. */
     if (s.by == TT__BF16_DOT) s.by = TT__BF16_CONVERT;
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
 
-/* Writes the results of n queries from number `query` on, of which the buffers have sums. */
+/* Writes the output and the log-sum-exp of n queries from number `query` on, whose sums are in the
+   buffers. */
 TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -14716,7 +14792,8 @@ TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, 
     }
 }
 
-/* A sequence that is taken by blocks: its queries from number `first` on, those of one block at a time. */
+/* Computes block-sparse attention for `queries` queries of a sequence from number `first` on, the queries of
+   one block at a time. */
 TT__FN void TT__K(attention_forward_blocks)(TT__K(attention_task) *t, int64_t first, int64_t queries)
 {
     const tt__attention_args *a = t->a;
@@ -14773,7 +14850,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     key_begin &= ~(int64_t)15;
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end - key_begin, TT__ATTENTION_KEYS);
-    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* of bf16, products are scaled */
+    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* in bf16, the products are scaled */
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
         TT__K(attention_pack)(&a->q, a->query_at, t.x.first + first + i, n, column, d, q_scale, b->q, stride);
@@ -14783,7 +14860,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         b->most[i] = -FLT_MAX;
         b->sum[i] = 0;
     }
-    /* With a window each block of queries begins with another key. */
+    /* With a window, no block of keys is the first for all queries, so the output begins with zeros. */
     if (a->window) memset(b->out, 0, (size_t)(queries * stride) * sizeof(float));
     for (int64_t key = key_begin; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
@@ -14799,7 +14876,8 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     TT__K(attention_put)(&t, first, queries);
 }
 
-/* Writes out, and into lse the log-sum-exp (natural) of the scaled scores of each query. */
+/* Computes attention: writes `out`, and to `lse` the natural log-sum-exp of the scaled scores of each
+   query. */
 TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a)
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
@@ -14808,7 +14886,8 @@ TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a
                      &call);
 }
 
-/* log2-sum-exp2 of the scores and sum of dout * out of n queries from number `first` on */
+/* Reads the log2-sum-exp2 of the scores, and computes the sum of dout * out, of n queries from number `first`
+   on. */
 TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64_t first, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -14830,7 +14909,8 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
     }
 }
 
-/* span: the first query of which b holds lse, delta and dq. first: dq is not yet there. */
+/* Adds the gradients that come from a block of queries and a block of keys. span: the first query whose lse,
+   delta and dq are in the buffers. first: dq has no sums yet and is set. */
 TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                            int64_t keys, int64_t span, int64_t query, int64_t n)
 {
@@ -14850,7 +14930,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     TT__K(attention_columns)(a, b, b->dout, n, 1.0f, b->doutt);
     TT__K(attention_scores)(&s, query_scale, half ? b->k_pairs : b->k, b->qt, b->weights);
     TT__K(attention_scores)(&s, keep_scale, half ? b->v_pairs : b->v, b->doutt, b->dscores);
-    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* 0 behind the last query */
+    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* 0 after the last query */
     for (int64_t i = 0; i < tt__attention_padded(n); i++) {
         lses[i] = i < n ? b->lse[query - span + i] : 0;
         deltas[i] = i < n ? b->delta[query - span + i] : 0;
@@ -14874,20 +14954,21 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     TT__K(attention_to_queries)(&s, false, b->dscores, half ? b->summed : b->k, dq, dq_stride, !first);
 }
 
-/* Where the gradients of a sequence's keys and values go: its first row, and the head's first column. */
+/* Destination of the gradients of a sequence's keys and values. row: the sequence's first row; column: the
+   head's first column. */
 typedef struct TT__K(attention_sums) {
     tt__mat dk, dv;
     int64_t row, column;
     bool add_dk, add_dv;
 } TT__K(attention_sums);
 
-/* Writes or adds the gradients of `count` keys from key `key` on, which is row `from` of the buffers. */
+/* Writes or adds the gradients of `count` keys from key `key` on. Row `from` of the buffers has the first. */
 TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                       int64_t key, int64_t from, int64_t count, bool add)
 {
     const tt__attention_args *a = t->a;
     const int64_t d = a->head_size, stride = tt__attention_stride(d), row = to->row + key;
-    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products take dout as it is */
+    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products do not scale dout */
     const float *dk = t->b.dk + from * stride, *dv = t->b.dv + from * stride;
     TT__K(attention_unpack)(&to->dk, NULL, row, count, to->column, d, a->scale, dk, stride,
                             add || to->add_dk);
@@ -14895,7 +14976,7 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* attention_backward_span of a sequence that is taken by blocks. */
+/* Computes attention_backward_span for a sequence of block-sparse attention. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {
@@ -14923,7 +15004,8 @@ TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT_
     t->x.from = 0;
 }
 
-/* The gradients that come from n queries of a sequence; where n is 0, zeros for its keys and values. */
+/* Computes the gradients that come from n queries of a sequence, from number `span` on. If n is 0, writes
+   zeros for its keys and values. */
 TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                            int64_t span, int64_t n)
 {
@@ -14942,14 +15024,15 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
     for (int64_t key = 0; key < key_end && !x->blocks; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         const bool seen_now = key < seen_end && key + keys > seen_from;
-        if (a->window && span && !seen_now) continue; /* earlier spans wrote its gradients */
+        if (a->window && span && !seen_now) continue; /* earlier spans wrote the gradients of these keys */
         if (seen_now) TT__K(attention_take_keys)(t, x->begin + key, keys, true);
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
         memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
         for (int64_t query = span; seen_now && query < span + n; query += query_block)
             TT__K(attention_backward_tile)(t, !a->window && key == 0, key, keys, span, query,
                                            tt__min(query_block, span + n - query));
-        /* The keys that earlier spans have seen come first: their gradients are added to. */
+        /* Earlier spans have written the gradients of the first `old` keys; for these keys, gradients are
+           added. */
         const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
                       old = span ? seen : 0;
         for (int64_t from = 0, end = old; from < keys; from = end, end = keys)
@@ -14959,7 +15042,8 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
                             a->add_dq);
 }
 
-/* Of one head of keys. Where it serves several of q, sums are kept in fp32 until the last. */
+/* Computes the gradients that one sequence has in one head of keys. If several heads of q share this head,
+   their sums stay in fp32 until the last of them. */
 TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
@@ -14985,7 +15069,7 @@ TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
     TT__K(attention_unpack)(&a->dv, NULL, row, n, column, d, 1, t.b.all_dv, stride, a->add_dv);
 }
 
-/* Writes or adds to dq, dk, dv. */
+/* Computes the backward of attention: writes or adds to dq, dk and dv. */
 TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *a)
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
@@ -15282,7 +15366,8 @@ TT__FN tt_status TT__K(run_SUM_ROWS)(const tt__launch *l)
 /* ==== src/ops/linear/cpu.h */
 /* -------------------------------------------------------------------------------- linear layers: launches */
 
-/* C = out[0] (m, n) of products with A and B, whose rows (columns, where so said) run along the sum of k. */
+/* Returns the arguments of the product C = out[0] (m, n) of A and B, summed over k. The rows of A and B run
+   along k, or their columns where a_columns or b_columns says so. */
 TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns,
                                           const tt__mat *b, bool b_columns)
 {
@@ -15340,8 +15425,10 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
 /* ==== src/ops/attention/cpu.h */
 /* ------------------------------------------------------------------------------------ attention: launches */
 
-/* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that are queries, which the workspace has in
-   order. */
+/* Returns the arguments that a launch gives to attention. Operands q, q + 1 and q + 2 of the launch are the
+   queries, keys and values; operand `starts` has the first row of each sequence. Operand `numbers`, where
+   present, lists the rows that are queries; the workspace then gets these rows in the order of the
+   sequences. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;
@@ -15391,7 +15478,7 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
     a.dout = l->in[0];
     a.out = l->in[5];
     a.lse = (float *)l->in[6].data;
-    /* dout * out is taken of dout as it is, so products must be too */
+    /* The sums of dout * out read dout unrounded, so the products must not round dout either. */
     if (a.dout.dtype != TT_BF16) a.bf16 = TT__BF16_CONVERT;
     a.dq = l->out[0]; a.dk = l->out[1]; a.dv = l->out[2];
     a.add_dq = l->add[0]; a.add_dk = l->add[1]; a.add_dv = l->add[2];
@@ -15402,7 +15489,8 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/norm/cpu.h */
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* Sum of (x - mean)^2 over the whole pairs of vectors in x (n); of what is behind them: *rest. */
+/* Returns the sum of (x - mean)^2 over the whole pairs of vectors in x (n). Sets *rest to the sum over the
+   numbers after them. */
 TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, float *rest)
 {
     int64_t c = 0;
@@ -15416,8 +15504,8 @@ TT__INLINE float TT__K(squares)(const float *x, int64_t n, const float mean, flo
     return TT__K(sum)(s0 + s1);
 }
 
-/* y = (x - mean) / sqrt(variance + eps) * w + b; more: w (n) and b (n), which may be NULL. rmsnorm is
-   layernorm with a mean of 0, which is not kept. */
+/* Computes y = (x - mean) / sqrt(variance + eps) * w + b. more: w (n) and b (n), where b may be NULL. rmsnorm
+   is layernorm with a mean of 0, which is not stored. */
 TT__ROW_FN(layernorm_row)
 {
     const float *const *weights = (const float *const *)more, *w = weights[0], *b = weights[1], *row = x[0];
@@ -15446,7 +15534,7 @@ TT__ROW_FN(layernorm_row)
 TT__ROWS_FN(layernorm_rows)
 {
     const float *weights[2] = {TT__K(row_in)(&l->in[1], 0, scratch, 3), NULL};
-    if (l->in[2].data) /* of layernorm */
+    if (l->in[2].data) /* layernorm with a bias */
         weights[1] = TT__K(row_in)(&l->in[2], 0, scratch, 4);
     TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(layernorm_row), weights);
 }
@@ -15454,8 +15542,8 @@ TT__ROWS_FN(layernorm_rows)
 TT__RUN_ROWS(LAYERNORM, TT__K(layernorm_rows)(l, from, to, scratch))
 TT__RUN_ROWS(RMSNORM, TT__K(layernorm_rows)(l, from, to, scratch))
 
-/* With n = (x - mean) / std and g = dy w: dx = (g - avg(g) - n avg(g n)) / std, dw = sum dy n, db = sum dy.
-   rmsnorm: without mean and avg(g). */
+/* Computes the gradients. With n = (x - mean) / std and g = dy w: dx = (g - avg(g) - n avg(g n)) / std,
+   dw = sum dy n, db = sum dy. rmsnorm has no mean and no avg(g). */
 TT__ROWS_FN(layernorm_backward_rows)
 {
     int64_t n = l->in[1].cols, parts = tt__ceil_div(l->in[1].rows, TT__SUM_ROWS), part = from / TT__SUM_ROWS;
@@ -15712,21 +15800,24 @@ TT__FN tt_status TT__K(run_MEAN_POOL_BACKWARD)(const tt__launch *l)
 
 /* ==== src/ops/losses/cpu.h */
 /* ---------------------------------------------------------------------------------------------------- losses
-   counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0. */
+   The four counts of a loss: sum of weighted losses, sum of weights, sum of the weights of rows that were
+   predicted right, 0. */
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
-    float scratch[TT__LANES]; /* one would do, but gcc cannot see it */
+    float scratch[TT__LANES]; /* one float would do, but gcc cannot see that */
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
-/* The weights of classes, which are f32 as all inputs; NULL: the operand has those of rows. */
+/* Returns the weights of classes, which are f32 as all inputs are; NULL if the operand has weights of
+   rows. */
 TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
 {
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
-/* The logarithm of the sum of exp(x[c]) over a row, and the largest and the sum of x[c]. */
+/* Returns the logarithm of the sum of exp(x[c]) over a row. Sets *most to the largest and *sum_x to the sum
+   of x[c]. */
 TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, float *sum_x)
 {
     tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
@@ -15761,13 +15852,14 @@ TT__ROWS_FN(cross_entropy_rows)
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
-        if (weights) { /* with its weights, as these differ within the row */
+        if (weights) { /* the loss includes the weights, as these differ within the row */
             float all = 0;
             for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
                           attr->smoothing / (float)n * all;
         }
-        bool right = x[targets[r]] == m; /* the first of those that are greatest, as argmax */
+        /* The prediction is the first of the largest logits, as argmax has it. */
+        bool right = x[targets[r]] == m;
         for (int64_t c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
     }
@@ -15797,7 +15889,7 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* What a row's gradient is multiplied by, beside its weight: upstream gradient / number of targets. */
+/* Returns the factor of a row's gradient without the row's weight: upstream gradient / number of targets. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[1];
@@ -15812,7 +15904,7 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
     if (target == l->instr->attr.ignore_index) { memset(y, 0, (size_t)n * 4); return; }
     if (weights) {
         const float factor = TT__K(loss_factor)(l, &l->in[5]), each = smoothing / (float)n;
-        float all = (1 - smoothing) * weights[target]; /* of the weights in the smoothed target */
+        float all = (1 - smoothing) * weights[target]; /* sum of the weights in the smoothed target */
         for (int64_t c = 0; c < n && smoothing > 0; c++) all += each * weights[c];
         for (int64_t c = 0; c < n; c += TT__LANES) {
             tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - lse);
@@ -15831,9 +15923,9 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 
 TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
-/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
-   tt__fuse_CROSS_ENTROPY), by the kernels of those ops. Gradients of logits have the dtype of x, in the place
-   of the logits. */
+/* Computes forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
+   tt__fuse_CROSS_ENTROPY), with the kernels of those ops. Gradients of logits have the dtype of x and replace
+   the logits in memory. */
 TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];

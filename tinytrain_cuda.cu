@@ -2399,8 +2399,8 @@ namespace {
 
 // ---- layernorm
 
-// Each of a row's threads, a number of warps, has 8 of its columns: neighbours, or otherwise columns that are
-// as far apart as there are threads.
+// A thread of a row. The threads of a row are whole warps, and each has 8 of the row's columns: neighbours if
+// `vector`, otherwise columns that are as many apart as the row has threads.
 struct row_thread {
     int at, of; // the thread's number among the `of` threads of a row
     bool vector;
@@ -2408,7 +2408,7 @@ struct row_thread {
 };
 inline int row_threads(int64_t cols) { return (int)((cols + 255) / 256 * 32); }
 
-// Beyond the last column, and of a row that is not there, 0.
+// Loads the thread's columns of row r. Columns beyond the last, and a row that is not there, become 0.
 template <int X>
 __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int64_t r, const row_thread &t,
                                           bool there = true)
@@ -2429,7 +2429,7 @@ __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int
     }
 }
 
-// m[r] = v; v becomes what was stored.
+// Stores v to row r of m. v becomes the numbers as they were stored.
 template <int X>
 __device__ __forceinline__ void put_row(const tt__mat &m, int64_t r, const row_thread &t, float (&v)[8])
 {
@@ -2463,14 +2463,15 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
 }
 
-// The sums of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
-// number `first` of the block. All threads of the block call it; `part` is of all warps, and free.
+// Sums each of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
+// warp `first` of the block. All threads of the block call this; `part` has a row for each warp of the block,
+// and must be free.
 template <int MOST, int N>
 __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
 {
     const int lane = threadIdx.x % 32;
     int m = 16;
-    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // a lane goes on with half of the numbers
+    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // each lane keeps half of the numbers
         TT__UNROLL for (int k = 0; k < n / 2; k++) {
             const float keep = lane & m ? v[k + n / 2] : v[k], give = lane & m ? v[k] : v[k + n / 2];
             v[k] = keep + __shfl_xor_sync(0xffffffffu, give, m);
@@ -2484,7 +2485,7 @@ __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int fi
             TT__UNROLL for (int n = 0; n < N; n++) v[n] += part[first + k][n];
 }
 
-// The statistics of a row: mean and 1 / std, or of rmsnorm, which is not centred, 1 / rms alone.
+// Statistics of a row: mean and 1 / std or, for rmsnorm, which is not centred, 1 / rms alone.
 struct row_stats { bool centred; float mean, rstd; };
 
 __device__ __forceinline__ void set_stats(const tt__mat &stats, int64_t r, bool centred, float mean,
@@ -2502,22 +2503,24 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
     return {centred, centred ? at[0] : 0.0f, at[centred]};
 }
 
-// The dropout that a norm's kernel does too. Forward: x, which the norm reads, becomes dropout(from) +
-// residual (data NULL: 0) first. Backward: `to` becomes dropout(dx), and the sums are those of its columns.
+// Dropout in a norm's kernel. Forward: x, which the norm reads, first becomes dropout(from) + residual (no
+// residual if its data is NULL). Backward: `to` becomes dropout(dx), and the sums are column sums of `to`.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
-// A block for NARROW rows, of up to 1,024 columns, has several teams of threads (EACH), of which each has two
-// rows in its turn, or one row of operands of any dtype. For other rows, a block is one team with one row.
+// Sizes of a block. A block for NARROW rows, of up to 1,024 columns, has EACH teams of threads, and each team
+// has two rows in a turn, or one row if operands are of any dtype. For other rows, a block is one team with
+// one row.
 template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
     static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
 };
 template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
-template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>; // as sum_teams says
+template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>; // see sum_teams
 
-// y = (x - mean) / std w + b; stats gets mean and 1 / std. Not centred: the mean is taken as 0. A row in the
-// registers of its threads, read once; of typed operands, the next rows are on their way meanwhile. X: dtype
-// of x and y, W: of w and b. DROP: with dropout, of typed operands.
+// Computes y = (x - mean) / std w + b, and stores mean and 1 / std to stats. If not centred, the mean counts
+// as 0. A row stays in the registers of its threads and is read once; with typed operands, the next rows are
+// in flight meanwhile. X: dtype of x and y, W: dtype of w and b. DROP: with dropout, which needs typed
+// operands.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
@@ -2541,7 +2544,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
     float scale[8], shift[8];
-    // Of the thread's first row in the turn at hand or, of what is fetched ahead, the next.
+    // The thread's first row in the current turn or, in what is fetched ahead, in the next turn.
     int64_t r = (int64_t)blockIdx.x * B::TURN + team;
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
     tt__mat from = DROP ? drop.from : x;
@@ -2565,7 +2568,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     fetch_row(bits, b, 0, t, b.data != NULL);
     widen_row(shift, bits);
     if constexpr (DROP) drop.op.begin();
-    for (; r - team < rows; r += step) { // a whole block
+    for (; r - team < rows; r += step) { // the whole block leaves the loop together
         float v[ROWS][8], sum[ROWS], squares[ROWS];
         row_bits<X> residual[ROWS];
         uint32_t number[ROWS];
@@ -2609,11 +2612,11 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         }
         move_rows(step, y, stats);
         if (DROP) move_rows(step, x);
-        if (!centred) __syncthreads(); // square_part is read
+        if (!centred) __syncthreads(); // square_part has been read
     }
 }
 
-// The same for wider rows: a block a row, which is read three times.
+// Computes y and statistics of layernorm for wider rows: a block takes a row and reads it three times.
 __global__ void __launch_bounds__(TT__ROW_THREADS)
     layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred,
                    bool add)
@@ -2638,8 +2641,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS)
     if (stats.data && threadIdx.x == 0) set_stats(stats, r, centred, mean, rstd);
 }
 
-// Runs CODE with X, W and NARROW for rows of so many columns, up to TT__ROW_COLUMNS: kernels for dtypes x and
-// w of operands that are `typed`, alike and in vectors.
+// Runs code with X, W and NARROW for rows of `cols` columns, up to TT__ROW_COLUMNS. Operands that are `typed`
+// (of matching dtypes, in vectors) get kernels for the dtypes x and w.
 #define TT__WITH_NORM(cols, typed, x, w, ...)                                                          \
     do {                                                                                               \
         const bool typed_ = (typed) && (x) != TT_F16 && (w) != TT_F16;                                 \
@@ -2672,7 +2675,8 @@ cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, con
                                              centred, l->add[0], vector, drop);
 }
 
-// dropout: NULL, or what makes x of it at the same time (run_with_dropout).
+// Runs layernorm or rmsnorm. dropout: NULL, or the launch that makes x, which the kernel does at the same
+// time (run_with_dropout).
 cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -2698,8 +2702,8 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 
 cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 
-// What a block of TEAMS teams leaves of sums over its rows: to (2, cols) = dw and db, or (3, cols) with ds.
-// memory: (TEAMS, 4, threads of a row), if there are several.
+// Stores a block's sums over its rows to (2, cols): dw and db; or to (3, cols), with ds. memory: (TEAMS, 4,
+// threads of a row), if the block has several teams.
 template <int TEAMS>
 __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const row_thread &t, int team,
                                                   float4 *memory, const float (&dw)[8], const float (&db)[8],
@@ -2714,13 +2718,13 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
         store(0, dw);
         store(1, db);
         if (sums) store(2, ds);
-    } else { // of columns: over the teams; halves of 4 columns apart
+    } else { // sums over the teams; halves of 4 columns are apart
         float4 *const own = memory + team * 2 * width + t.at;
         const auto leave = [&](int place, const float (&v)[8]) {
             own[place * 2 * width] = make_float4(v[0], v[1], v[2], v[3]);
             own[place * 2 * width + width] = make_float4(v[4], v[5], v[6], v[7]);
         };
-        const auto sum_up = [&](int kind, int place, int count) { // a team does a kind
+        const auto sum_up = [&](int kind, int place, int count) { // one team sums one kind
             float all[8] = {0, 0, 0, 0, 0, 0, 0, 0};
             for (int k = place; k < place + count; k++) {
                 const float4 a = memory[k * 2 * width + t.at], b = memory[(k * 2 + 1) * width + t.at];
@@ -2741,8 +2745,8 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
     }
 }
 
-// Of a row of dy (g) and of x (n): n becomes (x - mean) / std, g becomes dy w; sum gets the thread's sums of
-// g and of g n, and dw and db, which go over rows, those of dy n and dy.
+// Begins the gradient of a row of dy (g) and x (n): n becomes (x - mean) / std, and g becomes dy w. sum gets
+// the thread's sums of g and of g n. dw and db, which run over rows, get dy n and dy added.
 __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
                                                float (&db)[8], const float (&scale)[8], const row_stats &of)
 {
@@ -2758,12 +2762,12 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
     }
 }
 
-// With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
-// = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
-// added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. A row in the registers
-// of its threads, and so are sums over rows. bf16 rows of the next turn are on their way meanwhile. Bytes:
-// dy, x and dx once, and what dx is added to. DROP: with dropout, of typed operands; dx is there, and rows of
-// its dropout are as far apart.
+// Computes, with n = (x - mean) / std and g = dy w, dx = (g - avg(g) - n avg(g n)) / std, and this block's
+// sums of dw = sum dy n and db = sum dy. partial holds for each block the column sums of dw, of db and, with
+// `sums`, of dx (after dx was added to). dx.data may be NULL. X: dtype of dy, x and dx, W: dtype of w. A row
+// stays in the registers of its threads, as do the sums over rows. bf16 rows of the next turn are in flight
+// meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with dropout, which needs typed
+// operands and dx; the dropout's rows are as far apart as those of dx.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -2789,13 +2793,13 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     row_stats next[ROWS];
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
-    // `left`: rows of the block from the thread's first in the turn at hand on. Operands and results begin at
-    // that of the turn that is fetched next, which is all in one go: a thread that waits for one of its loads
-    // may wait for all under way.
+    // `left`: rows of the block from the thread's first row in the current turn on. Operands and results
+    // begin at the thread's first row of the turn that is fetched next. All of a turn is fetched together: a
+    // thread that waits for one of its loads may wait for all loads in flight.
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
-    // Bytes from dy to x, where rows are as far apart: a pointer less to keep.
+    // Bytes from dy to x, whose rows are as far apart: one pointer less to keep.
     const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
     const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
     move_rows(from + team, dy, dx, stats);
@@ -2817,7 +2821,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
     if constexpr (DROP) drop.op.begin();
-    for (; left + team > 0; left -= B::TURN) { // a whole block; TURN is a power of 2
+    for (; left + team > 0; left -= B::TURN) { // the whole block leaves the loop; TURN is a power of 2
         float g[ROWS][8], n[ROWS][8], sum[2 * ROWS];
         row_bits<X> old[ROWS];
         row_stats of[ROWS];
@@ -2838,8 +2842,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
             TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * of[i].rstd + start[j];
         }
         if (!leaves) continue;
-        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // from what is fetched next to the turn at hand
-        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // by turns
+        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // from the next fetch to the current turn
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // alternating
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
             const float of_n = -of[i].rstd * avg_gn, rest = -of[i].rstd * avg_g;
@@ -2858,7 +2862,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
                              dw, db, ds, sums);
 }
 
-// The same for wider rows: dx, a block a row. Four blocks a processor: for eight, the compiler spills
+// Computes dx for wider rows, a block a row. Four blocks a multiprocessor: for eight, the compiler spills
 // registers on compute capability 10.0.
 __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x,
         tt__mat w, tt__mat stats, tt__mat dx, bool add)
@@ -2884,7 +2888,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt
     }
 }
 
-// ... and the sums of dw and db over a block's rows, a column a thread.
+// Computes the sums of dw and db over a block's rows for wider rows, a column a thread.
 __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats,
         int64_t rows_each, float *partial)
 {
@@ -2913,7 +2917,8 @@ cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int6
                       vector, sums, 1.0f / (float)l->in[1].cols, drop);
 }
 
-// dropout: NULL, or what makes a dropout of dx at the same time (run_with_dropout).
+// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch that makes a dropout of dx, which
+// the kernel does at the same time (run_with_dropout).
 cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -2930,7 +2935,7 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
     if (wide) {
         e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)),
                        TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
-        if (e == cudaSuccess && dx->data) // last, as dx may take the place of dy
+        if (e == cudaSuccess && dx->data) // last, as dx may be in the memory of dy
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
                            *w, *stats, *dx, l->add[0]);
     } else {
@@ -2965,7 +2970,7 @@ cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_b
 
 // ---- dropout and a norm in one kernel, where the second of two launches reads what the first writes
 
-// Have a and b no bytes in common, or the same rows at the same place?
+// Returns whether a and b have no bytes in common, or are the same rows at the same place.
 bool is_apart(const tt__mat &a, const tt__mat &b)
 {
     if (!a.data || !b.data) return true;
@@ -2977,10 +2982,11 @@ bool is_apart(const tt__mat &a, const tt__mat &b)
     return end(a) <= (const char *)b.data || end(b) <= (const char *)a.data;
 }
 
-// A norm of dropout's result, or dropout of what a norm's backward leaves as dx. The memory plan has the
-// first done before the second begins, so that results of the second may lie where operands of the first do;
-// in one kernel a thread reads and writes the same columns of its rows, so that this is right for the same
-// rows at the same place, and otherwise there are two kernels. The numbers are those of two kernels.
+// Runs a norm of dropout's result, or dropout of the dx of a norm's backward. The memory plan assumes that
+// the first is done before the second begins, so results of the second may be stored where operands of the
+// first are. In one kernel, a thread reads and writes the same columns of its rows, which is right if memory
+// does not overlap or holds the same rows at the same place; otherwise two kernels run. The numbers are the
+// same either way.
 cudaError_t run_with_dropout(const tt__launch *l)
 {
     const bool forward = l->instr->op == TT__OP_DROPOUT;
@@ -3340,9 +3346,11 @@ cudaError_t run_table_backward(const tt__launch *l)
 namespace {
 
 // ================================================================================================== losses
-// counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
+// The four counts of a loss: sum of weighted losses, sum of weights, sum of the weights of rows that were
+// predicted right, 0.
 
-// The most blocks, each of which leaves one partial sum in the resident workspace. Tests make it smaller.
+// Max blocks of a loss, each of which leaves one partial sum in the resident workspace. Tests make it
+// smaller.
 #ifndef TT__LOSS_BLOCKS
 #define TT__LOSS_BLOCKS 1024
 #endif
@@ -3352,7 +3360,7 @@ __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
     return weights.data ? load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
 }
 
-// What a row's gradient is multiplied by: upstream gradient / number of targets.
+// Returns the factor of a row's gradient without the row's weight: upstream gradient / number of targets.
 __device__ __forceinline__ float loss_factor(const tt__run *run, const float *dloss, const float *counts)
 {
     double norm = run ? run->loss_norm : counts[1];
@@ -3392,10 +3400,11 @@ __global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int
     store_counts<256>(sums, counts, loss);
 }
 
-// What a row's logits say; the same in every thread that works on it.
+// Result of a row's logits, the same in every thread that works on the row.
 struct row_result { float lse, loss; bool right; };
 
-// What the lanes of a warp know of a row, together: greatest logit, sum of exponentials relative to it, sum.
+// Merges what the lanes of a warp know of a row: m, the greatest logit; s, the sum of exponentials relative
+// to that logit; sx, the sum of logits; and `right`.
 __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &right)
 {
     const float top = warp_max(m);
@@ -3405,10 +3414,10 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
     m = top;
 }
 
-// The running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept
-// relative to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for
-// softmax", 2018), so that one pass is enough; sx sums the logits; `right` says whether the target's logit
-// `own` is the first of the greatest, as argmax has it.
+// Running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept relative
+// to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018),
+// so that one sweep is enough. sx sums the logits. `right` tells whether the target's logit `own` is the
+// first of the greatest, as argmax has it.
 struct logit_sums {
     float m, s, sx, own;
     bool right;
@@ -3419,7 +3428,7 @@ struct logit_sums {
         own = logit_of_target;
         right = own == own;
     }
-    // Columns [c, c + N); columns from n on hold -INFINITY.
+    // Adds columns [c, c + N); columns from n on hold -INFINITY.
     template <int N, class INDEX>
     __device__ __forceinline__ void add(const float (&v)[N], INDEX c, INDEX n, INDEX target, bool smooth)
     {
@@ -3434,14 +3443,14 @@ struct logit_sums {
         else if (target < c) right &= !(top > own);
         else TT__UNROLL for (int k = 0; k < N; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
     }
-    // The result of the row, in each of its THREADS threads: a warp or a block.
+    // Returns the result of the row, in each of its THREADS threads: a warp or a block.
     template <int THREADS> __device__ __forceinline__ row_result finish(int64_t n, float smoothing)
     {
         const int thread = (int)threadIdx.x % THREADS;
         merge_rows(m, s, sx, right);
         if (THREADS > 32) {
             TT__SHARED(float4, part, [(THREADS + 31) / 32]);
-            __syncthreads(); // those of the last row may still be read
+            __syncthreads(); // the parts of the row before may still be read
             if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
             __syncthreads();
             const bool there = thread % 32 < THREADS / 32;
@@ -3454,7 +3463,8 @@ struct logit_sums {
     }
 };
 
-// The result of a row of n logits, by a warp or by a block of THREADS. Target -1: only lse is wanted.
+// Returns the result of a row of n logits, computed by a warp or by a block of THREADS. Target -1: only lse
+// is wanted.
 template <int THREADS>
 __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                         int64_t target, float smoothing)
@@ -3469,7 +3479,8 @@ __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype 
     return sums.finish<THREADS>(n, smoothing);
 }
 
-// Of a row of n logits: the sum over classes of weight (lse - logit), by a warp or by a block of 256.
+// Returns, for a row of n logits, the sum over classes of weight (lse - logit), computed by a warp or by a
+// block of 256.
 template <int THREADS>
 __device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                 const float *class_weights, float lse)
@@ -3483,8 +3494,8 @@ __device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, i
     return THREADS == 32 ? warp_sum(sum) : (float)block_sum<256>(sum);
 }
 
-// Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for
-// many. With weights of classes and smoothing they are read twice.
+// Computes lse and the partial counts of rows of logits x (rows, n), by groups of GROUP threads: a warp for
+// few classes, a block for many. Each row is read once; with weights of classes and smoothing, twice.
 template <int GROUP>
 __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights,
                                                      const float *class_weights, tt__mat lse, int ignore,
@@ -3513,7 +3524,8 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     store_partial<256>(sums, partial);
 }
 
-// The weights of classes, operand k, which are f32 as all inputs; NULL: it has those of rows.
+// Returns the weights of classes, operand k, which are f32 as all inputs are; NULL if the operand has weights
+// of rows.
 const float *class_weights_of(const tt__launch *l, int k)
 {
     return l->instr->attr.by_class ? (const float *)l->in[k].data : NULL;
@@ -3538,8 +3550,8 @@ cudaError_t run_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Gradient of N logits from column c on: (softmax - target) w, where the target has 1 - smoothing more
-// than the smoothing / n of all.
+// Turns N logits from column c on into their gradients: (softmax - target) w, where the target is
+// smoothing / n for all classes and 1 - smoothing more for the target's class.
 template <int N, class INDEX>
 __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, int64_t n, int32_t target,
                                                        float lse, float smoothing, float w)
@@ -3550,7 +3562,8 @@ __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, i
     }
 }
 
-// The same where classes have weights, whose sum is `sum`: smoothed targets weigh each class as itself.
+// Turns 8 logits from column c on into their gradients where classes have weights, whose sum is `sum`.
+// Smoothed targets take the weight of each class.
 __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
                                                                   int32_t target, float lse, float smoothing,
                                                                   const float *weights, float sum,
@@ -3564,7 +3577,8 @@ __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8],
     }
 }
 
-// dx (rows, n) [+]= ...: x and dx cross memory once. A thread does eight elements of a row at a time.
+// Computes dx (rows, n) [+]= the gradients of logits. x and dx cross memory once. A thread takes eight
+// elements of a row at a time.
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
                                                               const float *class_weights, tt__mat lse,
@@ -3575,7 +3589,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     const float factor = loss_factor(run, dloss, counts);
-    double sum = 0; // of the weights of classes
+    double sum = 0; // sum of the weights of classes
     if (class_weights && smoothing > 0) {
         for (int64_t c = threadIdx.x; c < n; c += 256) sum += class_weights[c];
         sum = block_sum<256>(sum);
@@ -3601,7 +3615,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
     }
 }
 
-enum { TT__ELEMENT_BLOCKS = 4096 }; // of kernels that go through elements: enough to fill any GPU a few times
+enum { TT__ELEMENT_BLOCKS = 4096 }; // max blocks of elementwise kernels: enough to fill any GPU a few times
 
 cudaError_t run_cross_entropy_backward(const tt__launch *l)
 {
@@ -3615,7 +3629,8 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Of probabilities p of all classes, in groups as cross_entropy. Logits and p cross memory twice and once.
+// Computes the statistics (lse, sum of p) and the partial counts of rows of logits x with probabilities p of
+// all classes, in groups as in cross_entropy. Logits cross memory twice, p once.
 template <int GROUP>
 __global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
                                                           tt__mat stats, bool wide, loss_sums *partial)
@@ -3661,7 +3676,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// dx [+]= w (softmax(x) * sum of p - p); x, p and dx cross memory once.
+// Computes dx [+]= w (softmax(x) * sum of p - p). x, p and dx cross memory once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *counts, tt__mat dx, bool add,
@@ -3692,7 +3707,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Sum over x, y (rows, n) of w (x - y)^2 / n; x and y cross memory once.
+// Computes the partial counts of x, y (rows, n), whose loss is the sum of w (x - y)^2 / n; x and y cross
+// memory once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
@@ -3726,7 +3742,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// dx [+]= 2 w (x - y) / n; x, y and dx cross memory once.
+// Computes dx [+]= 2 w (x - y) / n. x, y and dx cross memory once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *counts,
                                                               tt__mat dx, bool add, bool wide,
@@ -3757,8 +3773,8 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
                       is_wide(dx), TT__RUN_OF(l));
 }
 
-// Sums over all rows of what linear_cross_entropy left of each, loss and hit, or with NULL of the weights
-// only. Moves up to 16 bytes a row.
+// Sums over all rows the loss and hit that linear_cross_entropy left of each or, if row_loss is NULL, the
+// weights only. Moves up to 16 bytes a row.
 __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows,
                                                            const int32_t *targets, tt__mat weights,
                                                            int ignore, float *counts, float *loss)
@@ -3776,9 +3792,9 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
     store_counts<1024>(sums, counts, loss);
 }
 
-// A chunk's logits z (rows, n), f32 in rows of whole 32 bytes: loss and hit of each row and, unless dz.data
-// is NULL, their gradients dz in the rows' place, in the dtype that it says, with zeros up to the end of a
-// row of z. A block a row, which it reads twice.
+// Computes loss and hit of each row of a chunk's logits z (rows, n), f32 in rows of whole 32 bytes. Unless
+// dz.data is NULL, also writes the gradients dz in place of the rows, in dz's dtype, with zeros up to the end
+// of a row of z. A block takes a row, which it reads twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
@@ -3802,15 +3818,15 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
             cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
             TT__UNROLL for (int k = 0; k < 8; k++) if (c + k >= n) v[k] = 0;
         }
-        __syncthreads(); // 16-bit gradients take the place of logits that other threads read in this round
+        __syncthreads(); // 16-bit gradients replace logits that other threads read in this round
         if (c < n) store8(row_at(dz, r), dz.dtype, c, 8, true, v);
     }
 }
 
-// linear_cross_entropy with gradients, of rows that fit into shared memory. The resident blocks walk over the
-// rows; each thread copies its own columns, four of every 4,096, and asks for those of the block's next row
-// as soon as it has written the gradients of this one. It sums the first of a row's ROW_PARTS parts while the
-// others are on their way. Moves n (4 + dz's size) bytes a row.
+// Computes what linear_cross_entropy does, with gradients, for rows that fit into shared memory. The resident
+// blocks walk over the rows. Each thread copies its own columns, four of every 4,096, and fetches those of
+// the block's next row as soon as it has written the gradients of the current row. It sums the first of a
+// row's ROW_PARTS parts while the others are in flight. Moves n (4 + dz's size) bytes a row.
 enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
@@ -3834,7 +3850,7 @@ __global__ void __launch_bounds__(1024, 1)
         const int64_t next = r + gridDim.x;
         const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
         logit_sums sums;
-        const int32_t of_next = x ? targets[next] : ignore; // there by the time that it is needed
+        const int32_t of_next = x ? targets[next] : ignore; // arrives by the time that it is needed
         const float w = factor * row_weight(weights, r);
         sums.begin(own);
         const auto add = [&](int part) { // of the thread's own columns
@@ -3872,7 +3888,7 @@ __global__ void __launch_bounds__(1024, 1)
                     ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
                                                       pack_as(dz.dtype, v[2], v[3]));
                 }
-                if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
+                if (x) tt__cp_async_16(logits + c, x + c); // after the store, which has read the old logits
             }
             tt__cp_async_commit();
         }
@@ -3895,12 +3911,13 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-#ifndef TT__LOSS_CACHE // the most bytes of a row's logits that stay in shared memory; tests make it smaller
+#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory; tests make it smaller
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// What a chunk's share of a gradient is added to: the gradient, or where it has 16 bits and there are several
-// chunks, f32 sums at *at in the workspace, of which it is made at the end.
+// Returns the matrix to which chunks add their shares of a gradient: the gradient itself or, if it has 16
+// bits and there are several chunks, f32 sums at *at in the workspace, from which the gradient is made at the
+// end.
 tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 {
     tt__mat sums = *m;
@@ -3912,17 +3929,17 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
     return sums;
 }
 
-// The classes beyond the last multiple of 64, where their number is not a multiple of 8. cuBLASLt has only
-// slow kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200),
-// so that these classes have products of their own, of copies that end with zeros: rows of the weight, and
-// elements of the bias, up to a multiple of 8. Rounding w itself up where it lies would need room behind it
-// wherever it lies: in its home, in pieces, gathered, offloaded and cast.
+// The classes beyond the last multiple of 64, if their number is not a multiple of 8. cuBLASLt has only slow
+// kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200). So
+// these classes have products of their own, from copies that end with zeros: rows of the weight, and elements
+// of the bias, up to a multiple of 8. Padding w itself would need room after it wherever it is stored: as the
+// parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
-    int64_t first, count; // classes; count 0: there are none
+    int64_t first, count; // classes; count 0: none
     tt__mat w, b, dw, db; // (rows, in) and (1, rows), rows: count up to a multiple of 8; f32 gradients
 };
 
-// Copies x to the upper left of `to`, and fills the rest of it with zeros. A thread has eight columns.
+// Copies x to the upper left of `to`, and fills the rest with zeros. A thread copies eight columns.
 __global__ void __launch_bounds__(256) copy_padded(tt__mat x, tt__mat to)
 {
     tt__begin_kernel();
@@ -3962,8 +3979,8 @@ cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, b
     return e;
 }
 
-// The three products of a chunk of the loss: logits z, of which dz are the gradients, are f32 in rows that
-// have room for the tail's zeros.
+// The three products of a chunk of the loss. The logits z and their gradients dz are in rows that have room
+// for the tail's zeros; z is f32.
 struct loss_products {
     const tt__launch *l;
     tt__mat w, b; // w's first classes, and all of b
@@ -3983,7 +4000,8 @@ struct loss_products {
         if (e == cudaSuccess && tail.count) e = linear_dx(l, &rest, &tail.w, dx, add || tail.first > 0);
         return e;
     }
-    // first: of the chunks. The tail's are summed beside dw and db.
+    // Adds a chunk to dw and db; the tail's gradients are summed beside dw and db. first: whether the chunk
+    // is the first.
     cudaError_t dw(const tt__mat *dz, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w,
                    bool add_b, bool first) const
     {
@@ -3995,7 +4013,7 @@ struct loss_products {
         if (e == cudaSuccess && tail.count) e = linear_dw(l, &rest, x, &rest_w, &rest_b, !first, !first);
         return e;
     }
-    // Behind the last chunk: dw and db [+]= the tail's.
+    // Sets or adds the tail's gradients to dw and db, after the last chunk.
     cudaError_t finish(const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b) const
     {
         if (!tail.count) return cudaSuccess;
@@ -4010,7 +4028,7 @@ struct loss_products {
     }
 };
 
-// The rows' losses and gradients of a chunk of logits.
+// Computes the rows' losses and gradients of a chunk of logits.
 cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
                           tt__mat weights, float2 *row_loss)
 {
@@ -4034,7 +4052,7 @@ cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *
                       weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
 }
 
-// At the end of the workspace: of products whose operands have to be copied.
+// Returns the bytes at the end of the workspace for products whose operands have to be copied.
 int64_t loss_products_bytes(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *w = &l->in[3];
@@ -4044,7 +4062,8 @@ int64_t loss_products_bytes(const tt__launch *l)
                max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
 }
 
-// As the CPU's, chunk by chunk of rows. The workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
+// Computes a linear layer, its cross-entropy and their gradients, chunk by chunk of rows, as on the CPU. The
+// workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -5073,52 +5092,55 @@ namespace {
 
 // ================================================================================================= attention
 // Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2",
-// 2023). A block of threads takes a tile of queries (or of keys) of one head and goes through the sequence's
-// keys (or queries). The backward is two kernels: dq, by tiles of queries, with the sums of dout * out of
-// each row and head; dk and dv, by tiles of keys. Scores are thus computed twice, seven products in place of
-// five, but nothing is added to by two blocks: no atomics, no dq in fp32. Where a block holds all keys of a
-// sequence, one kernel makes dq, dk and dv with five products; bench/results/NOTES.md has the arithmetic.
-// Another makes the sums before it, and where no dq is wanted or where rows of out are not aligned.
+// 2023). A thread block owns a tile of queries (or of keys) of one head and goes through the sequence's keys
+// (or queries). The backward is two kernels. One goes by tiles of queries and makes dq and the sums of
+// dout * out of each row and head; the other goes by tiles of keys and makes dk and dv. So scores are
+// computed twice, seven products in place of five, but no two blocks add to one number: no atomics, no dq in
+// fp32. Where a block holds all keys of a sequence, one kernel makes dq, dk and dv with five products;
+// bench/results/NOTES.md has the arithmetic. A kernel of their own makes the sums before that kernel, and
+// where no dq is wanted or the rows of out are not aligned.
 //
-// Tiles of ragged sequences: those of SIZE rows that begin in sequence s are numbered from start[s] / SIZE +
-// s on, which leaves room for all of them, so rows / SIZE + seqs blocks are enough and the host need not know
-// the lengths; numbers that are left over do nothing.
+// Tiles of ragged sequences: the tiles of SIZE rows of sequence s are numbered from start[s] / SIZE + s on.
+// This leaves room for all tiles, so rows / SIZE + seqs blocks are enough and the host need not know the
+// lengths; blocks whose number has no tile do nothing.
 
 struct attention_args {
     tt__mat q, k, v, out, dout, dq, dk, dv;
     const int32_t *seq_start, *query_start; // (seqs + 1): first row, first query of each sequence
-    // Of a query: its row of the batch and its row in q; NULL: its number.
+    // Of each query: its row of the batch, and its row in q; NULL: the query's number.
     const int32_t *query_row, *query_at;
-    // (rows of q, heads): log-sum-exp of the scores; sum of dout * out.
+    // (rows of q, heads): log-sum-exp of the scores, and sum of dout * out.
     float *lse, *delta;
     const tt__run *run;
     int seqs, heads, head_size;
-    int group;      // heads of q that a head of k and v serves
-    int first_head; // among the heads of all ranks
-    int longest;    // no sequence has more rows
+    int group;      // heads of q that share a head of k and v
+    int first_head; // number of the first head among all ranks' heads
+    int longest;    // max rows of a sequence
     bool causal, add_dq, add_dk, add_dv;
-    int window;                             // 0: none
+    int window;                             // rows seen back and, unless causal, ahead; 0: no window
     int least, most;                        // a row sees the keys for which row - key is in [least, most]
-    int alibi_heads;                        // of all ranks; 0: none
+    int alibi_heads;                        // heads of all ranks; 0: no ALiBi
     float alibi;
     bool alibi_rounded;                     // see tt_attention_options
     int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
     const uint16_t *lists;                  // tt__launch.lists in the device's memory
-    float scale, factor, keep_scale;        // of the scores; the same for powers of 2; of kept weights
-    // Sums of columns of dq, dk and dv, a row for each of so many blocks of threads that have the same
-    // columns; NULL: none are asked for.
+    float scale, factor, keep_scale;        // factors: of scores; of scores for exp2; of kept weights
+    // Column sums of dq, dk and dv: a row for each of parts_q or parts_k thread blocks that own the same
+    // columns; NULL: not wanted.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
-    float *parts; // (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: a block has all
-    int pass;     // of blocks that leave such parts
+    // Parts of dq: (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: a block has all
+    // keys of a sequence.
+    float *parts;
+    int pass;     // number of the launch whose blocks write parts
     int span_rows, span_cols;               // see attention_find_span
     bool drop;
     uint32_t either[4];                     // see tt__attention_either
     uint32_t random;
-    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
-    bool sums_deltas;                       // the kernel of dq makes `delta`
-    int warps;                              // attention_warps
-    int item_tiles, item_group, item_rounds; // see attention_item_of: tiles of a head, heads, rounds
+    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws by itself
+    bool sums_deltas;                       // the kernel of dq computes `delta`
+    int warps;                              // see attention_warps
+    int item_tiles, item_group, item_rounds; // see attention_item_of: a head's tiles, a group's heads, rounds
 };
 
 #define TT__LOG2E 1.44269504088896341f
@@ -5130,8 +5152,8 @@ __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
                                (uint64_t)run->micro << 32 | p.random) : 0;
 }
 
-// Which of the weights of a query (a row of the batch) for keys 16 group ... 16 group + 15 of its sequence
-// are kept, a bit each. See tt__attention_either.
+// Returns which weights of a query (a row of the batch), for keys 16 group ... 16 group + 15 of its sequence,
+// dropout keeps, a bit each. See tt__attention_either.
 __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group,
                                                    int head)
 {
@@ -5144,21 +5166,22 @@ __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint
     return kept >> 16;
 }
 
-// A tile of a sequence: of its queries or of its keys.
+// A tile of a sequence's queries or of its keys.
 struct attention_tile {
     int sequence;
-    int begin, length;  // rows of the batch
-    int first, queries; // numbers of queries
-    int at;             // where in these or in those the tile begins
+    int begin, length;  // the sequence's rows of the batch
+    int first, queries; // the sequence's queries
+    int at;             // first row or first query of the tile, counted in the sequence
 };
 
-// Tile `number` of SIZE rows that start[] divides; at < 0: there is none.
+// Returns tile `number` of the tiles of SIZE rows of the sequences that begin at start[]; at < 0: no tile has
+// that number.
 template <int SIZE>
 __device__ __forceinline__ attention_tile attention_find(const attention_args &p, const int32_t *start,
                                                          int number)
 {
     const int lane = threadIdx.x % 32;
-    int s = 0, n = p.seqs; // it is one of s ... s + n - 1; each round asks 32 of them
+    int s = 0, n = p.seqs; // the sequence is one of s ... s + n - 1; each round asks 32 of them
     while (n > 1) {
         int step = (n + 31) / 32, probe = s + lane * step;
         bool before = lane * step < n && start[probe] / SIZE + probe <= number;
@@ -5177,11 +5200,11 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
     return t;
 }
 
-// Where the kernel of dq leaves for that of dk and dv which weights dropout keeps, of 64 queries and 64 keys:
-// tiles number `queries` and `keys` of a sequence. (4, 64, 16) bits: of query i and key j, as of
-// attention_keep, number (j / 16 * 64 + i) * 16 + j % 16. Pairs of tiles lie in the order of a matrix, or, of
-// causal attention, which has none above the diagonal, of a triangle. See tt__cuda_attention_bits. begin: of
-// the sequence, see below.
+// Returns the bits that tell which weights dropout keeps, of 64 queries and 64 keys: tiles number `queries`
+// and `keys` of a sequence. The kernel of dq writes these bits for the kernel of dk and dv. (4, 64, 16) bits:
+// the bit of query i and key j, see attention_keep, has number (j / 16 * 64 + i) * 16 + j % 16. Pairs of
+// tiles are in the order of a matrix or, in causal attention, where no pair above the diagonal exists, of a
+// triangle. See tt__cuda_attention_bits. begin: the sequence's attention_bits_begin.
 __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p, int64_t begin, int queries,
                                                          int keys, int head)
 {
@@ -5189,20 +5212,21 @@ __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p
     return p.bits + ((begin + pair + keys) * p.heads + head) * TT__CUDA_ATTENTION_BITS;
 }
 
-// How many pairs of tiles there is room for in front of t's sequence.
+// Returns how many pairs of tiles have their places before t's sequence.
 __device__ __forceinline__ int64_t attention_bits_begin(const attention_args &p, const attention_tile &t)
 {
     const int64_t across = (p.longest + 63) / 64, tiles = t.begin / 64 + t.sequence;
     return p.causal ? tiles * (across + 1) / 2 : tiles * across;
 }
 
-// How many of the sequence's keys there are up to the last that any of a tile's `count` queries sees.
+// Returns the end of the keys that any of a tile's `count` queries sees, without a window.
 __device__ __forceinline__ int attention_end(const attention_args &p, const attention_tile &t, int count)
 {
     return p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
 }
 
-// The same with a window, and the first of these keys. Of listed queries nothing is known.
+// Return the end and the first of the keys that any of a tile's `count` queries sees, with or without a
+// window. Listed queries count as seeing all keys.
 __device__ __forceinline__ int attention_window_end(const attention_args &p, const attention_tile &t,
                                                     int count)
 {
@@ -5214,7 +5238,7 @@ __device__ __forceinline__ int attention_window_begin(const attention_args &p, c
     return p.window && !p.query_row ? max(0, t.at - p.window + 1) : 0;
 }
 
-// The same of the queries that see any of a tile's `count` keys.
+// Return the first and the end of the queries that see any of a tile's `count` keys.
 __device__ __forceinline__ int attention_queries_begin(const attention_args &p, const attention_tile &t)
 {
     return p.query_row ? 0 : p.causal ? t.at : attention_window_begin(p, t);
@@ -5225,19 +5249,20 @@ __device__ __forceinline__ int attention_queries_end(const attention_args &p, co
     return p.window && !p.query_row ? min(t.queries, t.at + count + p.window - 1) : t.queries;
 }
 
-// Whether row `row` of a sequence sees key `key`.
+// Returns whether row `row` of a sequence sees key `key`.
 __device__ __forceinline__ bool attention_sees(const attention_args &p, int row, int key, int length)
 {
     return key < length && row - key >= p.least && row - key <= p.most;
 }
 
-// How many blocks a sequence is taken by; 0: it is not.
+// Returns the number of blocks of a sequence in block-sparse attention; 0: the sequence is dense.
 __device__ __forceinline__ int attention_blocks(const attention_args &p, int length)
 {
     return p.block && length > p.dense ? (length + p.block - 1) / p.block : 0;
 }
 
-// How often, of n blocks, block i of queries of head `head` of all ranks' sees block j of keys.
+// Returns how often block i of queries sees block j of keys, of n blocks of a sequence. `head` counts the
+// heads of all ranks.
 __device__ __forceinline__ int attention_times(const attention_args &p, int head, int n, int i, int j)
 {
     const int last = n - 1;
@@ -5249,8 +5274,8 @@ __device__ __forceinline__ int attention_times(const attention_args &p, int head
     return times;
 }
 
-// So much of the lists of blocks is an argument of the kernel that writes them to the device's memory, where
-// a copy would have to wait for memory that the host may write again.
+// The part of the lists of blocks that one launch of attention_write_lists passes as an argument. With a copy
+// instead, the host would have to wait before it may write the source again.
 struct attention_lists { uint16_t block[1536]; };
 __global__ __launch_bounds__(256) void attention_write_lists(attention_lists lists, uint16_t *to, int n)
 {
@@ -5258,7 +5283,7 @@ __global__ __launch_bounds__(256) void attention_write_lists(attention_lists lis
     for (int i = (int)threadIdx.x; i < n; i += 256) to[i] = lists.block[i];
 }
 
-// The slope of head `head` of all ranks'; see tt__alibi_exponent. 0: there is none.
+// Returns the ALiBi slope of head `head` of all ranks' heads, see tt__alibi_exponent; 0 without ALiBi.
 __device__ __forceinline__ float attention_slope(const attention_args &p, int head)
 {
     const int n = p.alibi_heads ? 1 << (31 - __clz(p.alibi_heads)) : 1;
@@ -5268,37 +5293,37 @@ __device__ __forceinline__ float attention_slope(const attention_args &p, int he
     return p.alibi * (p.alibi_rounded ? to_float(round_to<bf16>(slope)) : slope);
 }
 
-// What ALiBi takes from the score of a row and a key.
+// Returns what ALiBi subtracts from the score of a row and a key.
 __device__ __forceinline__ float attention_bias(const attention_args &p, float slope, int row, int key)
 {
     if (!p.alibi_rounded) return slope * fabsf((float)(row - key));
-    const float own = to_float(round_to<bf16>(slope / p.alibi)); // exact: the slope was of bf16
+    const float own = to_float(round_to<bf16>(slope / p.alibi)); // exact: the slope is a bf16 number
     const float at_row = own * to_float(round_to<bf16>((float)row));
     const float at_key = own * to_float(round_to<bf16>((float)key));
     return p.alibi * (to_float(round_to<bf16>(at_row)) - to_float(round_to<bf16>(at_key)));
 }
 
-// The row of the batch that is query number `query`.
+// Returns the row of the batch of query number `query`.
 __device__ __forceinline__ int attention_row(const attention_args &p, int query)
 {
     return p.query_row ? p.query_row[query] : query;
 }
 
-// Where lse and delta have a query and head.
+// Returns the place of a query and head in lse and delta.
 __device__ __forceinline__ int64_t attention_sums_at(const attention_args &p, int query, int head)
 {
     return (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
 }
 
-// Numbers the queries, of which index (n) has the rows, by sequences, and those of a sequence in the order of
-// index. n^2 comparisons, which for tens of thousands is less work than one tile of scores of each.
+// Sorts the queries, whose rows index (n) has, by sequence, and within a sequence in the order of index.
+// Makes n^2 comparisons, for tens of thousands of queries less work than one tile of scores of each query.
 __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int n, const int32_t *seq_start,
                                                        int seqs, int32_t *query_start, int32_t *query_row,
                                                        int32_t *query_at)
 {
     tt__begin_kernel();
     TT__SHARED(int32_t, rows, [256]);
-    const int j = (int)(blockIdx.x * 256 + threadIdx.x); // a query, then the start of a sequence
+    const int j = (int)(blockIdx.x * 256 + threadIdx.x); // a query or, from n on, the start of a sequence
     int begin = 0, end = 0, row = 0, rank = 0;
     if (j < n) {
         int low = 0, high = seqs;
@@ -5324,8 +5349,8 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
     } else if (j <= n + seqs) query_start[j - n] = rank;
 }
 
-// Sums of dout * out of each row and head, by vectors of 16 bytes: PARTS threads of a warp share a row and
-// head, and each has those of NUMBERS of them, whose loads are under way together.
+// Computes the sums of dout * out of each row and head, by vectors of 16 bytes. PARTS threads of a warp share
+// a row and head, and make the sums of NUMBERS rows and heads, whose loads are in flight together.
 enum { TT__DELTA_NUMBERS = 4 };
 template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
 {
@@ -5353,7 +5378,7 @@ template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_d
     }
 }
 
-// The same for any dtypes and addresses, a warp for each.
+// Computes the sums of dout * out of each row and head for any dtypes and addresses, a warp for each.
 __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
 {
     tt__begin_kernel();
@@ -5374,17 +5399,18 @@ __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
 namespace {
 
 // ---- in f32 arithmetic: any dtypes, strides and head sizes. Tiles of 64 queries and 64 keys, 256 threads.
-// Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x + 16 b, and of outputs rows y + 16 a
-// and columns 4 x ... 4 x + 3 of the 64 that a block makes; a larger head is made by several blocks, all of
-// which compute the scores.
+// Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x + 16 b, and the outputs of rows
+// y + 16 a and columns 4 x ... 4 x + 3 of the 64 columns that a block makes. Several blocks make a larger
+// head; each of them computes the scores.
 
 struct attention_rows { // `count` rows of a matrix, in the columns of a head
     const tt__mat *m;
-    const int32_t *at; // where they lie; NULL: from `first` on
+    const int32_t *at; // row numbers; NULL: the rows from `first` on
     int first, count;
 };
 
-// to (64, PITCH) = `columns` columns from `column` on, up to COLUMNS with zeros, as are rows from count on.
+// Copies to (64, PITCH) = `columns` columns of `x` from `column` on. Columns up to COLUMNS, and rows from
+// count on, become zeros.
 template <int COLUMNS, int PITCH>
 __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column,
                                                 int columns)
@@ -5409,11 +5435,11 @@ __device__ __forceinline__ void attention_stage(float *to, const attention_rows 
     }
 }
 
-// Floats; pitches spread the rows that a warp reads over the banks.
+// Sizes in floats; the pitches spread the rows that a warp reads over the banks.
 enum { ATTENTION_STAGE = 2 * 64 * 36, ATTENTION_PITCH = 68 };
 
-// s = a b^T over the columns of head a_head of a and b_head of b. Barriers at its beginning and before its
-// end; then `stage` may be read still.
+// Computes s = a b^T over the columns of head a_head of a and head b_head of b. Has barriers at the beginning
+// and before the end; threads may still read `stage` after the last barrier.
 __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage, const attention_rows &a,
                                                  const attention_rows &b, int a_head, int b_head,
                                                  int head_size)
@@ -5441,8 +5467,8 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
     }
 }
 
-// to += tile (64, ATTENTION_PITCH) y, `columns` columns of y from `column` on. Barriers: after the writes to
-// the tile, and none after its last use.
+// Adds tile (64, ATTENTION_PITCH) y to `to`, for `columns` columns of y from `column` on. Has a barrier after
+// the writes to the tile, and none after the tile's last use.
 __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
                                               const attention_rows &y, int64_t column, int columns)
 {
@@ -5467,7 +5493,7 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
     }
 }
 
-// The rows of an output (+)= scale * from.
+// Sets four columns of a row of an output to scale * from or, if `add`, adds scale * from to them.
 __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns,
                                                 const float (&from)[4], float scale, bool add)
 {
@@ -5479,7 +5505,8 @@ __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, i
     }
 }
 
-// keep (64 queries, 4): attention_keep for 64 keys from `key` on. A barrier comes between this and its use.
+// Writes keep (64 queries, 4) = attention_keep for 64 keys from `key` on. A barrier must separate this from
+// the use of `keep`.
 __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_args &p, uint64_t random,
                                                const int32_t *rows, int first, int count, int key, int head)
 {
@@ -5488,8 +5515,9 @@ __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_a
                                                    p.first_head + head);
 }
 
-// times (64, 64): how often each of a tile's `count` queries sees the blocks of 64 keys from `key` on, the
-// first of which is that of `key`. False where none sees any; with a barrier.
+// Writes times (64, 64): how often each of a tile's `count` queries sees the blocks that have the 64 keys
+// from `key` on; the first of these blocks is the block of `key`. Returns false if no query sees any; has a
+// barrier.
 __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const attention_args &p,
                                                     const attention_tile &t, int first, int count, int key,
                                                     int blocks, int head)
@@ -5505,10 +5533,11 @@ __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const 
     return __syncthreads_or(any) != 0;
 }
 
-// What a block of the f32 kernels works on: tile `t` of head `head`, and the columns of one of its parts, of
-// which `skip` come before these in the head. heads: those that have blocks.
+// The work of a thread block of the f32 kernels: tile `t` of head `head`, and one part of the head's columns.
+// skip: columns of the head before that part; columns: columns from there to the head's end.
 struct attention_block { attention_tile t; int head, skip, columns; };
 
+// Returns the work of thread block `block`. heads: number of heads that have blocks.
 __device__ __forceinline__ attention_block attention_block_at(const attention_args &p, const int32_t *start,
                                                               int heads, int64_t block)
 {
@@ -5521,7 +5550,7 @@ __device__ __forceinline__ attention_block attention_block_at(const attention_ar
     return b;
 }
 
-// NEAR: a window, ALiBi, blocks.
+// NEAR: with a window, ALiBi or block-sparse attention.
 template <bool NEAR>
 __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(attention_args p)
 {
@@ -5541,7 +5570,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     const float slope = NEAR ? attention_slope(p, p.first_head + b.head) : 0;
     const int blocks = NEAR ? attention_blocks(p, t.length) : 0;
     float most[4], sum[4], out[4][4];
-    int row[4]; // row y + 16 a of the tile, in the sequence
+    int row[4]; // row y + 16 a of the tile, counted in the sequence
     TT__UNROLL for (int a = 0; a < 4; a++) {
         row[a] = attention_row(p, q.first + min(y + 16 * a, q.count - 1)) - t.begin;
         most[a] = -3.4028235e38f;
@@ -5595,8 +5624,9 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     }
 }
 
-// Weights and the gradients of scores without the factor `scale`, of which element (i, j) of a tile, from its
-// score and that of dout v^T. seen: how often; bias: of ALiBi.
+// Turns an element's score into the weight after dropout, and its product dout v^T (dscore) into the gradient
+// of the score without the factor `scale`. seen: how often the query sees the key; bias: what ALiBi
+// subtracts.
 __device__ __forceinline__ void attention_gradient(const attention_args &p, float &weight, float &dscore,
                                                    int seen, bool kept, float bias, float lse,
                                                    float delta)
@@ -5662,8 +5692,8 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     }
 }
 
-// A square of 8 x 8 bits of 8 lanes whose numbers differ in their bits 2 to 4, group: byte by byte, bit i of
-// lane k becomes bit k of lane i.
+// Transposes squares of 8 x 8 bits over the 8 lanes whose numbers differ only in bits 2 to 4, which are
+// `group`: in each byte, bit i of lane k becomes bit k of lane i.
 __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
 {
     TT__UNROLL for (int k = 1; k < 8; k *= 2) {
@@ -5676,8 +5706,9 @@ __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
     return x;
 }
 
-// Which of the weights of the warp's keys (rows) and QUERIES queries (columns) it keeps: of the thread's, bit
-// 8 (2 e + h) + m QUERIES / 8 + n. rows: of the queries in the batch; first: the warp's first key / 16.
+// Returns which weights of the warp's keys (rows) and QUERIES queries (columns) dropout keeps. The thread's
+// element (m, n, h, e) has bit 8 (2 e + h) + m QUERIES / 8 + n. rows: the queries' rows of the batch; first:
+// the warp's first key / 16.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
                                                            const int *rows, int first, int head,
@@ -5687,7 +5718,7 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     static_assert(TILES == 8 || TILES == 4, "a thread draws for two queries or one");
     const int group = thread % 32 / 4, pair = thread % 4 * 2;
     if (!p.drop) return 0xffffffffu;
-    // The eight threads of two columns draw for 16 keys of a tile each.
+    // Each of the eight threads of two columns draws for 16 keys of a tile.
     const int *const row = rows + group % ACROSS * 8 + pair;
     const int at = first + group % TILES / ACROSS;
     if (TILES == 8) {
@@ -5698,18 +5729,19 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     return (bits & 0x0f0f) | (bits & 0xf0f0) << 12;
 }
 
-// The same from bits: those of QUERIES queries and the warp's first 16 keys, from attention_fetch_bits.
+// Returns the bits that attention_draw_columns returns, but reads them: `bits` are those of QUERIES queries
+// and the warp's first 16 keys, as attention_fetch_bits copies them.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_read_columns(const unsigned char *bits)
 {
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     uint32_t keep = 0;
-    TT__UNROLL for (int i = MT * QUERIES / 8 - 1; i >= 0; i--) // two queries of 16 keys
+    TT__UNROLL for (int i = MT * QUERIES / 8 - 1; i >= 0; i--) // two queries, 16 keys
         keep = 2 * keep + (*(const uint32_t *)(bits + 16 * i + 2 * pair) >> group & 0x01010101u);
     return keep;
 }
 
-// A row of scores is here a key, a column a query.
+// Makes dk and dv. A row of scores is here a key, a column a query.
 __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 {
     tt__begin_kernel();
@@ -5762,7 +5794,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
             attention_add(dk, tile, stage, q, column, b.columns);
         }
     }
-    // One thread has an element of dk and of dv, which may be the same.
+    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
     const int64_t column = (int64_t)b.head * p.head_size + b.skip;
     TT__UNROLL for (int a = 0; a < 4; a++) {
         if (y + 16 * a >= k.count) continue;
@@ -5779,23 +5811,24 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 namespace {
 
 // ---- on tensor cores: q, k, v and dout in the same 16-bit dtype T, rows and heads at multiples of 16 bytes,
-// head sizes up to 128. D: the next of 32, 64, 80, 96, 128, its surplus columns zero. Blocks of 4 warps, each
-// with 16 MT rows of the tile that the block owns; the other tiles come two at a time, one in use and one
-// under way. Rows in shared memory are 16 bytes longer than D, so that eight of them lie in different banks.
+// head sizes up to 128. D is the next of 32, 64, 80, 96, 128; its surplus columns are zero. Thread blocks
+// have 4 warps, each with 16 MT rows of the tile that the block owns. The other tiles come two at a time, one
+// in use and one in flight. Rows in shared memory are 16 bytes longer than D, so that eight of them are in
+// different banks.
 
 template <class T> __device__ __forceinline__ uint32_t attention_pack(float low, float high)
 {
     return pack<T>(low, high);
 }
 
-// to (ROWS, D + 8), or (ROWS, D) as tt__wgmma_matrix wants it (WIDE) = rows first ... first + count - 1 of
-// a head, or where `at` says that they lie; the rest zeros. In the background.
+// Copies rows first ... first + count - 1 of a head, or the rows that `at` lists there, to (ROWS, D + 8) or,
+// if WIDE, to (ROWS, D) as tt__wgmma_matrix needs it. The rest becomes zeros. The copies are asynchronous.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
                                                 int count, int head, int head_size,
                                                 int thread = (int)threadIdx.x)
 {
-    // Vectors of a row, rows at a time; 8 threads of 128 idle where D is 80 or 96.
+    // PARTS: vectors of a row; STEP: rows at a time. 8 threads of 128 idle where D is 80 or 96.
     enum { PARTS = D / 8, STEP = THREADS / PARTS, PITCH = WIDE ? D : D + 8 };
     static_assert(!WIDE || (D == 64 && STEP % 8 == 0), "a row's vectors have one order in all steps");
     const int r = thread / PARTS, c = thread % PARTS * 8;
@@ -5811,16 +5844,16 @@ __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const i
     }
 }
 
-// By warpgroups (WIDE), with tiles of 64 rows for heads of up to 64: each of a group's four warps has 16
-// rows, whose sums lie as by mma.sync with MT = 1. Tiles begin at multiples of 1,024 bytes, for which a
-// launch asks for as much more shared memory.
+// By warpgroups (WIDE), with tiles of 64 rows, for heads of up to 64 columns: each of a group's four warps
+// has 16 rows, whose sums are distributed as by mma.sync with MT = 1. Tiles begin at multiples of 1,024
+// bytes; a launch asks for TT__WIDE_ROOM more shared memory for this alignment.
 enum { TT__WIDE_ROOM = 1024 };
 template <class T> __device__ __forceinline__ T *attention_room(T *shared)
 {
     return shared + (-tt__shared_address(shared) & 1023) / sizeof(T);
 }
 
-// s (64, 64) = a b^T of tiles of 64 rows
+// Computes s (64, 64) = a b^T of tiles of 64 rows.
 template <class T>
 __device__ __forceinline__ void attention_wide(float (&s)[1][8][4], const T *a, const T *b)
 {
@@ -5829,7 +5862,7 @@ __device__ __forceinline__ void attention_wide(float (&s)[1][8][4], const T *a, 
         tt__wgmma_rows<T>(s[0], ma + k * 2 / 16, mb + k * 2 / 16, k > 0);
 }
 
-// to (64, 64) += w y of w (64, 64) in registers, rounded to T, and a tile y
+// Adds w y to `to` (64, 64): w (64, 64) is in registers, rounded to T, and y is a tile.
 template <class T>
 __device__ __forceinline__ void attention_wide_add(float (&to)[1][8][4], const uint32_t (&w)[4][4],
                                                    const T *y)
@@ -5838,7 +5871,7 @@ __device__ __forceinline__ void attention_wide_add(float (&to)[1][8][4], const u
     TT__UNROLL for (uint32_t k = 0; k < 64; k += 16) tt__wgmma_add<T>(to[0], w[k / 16], my + k * 128 / 16);
 }
 
-// Sums as the first operand of a product; see attention_mma_add.
+// Packs sums as the first operand of a product; see attention_mma_add.
 template <class T>
 __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const float (&w)[1][8][4])
 {
@@ -5847,7 +5880,7 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
-// Sums of a warp: M times 16 rows, N times 8 columns.
+// Clears the sums of a warp: M times 16 rows, N times 8 columns.
 template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
 {
     TT__UNROLL for (int m = 0; m < M; m++)
@@ -5860,7 +5893,7 @@ __device__ __forceinline__ void attention_clear(float (&x)[M][N][4], float (&y)[
     attention_clear(y);
 }
 
-// s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
+// Computes s (16 MT, N) = a b^T of a (16 MT, D) and b (N, D) in shared memory.
 template <class T, int D, int MT, int N>
 __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T *a, const T *b)
 {
@@ -5883,7 +5916,8 @@ __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T 
     }
 }
 
-// to (16 MT, D) += w y of w (16 MT, N) in registers, rounded to T, and y (N, D) in shared memory
+// Adds w y to `to` (16 MT, D): w (16 MT, N) is in registers and is rounded to T; y (N, D) is in shared
+// memory.
 template <class T, int D, int MT, int N>
 __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], const float (&w)[MT][N / 8][4],
                                                   const T *y)
@@ -5908,22 +5942,24 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
     }
 }
 
-// Sums of columns of what attention_store writes, of the numbers of T as they are stored: of the thread's
-// elements, in `sum`, then of the warp's rows, part[column] = or += them. lane: the thread's.
+// Column sums of what attention_store writes, of the numbers of T as they are stored. `sum` has the sums of
+// the thread's elements; write() then makes the sums of the warp's rows, part[column] = or += them. lane: the
+// thread's lane.
 template <class T, int D> struct attention_columns {
-    enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, in eighths
+    enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to a multiple of 8
     float sum[N];
     __device__ __forceinline__ void clear() { TT__UNROLL for (int i = 0; i < N; i++) sum[i] = 0; }
-    __device__ __forceinline__ void add(int n, uint32_t pair) // which is in tile n of 8 columns
+    __device__ __forceinline__ void add(int n, uint32_t pair) // a pair of tile n of 8 columns
     {
         float x[8];
-        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // not of its parts before they were packed
+        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // the packed numbers, not the floats before
         sum[2 * n] += x[0];
         sum[2 * n + 1] += x[1];
     }
     __device__ __forceinline__ void write(float *part, int lane, bool add)
     {
-        // The eight threads that have the same columns share them: each time half of one's go to another.
+        // The eight threads that have the same columns share the sums: each time, half of a thread's sums go
+        // to another thread.
         int n = N, first = 0;
         TT__UNROLL for (int bit = 16; bit > 2; bit /= 2) {
             const bool upper = lane & bit;
@@ -5942,8 +5978,9 @@ template <class T, int D> struct attention_columns {
     }
 };
 
-// Row `row` of a head of an output (+)= scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns,
-// of which the first is `column` of the head. sums: of what is stored, in 16 bits and alone, to `columns`.
+// Stores scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns in row `row` of a head of an
+// output or, if `add`, adds them to the row. The first tile begins at `column` of the head. sums: also adds
+// what is stored to `columns`, for 16-bit results that are not added to.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,
@@ -5974,7 +6011,8 @@ __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int h
     }
 }
 
-// The block's sums of a head's columns, from `at` on where `to` is there: of `parts` of its warps.
+// Writes the thread block's sums of a head's columns, those of `parts` of its warps, from to[at] on. Does
+// nothing if `to` is NULL.
 template <int D>
 __device__ __forceinline__ void attention_write_sums(float *to, int64_t at, const float (*part)[D], int parts,
                                                      int head_size, int thread)
@@ -5986,14 +6024,15 @@ __device__ __forceinline__ void attention_write_sums(float *to, int64_t at, cons
     }
 }
 
-// Where, in parts of such sums, the block has those of a head of an output that has so many.
+// Returns the place of the thread block's sums of head `head` in partial column sums. heads: the number of
+// heads of the output.
 __device__ __forceinline__ int64_t attention_sums_begin(const attention_args &p, int heads, int head)
 {
     return ((int64_t)(blockIdx.x / heads) * heads + head) * p.head_size;
 }
 
-// Rows of the batch of a warp's queries, in the forward and dq: [m][h] is that of row mine + 16 m + 8 h +
-// lane / 4 of the tile. Those from count on are the last's.
+// Sets the rows of the batch of a warp's queries, in the forward and dq: row[m][h] is the row of query
+// mine + 16 m + 8 h + lane / 4 of the tile. Queries from count on get the last query's row.
 template <int MT>
 __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first,
                                                   int count, int mine)
@@ -6005,10 +6044,10 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
         }
 }
 
-// Which of the weights for keys key ... key + KEYS - 1 the warp keeps; see attention_kept. Drawn before there
-// are scores, which take the registers. The four threads of a row draw for 16 keys each: 64 of the row, or 32
-// of the row and of the one 8 further. to: attention_bits of the warp's first query and the first of these
-// keys; NULL: they are not left.
+// Draws which weights for keys key ... key + KEYS - 1 dropout keeps for the warp; see attention_kept. This
+// comes before the scores, which take the registers. Each of the four threads of a row draws for 16 keys:
+// together 64 keys of the row, or 32 keys of the row and of the row 8 further. to: attention_bits of the
+// warp's first query and the first of these keys; NULL: the bits are not written.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,
@@ -6031,7 +6070,7 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
     }
 }
 
-// That for row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e.
+// Returns whether the weight of row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e is kept.
 template <int MT, int KEYS>
 __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n,
                                                int e)
@@ -6040,28 +6079,29 @@ __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS 
     return keep[i / 4] >> (n % 4 * 8 + i % 4 * 2 + e) & 1;
 }
 
-// The kernels of plain and causal attention; of a window and ALiBi; by blocks of a multiple of 64 rows.
+// Kinds of kernels: of plain and causal attention; of attention with a window or ALiBi; of block-sparse
+// attention with blocks of a multiple of 64 rows.
 enum attention_kind { PLAIN, NEARBY, BY_BLOCKS };
 
-// Whether keys from `key` on are all behind those that the warp's queries, from `at` on, see.
+// Returns whether the warp's queries, from `at` on, see no key from `key` on.
 template <int MT, attention_kind KIND>
 __device__ __forceinline__ bool attention_behind(const attention_args &p, int at, int key)
 {
     return KIND == PLAIN && p.causal && !p.query_row && key >= at + 16 * MT;
 }
 
-// What forward and dq begin with: the block's tile of queries, and the part of its warp, which begins at
-// `mine`.
+// The work of a warp in the forward and dq: the thread block's tile of queries, and in the tile the warp's
+// queries from `mine` on.
 template <int MT> struct attention_queries {
     attention_tile t;
     int head, mine, pair; // pair: the first of the thread's two columns of 8 scores
-    int first, count;     // number of the tile's first query, and how many there are
-    int begin, end, all;  // keys that any of them sees; up to `all` each of the warp's does
-    int row[MT][2];       // attention_rows_of
+    int first, count;     // number of the tile's first query; queries of the tile
+    int begin, end, all;  // any query sees keys [begin, end); each of the warp's sees all up to `all`
+    int row[MT][2];       // see attention_rows_of
 };
 
-// Of block-sparse attention, for what a block of threads works on: its blocks of queries (or of keys) [from,
-// to] of a sequence that is taken by n blocks; 0: it is not.
+// Block-sparse attention of a sequence of n blocks: the blocks of queries (or of keys) [from, to] that a
+// thread block works on. n is 0 if the sequence is dense.
 struct attention_sparse { int n, from, to; };
 
 __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_args &p, int length, int at,
@@ -6071,8 +6111,9 @@ __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_
     return b;
 }
 
-// The first tile of SIZE keys at `at` or behind that any of the blocks of queries sees (or, of KEYS, of
-// queries that see any of the blocks of keys); `end` or more: there is none. 32 blocks are asked at a time.
+// Returns the first key from `at` on that is in a block which any of the blocks of queries sees (or, if KEYS,
+// the first query in a block that sees any of the blocks of keys); `end` or more if none exists. Asks 32
+// blocks at a time.
 template <bool KEYS>
 __device__ __forceinline__ int attention_seen_from(const attention_args &p, const attention_sparse &b,
                                                    int head, int at, int end)
@@ -6089,7 +6130,8 @@ __device__ __forceinline__ int attention_seen_from(const attention_args &p, cons
     return end;
 }
 
-// False where the block has no queries. Long sequences come first. NEAR: a window, ALiBi.
+// Finds the thread block's queries; returns false if it has none. Long sequences come first. NEAR: with a
+// window or ALiBi.
 template <bool NEAR, int MT, int WARPS = 4>
 __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b, const attention_args &p)
 {
@@ -6109,7 +6151,7 @@ __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b,
     return true;
 }
 
-// Rows first ... first + count - 1 of a head of keys and of values, as attention_fetch makes them.
+// Copies rows first ... first + count - 1 of a head of keys and of values, as attention_fetch does.
 template <class T, int D, int KEYS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attention_args &p, int first,
                                                      int count, int head)
@@ -6119,7 +6161,7 @@ __device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-// Tile `key` of a sequence's keys and values, of their two stages. head: of q.
+// Copies a sequence's keys and values from `key` on to one of their two stages. head: of q.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
                                                      const attention_tile &t, int key, int stage, int head)
@@ -6131,8 +6173,8 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-// Products of the warp's queries and keys key ... key + KEYS - 1: less what ALiBi takes, and of keys that a
-// query does not see -INFINITY. slope: of products.
+// Finishes the products of the warp's queries and keys key ... key + KEYS - 1: subtracts what ALiBi takes,
+// and sets keys that a query does not see to -INFINITY. slope: of ALiBi, in units of the products.
 template <int MT, int KEYS, attention_kind KIND>
 __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], const attention_args &p,
                                                const attention_queries<MT> &b, int key, float slope)
@@ -6157,8 +6199,9 @@ __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], cons
             }
 }
 
-// Scores become weights that are kept. most, sum: the largest score of each row and the thread's sum of its
-// weights so far, for which `out`, the sum of values, was scaled. often: how often the keys are seen.
+// Turns scores into weights after dropout. most, sum: the largest score of each row and the thread's sum of
+// its weights so far; `out`, the sum of values, is rescaled to the new largest score. often: how often the
+// queries see the keys.
 template <int MT, int KEYS, attention_kind KIND, int N>
 __device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], float (&most)[MT][2],
                                                 float (&sum)[MT][2], float (&out)[MT][N][4],
@@ -6175,7 +6218,7 @@ __device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], flo
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
             const float correction = tt__exp2((most[m][h] - now) * factor);
-            // Before a window there are tiles of which a query sees nothing.
+            // A query may see nothing of the tiles before its window.
             const float offset = NEAR && now == -3.4028235e38f ? 0 : -now * factor;
             most[m][h] = now;
             TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
@@ -6199,7 +6242,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 {
     tt__begin_kernel();
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
-    TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT__SHARED(uint64_t, random, ); // in shared memory, or Philox's round keys would stay in registers
     TT__DYN_SHARED(T, qs);
     T *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
@@ -6210,7 +6253,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
-    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // of products
+    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // in units of the products
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
@@ -6223,17 +6266,17 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         next = key + KEYS;
         if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
         tt__cp_async_wait<0>();
-        __syncthreads(); // the tile is there, and the other one was used
-        // Then the largest score is the smallest product: turn the queries round.
+        __syncthreads(); // the tile has arrived, and the other tile is no longer in use
+        // With a negative scale, the largest score is the smallest product: negate the queries.
         if (key == begin && p.scale < 0) {
             for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128)
                 if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
             __syncthreads();
         }
         if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
-        // The warp has no queries, or none that sees any of the keys.
+        // The warp has no queries, or none of them sees any of the keys.
         if (mine >= count || attention_behind<MT, KIND>(p, t.at + mine, key)) continue;
-        int often = 1; // how often its queries see the keys
+        int often = 1; // how often the warp's queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
         if (often == 0) continue;
@@ -6265,22 +6308,24 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 /* ==== src/ops/attention/cuda_forward_wide.cuh */
 namespace {
 
-// ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a
-// block copies queries, keys and values, up to STAGES tiles ahead, and draws which weights dropout keeps; the
-// GROUPS others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as
-// the device holds; each takes one tile of queries after another, so that copies for the next run while
-// products of this one do. Of heads of 64 a multiprocessor has two blocks, which fill each other's waits; of
-// 128 it has one, whose products of a tile with values run beside those of the next tile's scores (OVERLAPS).
+// ---- the forward by warpgroups with different tasks (Shah et al.: "FlashAttention-3", 2024). The first
+// warpgroup of a block copies queries, keys and values, up to STAGES tiles ahead, and draws which weights
+// dropout keeps. The GROUPS others have 64 queries each. Warpgroups wait for one another at barriers of
+// phases. As many blocks run as the device holds; each takes one tile of queries after another, so that the
+// copies for the next tile run during the products of the current one. For heads of 64, a multiprocessor has
+// two blocks, which fill each other's waits. For heads of 128 it has one block, whose products of a tile with
+// values run beside the products for the next tile's scores (OVERLAPS).
 template <int D> struct attention_wide_sizes {
     enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
            OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // registers a thread
 };
 
-// A tile of QUERIES queries: `count` of them from number `first` on, row `at` of a sequence of rows `begin`
-// ... begin + length - 1. count < 0: there are no more.
+// A tile of QUERIES queries: `count` queries from number `first` on, which begins at row `at` of a sequence
+// of rows `begin` ... begin + length - 1. count < 0: no more tiles.
 struct attention_item { int begin, length, at, first, count, head; };
 
-// Shared memory. keep: bit i of [stage][k][query] is that for key 32 k + i of the tile.
+// Shared memory. keep: bit i of [stage][k][query] tells whether dropout keeps the weight for key 32 k + i of
+// the tile.
 template <class T, int D, bool DROPS> struct attention_wide_tiles {
     typedef attention_wide_sizes<D> S;
     enum { GROUPS = S::GROUPS, STAGES = S::STAGES, KEYS = S::KEYS };
@@ -6288,7 +6333,8 @@ template <class T, int D, bool DROPS> struct attention_wide_tiles {
     uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
 };
 
-// s (64, KEYS) = a b^T of a (64, D), b (KEYS, D): parts of 64 columns one behind another
+// Computes s (64, KEYS) = a b^T of a (64, D) and b (KEYS, D), both stored as parts of 64 columns, one after
+// another.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], const T *a, const T *b)
 {
@@ -6299,7 +6345,7 @@ __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], c
     }
 }
 
-// to (64, D) += w y of w (64, KEYS) in registers and y (KEYS, D) as above
+// Adds w y to `to` (64, D): w (64, KEYS) is in registers; y (KEYS, D) is stored as parts of 64 columns.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
                                                       const uint32_t (&w)[KEYS / 16][4], const T *y)
@@ -6310,9 +6356,10 @@ __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
             tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
 }
 
-// Number `round` of the items of a block: a head's tiles of queries from the last on, which is the longest of
-// causal attention, by groups of heads whose keys and values the cache holds. Each second round goes
-// backwards, so that who has long ones gets short ones too. count < 0: that one is not there.
+// Returns item number `round` of a block. Items are ordered by groups of heads whose keys and values the
+// cache holds, and in a group from the heads' last tiles of queries on, which are the longest in causal
+// attention. Each second round goes backwards, so that a block with long items gets short ones too.
+// count < 0: no such item.
 template <int QUERIES>
 __device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
 {
@@ -6332,7 +6379,8 @@ __device__ __forceinline__ attention_item attention_item_of(const attention_args
     return item;
 }
 
-// The same keys as attention_window_begin and attention_window_end.
+// Return the first key, a multiple of KEYS, and the end of the keys of an item, as attention_window_begin and
+// attention_window_end do. at: the item's first row; behind: the row after its last.
 template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
 {
     return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;
@@ -6343,7 +6391,8 @@ __device__ __forceinline__ int attention_item_end(const attention_args &p, int l
         : p.window ? min(length, behind + p.window - 1) : length;
 }
 
-// to (ROWS, D), in parts of 64 columns, as attention_fetch makes it. By 128 threads with few registers.
+// Copies rows of a head to (ROWS, D), in parts of 64 columns, as attention_fetch does. For 128 threads with
+// few registers.
 template <class T, int D, int ROWS>
 __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first,
                                                int count, int head, int head_size)
@@ -6362,11 +6411,12 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-// Barriers of phases: of the two places for queries, and of STAGES for keys and for values.
+// Barriers of phases: for the two places of queries, and for STAGES places of keys and of values. A place is
+// filled at ..._there and free at ..._used.
 struct attention_wide_barriers {
-    uint64_t *q_there; // and `items`
+    uint64_t *q_there; // for `items`, too
     uint64_t *q_used, *k_there;
-    uint64_t *v_there; // and the tile's `keep`
+    uint64_t *v_there; // for the tile's `keep`, too
     uint64_t *k_used, *v_used;
     template <class S> __device__ __forceinline__ void begin(bool draws) const
     {
@@ -6383,17 +6433,18 @@ struct attention_wide_barriers {
     }
 };
 
-// What the threads of a block's first group do.
+// The task of a block's first warpgroup: copies and draws.
 template <class T, int D, bool DROPS> struct attention_wide_copies {
     typedef attention_wide_sizes<D> S;
     enum { GROUPS = S::GROUPS, QUERIES = S::QUERIES, KEYS = S::KEYS, STAGES = S::STAGES };
     const attention_args &p;
     attention_wide_tiles<T, D, DROPS> &tile;
     const attention_wide_barriers &barriers;
-    attention_item *items, (*found)[32]; // of each warp that copies, the next
-    uint32_t k0, k1;                     // attention_key
-    int last, last_key; // the tile for which is to be drawn yet: its item in found[warp], -1: there is none
-    int fetched, taken; // tiles of keys; items
+    attention_item *items, (*found)[32]; // found: the next items of each warp
+    uint32_t k0, k1;                     // halves of attention_key
+    // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
+    int last, last_key;
+    int fetched, taken; // number of tiles of keys; of items
 
     __device__ __forceinline__ void draw()
     {
@@ -6424,7 +6475,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
         }
     }
 
-    // The queries, keys and values of the item found[warp][lane].
+    // Copies the queries, keys and values of the item found[warp][lane].
     __device__ __forceinline__ void copy(int lane)
     {
         const int slot = taken % 2;
@@ -6456,7 +6507,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
 
     __device__ __forceinline__ void run()
     {
-        for (int from = 0; from < p.item_rounds; from += 32) { // the warp looks for so many at once
+        for (int from = 0; from < p.item_rounds; from += 32) { // the warp finds 32 items at once
             const int round = from + (int)threadIdx.x % 32;
             attention_item mine = {0, 0, 0, 0, -1, 0};
             if (round < p.item_rounds) mine = attention_item_of<QUERIES>(p, round);
@@ -6474,8 +6525,9 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     }
 };
 
-// What the threads of group `group` of the others do. A warp's queries begin at `mine`, its group's at `team`
-// of the item's. Lanes are computed where they are used, so that no register keeps them.
+// The task of the other warpgroups, of which this is number `group`: products. team, mine: the first query of
+// the group and of the warp, counted in the item. Lanes are computed where they are used, so that no register
+// keeps them.
 template <class T, int D, bool DROPS> struct attention_wide_products {
     typedef attention_wide_sizes<D> S;
     enum { KEYS = S::KEYS, STAGES = S::STAGES };
@@ -6484,7 +6536,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
     const attention_wide_barriers &barriers;
     int group, team, mine;
     float factor;
-    int used; // tiles of keys
+    int used; // number of tiles of keys used
 
     __device__ __forceinline__ int lane_of() const { return tt__opaque((int)threadIdx.x) % 32; }
     __device__ __forceinline__ void arrive(uint64_t *barrier) const
@@ -6492,7 +6544,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         if (lane_of() == 0) tt__phases_arrive(barrier);
     }
 
-    __device__ __forceinline__ void multiply(float (&s)[KEYS / 8][4], int slot) const // queries by keys
+    // Begins the products of queries and keys, s.
+    __device__ __forceinline__ void multiply(float (&s)[KEYS / 8][4], int slot) const
     {
         const int stage = used % STAGES;
         tt__phases_wait(&barriers.k_there[stage], used / STAGES & 1);
@@ -6515,7 +6568,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__wgmma_commit();
     }
 
-    // Keys of [key, key + KEYS) that a query does not see. Those up to `all` each of the warp's does.
+    // Sets the scores of those of keys [key, key + KEYS) that a query does not see to -INFINITY. Each of the
+    // warp's queries sees the keys up to `all`.
     __device__ __forceinline__ void mask(float (&s)[KEYS / 8][4], const attention_item &item, int key,
                                          int all) const
     {
@@ -6541,8 +6595,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             }
     }
 
-    // Scores become weights. Both rows side by side, each in two chains: the latency of a chain is what this
-    // takes.
+    // Turns scores into weights. Both rows are done side by side, each in two chains, because the latency of
+    // a chain decides the time.
     __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&most)[2], float (&sum)[2],
                                           float (&correction)[2]) const
     {
@@ -6556,7 +6610,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         float offset[2];
         TT__UNROLL for (int h = 0; h < 2; h++) {
             correction[h] = tt__exp2((most[h] - now[h]) * factor);
-            // Before a window there are tiles of which a query sees nothing.
+            // A query may see nothing of the tiles before its window.
             offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
             most[h] = now[h];
         }
@@ -6569,7 +6623,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
     }
 
-    // Weights that are kept, as the operand of a product.
+    // Packs the weights, after dropout, as the operand of a product.
     __device__ __forceinline__ void round(uint32_t (&w)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) const
     {
         TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
@@ -6580,7 +6634,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
         TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                // The highest bits of bytes are those of the thread's first keys of 8, or its second.
+                // The highest bits of bytes are the bits of the first (low) or second (high) of the thread's
+                // two keys of each 8.
                 const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
                 const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
                 TT__UNROLL for (int n = 0; n < 4; n++)
@@ -6588,8 +6643,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             }
     }
 
-    // The warp's rows of the queries, which are used, get its rows of the output, and from there whole
-    // vectors go to memory.
+    // Stores the warp's rows of the output. They first replace the warp's queries in shared memory, which are
+    // no longer in use; from there, whole vectors go to memory.
     __device__ __forceinline__ void store(const float (&out)[D / 8][4], const float (&most)[2],
                                           const float (&sum)[2], const attention_item &item, int slot) const
     {
@@ -6623,8 +6678,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
     __device__ __forceinline__ void run(const attention_item &item, int slot)
     {
         const int count = item.count, begin = attention_item_begin<KEYS>(p, item.at);
-        // Of the keys that any of the item's queries sees, those from `end` on are seen by none of the
-        // group's; keys up to `all` are seen by each of the warp's.
+        // Of the keys that any of the item's queries sees, the group's queries see none from `end` on. Each
+        // of the warp's queries sees the keys up to `all`.
         const int item_end = attention_item_end(p, item.length, item.at + count);
         const int end = team < count
             ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
@@ -6666,7 +6721,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             arrive(&barriers.v_used[used % STAGES]);
             used++;
         }
-        for (; key < item_end; key += KEYS) { // of other groups alone
+        for (; key < item_end; key += KEYS) { // tiles that only other groups see
             const int stage = used % STAGES, parity = used / STAGES & 1;
             tt__phases_wait(&barriers.k_there[stage], parity);
             arrive(&barriers.k_used[stage]);
@@ -6727,7 +6782,8 @@ namespace {
 
 // ------------------------------------------------------------------- the backward on tensor cores (mma.sync)
 
-// The sum of dout * out of a head of row `row` of these, by the four threads that have the row's scores.
+// Returns the sum of dout * out of a head of row `row` of out and dout. The four threads that have the row's
+// scores compute it together.
 template <class T>
 __device__ __forceinline__ float attention_delta_of(const attention_args &p, int row, int head)
 {
@@ -6744,8 +6800,8 @@ __device__ __forceinline__ float attention_delta_of(const attention_args &p, int
     return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
 }
 
-// Log-sum-exps of the scores of a thread's queries, by the base of 2, and sums of dout * out, which are made
-// and left here, if the kernel does so.
+// Reads the log-sum-exps of the scores of a thread's queries, to the base 2, and the sums of dout * out. If
+// this kernel makes the sums (p.sums_deltas), computes and stores them.
 template <class T, int MT>
 __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&delta)[MT][2],
                                                    const attention_args &p, const attention_queries<MT> &b)
@@ -6765,8 +6821,8 @@ __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&
         }
 }
 
-// From products q k^T (s) and dout v^T (g), of queries (rows) and keys from `key` on (columns): the gradients
-// of scores (g) without the factor `scale`. often: how often the keys are seen.
+// Turns the products q k^T (s) and dout v^T (g) of queries (rows) and keys from `key` on (columns) into the
+// gradients of scores (g), without the factor `scale`. often: how often the queries see the keys.
 template <int MT, int KEYS, attention_kind KIND>
 __device__ __forceinline__ void attention_row_slopes(float (&s)[MT][KEYS / 8][4],
                                                      float (&g)[MT][KEYS / 8][4], const attention_args &p,
@@ -6801,9 +6857,9 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, QUERIES = 16 * MT * WARPS, PITCH = D + 8 };
-    TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT__SHARED(uint64_t, random, ); // in shared memory, or Philox's round keys would stay in registers
     TT__SHARED(float, part, [WARPS][D]);
-    TT__SHARED(unsigned char *, kept_at, [WARPS]); // attention_bits of the warp's first query and of key 0
+    TT__SHARED(unsigned char *, kept_at, [WARPS]); // attention_bits of the warp's first query and key 0
     TT__DYN_SHARED(T, qs);
     T *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH;
     T *vs = ks + 2 * KEYS * PITCH;
@@ -6870,9 +6926,10 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                             (int)threadIdx.x);
 }
 
-// Queries `first` ... of p, of which the sequence has n (QUERIES or more fill the tile), into one of two
-// stages: qs holds both stages of q, (2, QUERIES, PITCH), and then of dout; lses those of log-sum-exps,
-// (2, QUERIES), and then of deltas; rows, (2, QUERIES), rows of the batch. The sums behind the last are 0.
+// Copies QUERIES queries from number `first` on into one of two stages; the sequence has n from there on. qs
+// holds both stages of q, (2, QUERIES, PITCH), then both of dout; lses holds both stages of log-sum-exps, (2,
+// QUERIES), then both of deltas; rows, (2, QUERIES), gets the rows of the batch. Log-sum-exps and deltas
+// after the last query are 0.
 template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
                                                         const attention_args &p, int first, int n, int head,
@@ -6895,15 +6952,15 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
     tt__cp_async_commit();
 }
 
-// to (KEYS / 16, QUERIES, 16) = attention_bits of queries from `from` on and of keys from t.at on, in the
-// background; zeros behind the sequence's end, and where no query sees a key: dq goes by tiles of QUERIES x
-// QUERIES and leaves none there. begin: of the sequence.
+// Copies attention_bits of the queries from `from` on and the keys from t.at on to (KEYS / 16, QUERIES, 16),
+// asynchronously. Bits after the sequence's end become zeros, as do those of tiles where no query sees a key:
+// dq goes by tiles of QUERIES x QUERIES and writes no bits there. begin: the sequence's attention_bits_begin.
 template <int KEYS, int QUERIES>
 __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const attention_args &p,
                                                      const attention_tile &t, int64_t begin, int from,
                                                      int head)
 {
-    enum { PARTS = QUERIES / 8 }; // of 16 bytes, of 16 keys
+    enum { PARTS = QUERIES / 8 }; // parts of 16 bytes of the bits of 16 keys
     const int i = tt__opaque((int)threadIdx.x), key = tt__opaque(t.at) + i / PARTS * 16;
     if (i >= KEYS / 16 * PARTS) return;
     const bool there = key < t.length && (!p.causal || key / QUERIES <= from / QUERIES);
@@ -6912,7 +6969,8 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
     tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
 }
 
-// Row `row` of dk (k: 0) or dv (1), by the thread's elements 2 h, 2 h + 1 of each tile of 8 columns.
+// Stores row `row` of dk (k: 0) or dv (k: 1), from the thread's elements 2 h, 2 h + 1 of each tile of 8
+// columns.
 template <class T, int D>
 __device__ __forceinline__ void attention_store_key(const attention_args &p, int k, int row, int head,
                                                     const float (&from)[D / 8][4], int h, int lane,
@@ -6924,7 +6982,8 @@ __device__ __forceinline__ void attention_store_key(const attention_args &p, int
                           k ? p.add_dv : p.add_dk, lane, columns, k ? p.sums_v : p.sums_k);
 }
 
-// The block's sums of columns of dk and dv: of `parts` of its warps, part[warp] and part[WARPS + warp].
+// Writes the thread block's column sums of dk and dv, from those of `parts` of its warps: part[warp] and
+// part[WARPS + warp].
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_write_key_sums(const attention_args &p, int64_t at,
                                                          const float (*part)[D], int parts, int thread)
@@ -6933,8 +6992,8 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// The same, if sums are wanted, behind a barrier: after it all warps have left theirs, and `at`, which may be
-// in shared memory, is there.
+// Writes the thread block's column sums of dk and dv, if sums are wanted, after a barrier. By then all warps
+// have stored their sums, and `at`, which may be in shared memory, is set.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
                                                           const float (*part)[D], int parts, int thread)
@@ -6944,7 +7003,8 @@ __device__ __forceinline__ void attention_finish_key_sums(const attention_args &
     attention_write_key_sums<D, WARPS>(p, at, part, parts, thread);
 }
 
-// To the sequence's next tile of queries that sees any of the block's keys, or the next head's first.
+// Moves on to the sequence's next tile of queries that sees any of the block's keys, or to the first such
+// tile of the next head.
 template <int QUERIES, bool BLOCKS>
 __device__ __forceinline__ void attention_advance(int &to, int &head, const attention_args &p,
                                                   const attention_sparse &sparse, int begin, int end)
@@ -6954,8 +7014,8 @@ __device__ __forceinline__ void attention_advance(int &to, int &head, const atte
     if (to >= end) { to = begin; head++; }
 }
 
-// What a block's threads share of the tile of keys that it has found: the tile itself and, of one that reads
-// bits, attention_bits_begin, else its blocks.
+// Shares the tile of keys that a block works on, and what follows from the tile, among the block's threads:
+// if READS, attention_bits_begin, otherwise the tile's blocks in block-sparse attention.
 template <int KEYS, bool READS>
 __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
                                                 attention_sparse &sparse, const attention_args &p,
@@ -6970,10 +7030,11 @@ __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &b
     __syncthreads();
 }
 
-// From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
-// and the gradients of scores (g) without the factor `scale`. row: of the tile's queries in the batch; lse,
-// delta: from the thread's first column on; mine: the warp's first key, of tile t. masked: not all of these
-// queries see all of the warp's keys; often: how often the others do.
+// Turns the products q k^T (s) and dout v^T (g) of keys (rows) and queries (columns) into weights after
+// dropout (s) and the gradients of scores (g), without the factor `scale`. row: the queries' rows of the
+// batch, from the tile's first query on; lse, delta: from the thread's first column on; mine: the warp's
+// first key, counted in tile t. masked: not all of these queries see all of the warp's keys; often: how often
+// the queries see the keys.
 template <int MT, int QUERIES, attention_kind KIND>
 __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES / 8][4],
                                                         float (&g)[MT][QUERIES / 8][4],
@@ -6987,7 +7048,7 @@ __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES /
     TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
         TT__UNROLL for (int e = 0; e < 2; e++) {
             const int c = 8 * n + e;
-            // Of the warp's keys that the query sees.
+            // The last of the warp's keys that the query sees.
             const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
             const int ahead = row[c + pair] - t.begin - t.at - mine - group;
             const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
@@ -7006,22 +7067,23 @@ __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES /
         }
 }
 
-// A row of scores is here a key, a column a query. READS: which weights dropout keeps is in p.bits.
+// Makes dk and dv. A row of scores is here a key, a column a query. READS: p.bits tells which weights dropout
+// keeps.
 template <class T, int D, int MT, int QUERIES, attention_kind KIND, bool READS = false>
 __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
-    TT__SHARED(int64_t, sums_begin, ); // here, as else they take registers of the loop's
+    TT__SHARED(int64_t, sums_begin, ); // in shared memory, or these would take registers of the loop
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_sparse, sparse, ); // these two of kernels that have no registers left for them
+    TT__SHARED(attention_sparse, sparse, ); // sparse, tile: for kernels that have no registers left for them
     TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
-    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // attention_fetch_bits, two stages
+    int *rows = (int *)(deltas + 2 * QUERIES);                                       // rows of the batch
+    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // see attention_fetch_bits, two stages
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;
     const attention_tile found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
@@ -7035,19 +7097,19 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     const int count = min(KEYS + 0, t.length - t.at);
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
     const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
-    const float factor = p.scale * TT__LOG2E; // p.factor, where it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
     if (threadIdx.x == 0) random = attention_key(p);
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS>(ks, vs, p, t.begin + t.at, count, key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
+    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
         if (READS) attention_fetch_bits<KEYS, QUERIES>(kept + stage * BITS, p, t, bits_begin, from, head);
         attention_fetch_queries<T, D, QUERIES, 128>(qs, lses, rows, p, t.first + from, t.queries - from,
                                                     head, stage);
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
-    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // of q, that the keys serve
+    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads of q with these keys
     int from = begin, head = key_head * p.group;
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end;
@@ -7059,13 +7121,13 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         int next = from, next_head = head;
         attention_advance<QUERIES, BLOCKS>(next, next_head, p, sparse, begin, end);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
-        // No keys, or none of them is seen.
+        // The warp has no keys, or none of them is seen.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
         const int often = !BLOCKS || !sparse.n ? 1
             : attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
         if (often == 0) continue;
         const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
-        const int first = t.at + mine; // of the warp's keys
+        const int first = t.at + mine; // the warp's first key
         const bool masked = p.causal && (!diagonal || first + 16 * MT - 1 > from);
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
         const uint32_t keep = READS
@@ -7078,12 +7140,12 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
         attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
     }
-    tt__cp_async_wait<0>(); // where no query came, of k and v
+    tt__cp_async_wait<0>(); // k and v, where no tile of queries came
     if (p.sums_k || p.sums_v) __syncthreads();
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int to_head = KIND == NEARBY // else computed again, so that the loop keeps nothing of it
+    const int to_head = KIND == NEARBY // otherwise recomputed, so that the loop keeps nothing of it
         ? key_head : p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads;
-    // One thread has an element of dk and of dv, which may be the same.
+    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
         columns.clear();
@@ -7100,21 +7162,22 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     attention_write_key_sums<D, WARPS>(p, sums_begin, part, WARPS, thread);
 }
 
-// From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
-// and the gradients of scores (g) without the factor `scale`. lse, delta: of the thread's first column.
-// first: row of the batch of its first key. inside: the first of its keys behind the sequence's end, which
-// would make dq infinite where all scores are far below 0.
+// Turns the products q k^T (s) and dout v^T (g) of keys (rows) and queries (columns) into weights after
+// dropout (s) and the gradients of scores (g), without the factor `scale`. lse, delta: from the thread's
+// first column on. first: row of the batch of the thread's first key. inside: number of keys from that key to
+// the sequence's end; weights after the end are 0, as they would make dq infinite where all scores are far
+// below 0.
 template <int MT, int QUERIES>
 __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
                                                  float (&g)[MT][QUERIES / 8][4], const attention_args &p,
                                                  uint32_t keep, const int *rows, const float *lse,
                                                  const float *delta, int first, int inside)
 {
-    const float factor = p.scale * TT__LOG2E; // p.factor, where it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
     TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
         TT__UNROLL for (int e = 0; e < 2; e++) {
             const int c = 8 * n + e;
-            // Of the warp's keys that the query sees.
+            // The last of the warp's keys that the query sees.
             const int last = min(p.causal ? rows[c + threadIdx.x % 4 * 2] - first : 16 * MT, inside - 1);
             const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
             TT__UNROLL for (int m = 0; m < MT; m++)
@@ -7133,10 +7196,11 @@ __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
 /* ==== src/ops/attention/cuda_backward_wide.cuh */
 namespace {
 
-// ------------------------------------------------------- the backward in one pass, and by warpgroups (wgmma)
+// ----------------------------------------------------- the backward in one kernel, and by warpgroups (wgmma)
 
-// The sequence of a block of attention_backward: its rows of the batch, its queries, the head of its keys and
-// the end of the heads of q that these serve. thread: 0, which the compiler does not know.
+// The work of a thread block of attention_backward: a sequence, its rows of the batch and queries, the head
+// of its keys, and the end of the heads of q that share that head. thread: 0, which the compiler does not
+// know.
 struct attention_whole {
     int begin, count, first, queries, key_head, heads_end, thread;
     __device__ __forceinline__ void find(const attention_args &p)
@@ -7152,8 +7216,8 @@ struct attention_whole {
     }
 };
 
-// to (16 MT, N) = a^T b of a (K, 16 MT) and b (K, N) in shared memory, the first `end` of K rows. A row of a
-// has ACROSS elements, of b PITCH.
+// Computes to (16 MT, N) = a^T b of a (K, 16 MT) and b (K, N) in shared memory, over the first `end` of K
+// rows. A row of a has ACROSS elements, a row of b has PITCH.
 template <class T, int MT, int N, int ACROSS, int PITCH>
 __device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], const T *a, const T *b,
                                                    int lane, int end)
@@ -7176,14 +7240,14 @@ __device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], co
     }
 }
 
-// Of dq a warp makes 16 QM rows and COLUMNS columns.
+// Sizes of attention_backward. A warp makes 16 QM rows and COLUMNS columns of dq.
 template <int D, int WARPS> struct attention_whole_sizes {
     enum { MT = 2, KEYS = 32 * WARPS, QUERIES = 64, PART = 32, PITCH = D + 8, ACROSS = QUERIES + 8,
            QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
 };
 
-// to (ACROSS elements a row) = the warp's gradients of scores, of keys (rows) and queries (columns); 0 unless
-// any of these queries sees any of the keys.
+// Writes the warp's gradients of scores, of keys (rows) and queries (columns), to `to` (ACROSS elements a
+// row); zeros unless any of these queries sees any of the keys.
 template <class T, int MT, int PART, int ACROSS>
 __device__ __forceinline__ void attention_put_slopes(T *to, const float (&g)[MT][PART / 8][4], bool seen)
 {
@@ -7200,7 +7264,8 @@ template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(
         for (int k = 0; k < DOWN; k++) part[k][c] = 0;
 }
 
-// dq of the tile of queries from `from` on, by the keys that these see. part_q: sums of its columns so far.
+// Makes dq of the tile of queries from `from` on, from the keys that these queries see. part_q: column sums
+// of dq so far.
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
                                                    const T *slopes, const T *ks, float (*part_q)[D], int from,
@@ -7210,7 +7275,8 @@ __device__ __forceinline__ void attention_whole_dq(const attention_args &p, cons
     enum { QM = S::QM, DOWN = S::DOWN, COLUMNS = S::COLUMNS };
     const int thread = (int)threadIdx.x + of.thread, warp = thread / 32, lane = thread % 32;
     const int row = warp % DOWN * 16 * QM, column = warp / DOWN * COLUMNS;
-    const int end = min(of.count, diagonal ? from + S::QUERIES : of.count); // of keys that a query sees
+    // End of the keys that any of the queries sees.
+    const int end = min(of.count, diagonal ? from + S::QUERIES : of.count);
     float dq[QM][COLUMNS / 8][4];
     attention_mma_down<T, QM, COLUMNS, S::ACROSS, S::PITCH>(dq, slopes + row, ks + column, lane, end);
     attention_columns<T, COLUMNS> columns;
@@ -7225,9 +7291,9 @@ __device__ __forceinline__ void attention_whole_dq(const attention_args &p, cons
     if (p.sums_q) columns.write(part_q[warp % DOWN] + column, lane, true);
 }
 
-// The backward in one pass, with five products: of a sequence of at most 32 WARPS keys a block has all keys,
-// so that gradients of scores times keys are dq, which nobody else adds to. These gradients come to the warps
-// that make dq by shared memory, for QUERIES queries at a time; the rest is as in attention_dkdv.
+// Makes dq, dk and dv in one kernel, with five products. A block has all keys of a sequence of at most 32
+// WARPS keys, so the gradients of scores times these keys are all of dq. The gradients of QUERIES queries at
+// a time go to the warps that make dq through shared memory; the rest is done as in attention_dkdv.
 template <class T, int D, int WARPS>
 __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(attention_args p)
 {
@@ -7236,9 +7302,9 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     enum { MT = S::MT, KEYS = S::KEYS, QUERIES = S::QUERIES, PART = S::PART, PITCH = S::PITCH,
            ACROSS = S::ACROSS, DOWN = S::DOWN };
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_whole, of, ); // here, as else the loop keeps it and what follows of it in registers
+    TT__SHARED(attention_whole, of, ); // in shared memory, or the loop would keep it in registers
     TT__SHARED(float, part, [2 * WARPS][D]);
-    TT__SHARED(float, part_q, [DOWN][D]); // sums of dq so far, of a head
+    TT__SHARED(float, part_q, [DOWN][D]); // column sums of a head's dq so far
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     T *slopes = ds + 2 * QUERIES * PITCH; // (KEYS, ACROSS)
@@ -7251,7 +7317,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         random = attention_key(p);
         of.find(p);
     }
-    const auto write_sums = [&](int of_head) { // of dq; they are cleared by the threads that have read them
+    const auto write_sums = [&](int of_head) { // of dq; the threads that have read the sums clear them
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
@@ -7262,7 +7328,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS, 32 * WARPS>(ks, vs, p, of.begin, of.count, of.key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
+    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
         attention_fetch_queries<T, D, QUERIES, 32 * WARPS>(qs, lses, rows, p, of.first + from,
                                                            of.queries - from, head, stage);
     };
@@ -7270,7 +7336,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     if (head < of.heads_end) fetch(from, head, 0);
     for (int stage = 0; head < of.heads_end; stage ^= 1) {
         tt__cp_async_wait<0>();
-        __syncthreads(); // the tile is there, and the other one and `slopes` were used
+        __syncthreads(); // the tile has arrived; the other one and `slopes` are no longer in use
         if (p.sums_q && from == 0 && head > of.key_head * p.group) write_sums(head - 1);
         if (from + QUERIES < of.queries) fetch(from + QUERIES, head, stage ^ 1);
         else if (head + 1 < of.heads_end) fetch(0, head + 1, stage ^ 1);
@@ -7278,7 +7344,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             const int at = stage * QUERIES + part;
             const T *qt = qs + at * PITCH, *dt = ds + at * PITCH;
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
-            const bool seen = !diagonal || mine < from + part + PART; // any of the warp's keys
+            const bool seen = !diagonal || mine < from + part + PART; // any of the warp's keys is seen
             if (seen) {
                 const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 16, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
@@ -7297,13 +7363,13 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         from += QUERIES;
         if (from >= of.queries) { from = 0; head++; }
     }
-    tt__cp_async_wait<0>(); // where no query came, of k and v
-    __syncthreads();        // dq may be dk, which is added to it then
-    if (p.sums_q) // without queries, of all heads 0
+    tt__cp_async_wait<0>(); // k and v, where no tile of queries came
+    __syncthreads();        // dq may be the memory of dk, which is added to it after this
+    if (p.sums_q) // without queries, the sums of all heads are 0
         for (int h = of.queries > 0 ? of.heads_end - 1 : of.key_head * p.group;
              h < (of.key_head + 1) * p.group; h++)
             write_sums(h);
-    // One thread has an element of dk and of dv, which may be the same.
+    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
     const int last = tt__opaque((int)threadIdx.x);
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
@@ -7321,15 +7387,16 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     attention_finish_key_sums<D, WARPS>(p, at, part, WARPS, (int)threadIdx.x);
 }
 
-// The backward by warpgroups in one pass, with five products. A block of two warpgroups owns 256 keys of a
-// sequence: tiles of 64, the even ones of one group and the odd ones of the other, with dk and dv in
+// The backward by warpgroups, in one kernel with five products. A block of two warpgroups owns 256 keys of a
+// sequence: tiles of 64, the even tiles in one group and the odd tiles in the other, with dk and dv in
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
-// to shared memory, and the groups take turns at multiplying them by the keys, while the other begins the
-// next tile. The product is the block's part of dq: all of it where no sequence has more than 256 keys
-// (p.parts is NULL), else written in f32 to one of the slots of p.parts. The first blocks of a sequence have
-// a slot each; later passes, of as many blocks each, add to the slots; attention_sum_parts adds the slots up.
+// to shared memory, and the groups take turns at multiplying these gradients by the keys, while the other
+// group begins the next tile. The product is the block's part of dq. It is all of dq where no sequence has
+// more than 256 keys (p.parts is NULL); otherwise it is written in f32 to one of the slots of p.parts. The
+// first blocks of a sequence have a slot each. Later launches, of as many blocks each, add to the slots, and
+// attention_sum_parts adds the slots up.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = TT__CUDA_ATTENTION_SLOTS };
-// Weights as the first operand of a product, those that are not kept as 0.
+// Packs weights as the first operand of a product, those that dropout does not keep as 0.
 template <class T, class F>
 __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4],
                                                          F kept)
@@ -7342,9 +7409,9 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// The span of keys that block `n` of a head has; at < 0: there is none. The first spans of causal sequences,
-// which see the most queries, come first, so that the last blocks to begin are the shortest: the numbers of
-// spans are the rows of a matrix of span_cols columns, whose columns come one after another.
+// Returns the span of keys that block `n` of a head has; at < 0: none. The first spans of causal sequences,
+// which most queries see, come first, so that the last blocks to begin are the shortest: the numbers of spans
+// are the rows of a matrix of span_cols columns, and its columns come one after another.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -7358,17 +7425,17 @@ __device__ __forceinline__ attention_tile attention_find_span(const attention_ar
     return t;
 }
 
-// A tile of queries in shared memory: from number `from` of the sequence on, of a head of q. lse, delta: of
-// the thread's first column.
+// A tile of queries in shared memory: from number `from` of the sequence on, of a head of q. lse, delta: from
+// the thread's first column on.
 template <class T> struct attention_span_queries {
     const T *q, *dout;
     const float *lse, *delta;
-    const int *row; // of the batch
+    const int *row; // rows of the batch
     int from, head;
 };
 
-// A row of the block's part of dq: of dq itself, or of a slot of p.parts. i: the thread's query of the
-// sequence.
+// Stores a row of the block's part of dq in dq itself or in a slot of p.parts. i: the thread's query, counted
+// in the sequence.
 template <class T>
 __device__ __forceinline__ void attention_span_put(const attention_args &p, const attention_tile &t,
                                                    const float (&dq)[8][4], int h, int i, int at, int head,
@@ -7393,19 +7460,20 @@ __device__ __forceinline__ void attention_span_put(const attention_args &p, cons
     }
 }
 
-// dq of the tile of queries from `from` on, from the gradients of their scores, (KEYS, QUERIES) as
-// tt__wgmma_matrix wants it. part_q: sums of its columns so far.
+// Makes dq of the tile of queries from `from` on, from the gradients of their scores, (KEYS, QUERIES) as
+// tt__wgmma_matrix needs it. part_q: column sums of dq so far.
 template <class T>
 __device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
                                                   const T *slopes, const T *ks, float (*part_q)[64], int from,
                                                   int head, int at, int count)
 {
     const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
-    const int end = p.causal ? min(count, from + 64 - at) : count; // of keys that a query sees
+    // End of the keys that any of the queries sees.
+    const int end = p.causal ? min(count, from + 64 - at) : count;
     const uint32_t a = tt__wgmma_matrix(slopes), b = tt__wgmma_matrix(ks);
     float dq[8][4];
     tt__wgmma_fence();
-    tt__wgmma_across<T>(dq, a, b, false); // apart, as else these sums take registers before the loop
+    tt__wgmma_across<T>(dq, a, b, false); // apart, or these sums would take registers before the loop
     for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
     tt__wgmma_commit();
     tt__wgmma_wait<0>();
@@ -7420,7 +7488,7 @@ __device__ __forceinline__ void attention_span_dq(const attention_args &p, const
     if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
 }
 
-// Weights from products q k^T, of the warp's 16 keys from number `own` of the block's on (rows) and the
+// Turns products q k^T into weights, of the warp's 16 keys from number `own` of the block's on (rows) and the
 // tile's queries (columns); 0 where a query does not see a key.
 template <class T>
 __device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], const attention_args &p,
@@ -7441,8 +7509,8 @@ __device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], cons
             }
 }
 
-// dk and dv of the warp's 16 keys from row `row` of tile `tile` of the block's on, += those by a tile of
-// queries. k, v: that tile; slopes: where its gradients of scores go, (64, 64) of keys and queries.
+// Adds a tile of queries to dk and dv of the warp's 16 keys, from row `row` of the block's tile `tile` on. k,
+// v: that tile; slopes: where its gradients of scores go, (64, 64) of keys and queries.
 template <class T, bool DROPS>
 __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv)[8][4],
                                                    const attention_args &p, uint64_t random,
@@ -7485,7 +7553,7 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     tt__wgmma_fence();
     attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
     tt__wgmma_commit();
-    // The 16 bytes n of a row lie at n ^ row % 8.
+    // The 16 bytes n of a row are at n ^ row % 8.
     char *to = (char *)slopes + (row + group) * 128 + pair * 2;
     TT__UNROLL for (int n = 0; n < 8; n++)
         TT__UNROLL for (int h = 0; h < 2; h++)
@@ -7500,15 +7568,15 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
 {
     tt__begin_kernel();
     enum { D = 64, TILE = 64 * D, QUERIES = 64, TILES = TT__SPAN_TILES, KEYS = TT__SPAN, WARPS = 8 };
-    TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT__SHARED(uint64_t, random, ); // in shared memory, or Philox's round keys would stay in registers
     TT__SHARED(attention_tile, t, );
     TT__SHARED(float, part, [2 * WARPS][D]);
-    TT__SHARED(float, part_q, [WARPS][D]); // sums of dq so far
+    TT__SHARED(float, part_q, [WARPS][D]); // column sums of dq so far
     TT__DYN_SHARED(T, shared);
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
-    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix wants it
+    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix needs it
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                        // of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES);                                        // rows of the batch
     const int key_heads = p.heads / p.group;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);
@@ -7535,7 +7603,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     float dk[2][8][4], dv[2][8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS, 256, true>(ks, vs, p, t.begin + at, count, key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
+    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
         attention_fetch_queries<T, D, QUERIES, 256, true>(qs, lses, rows, p, t.first + from, t.queries - from,
                                                           head, stage, tt__opaque((int)threadIdx.x));
     };
@@ -7545,7 +7613,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     for (int stage = 0; ; stage ^= 1) {
         tt__cp_async_wait<0>();
         tt__wgmma_publish();
-        __syncthreads(); // the tile is there, and so are gradients of the scores of the one before
+        __syncthreads(); // the tile has arrived, and the gradients of the tile before are written
         const bool more = head < heads_end;
         int next = from + QUERIES, next_head = head;
         if (next >= t.queries) { next = begin; next_head++; }
@@ -7568,7 +7636,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
         from = next; head = next_head;
     }
     if (p.sums_k || p.sums_v || p.dq.data == p.dk.data || p.dq.data == p.dv.data) __syncthreads();
-    // One thread has an element of dk and of dv, which may be the same.
+    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
     const int last = tt__opaque((int)threadIdx.x), lane = last % 32;
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
@@ -7587,7 +7655,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     write_sums(WARPS);
 }
 
-// dq of the slots of p.parts, a tile of 64 rows of a head a block.
+// Sums the slots of p.parts to dq: a block makes a tile of 64 rows of a head.
 template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(attention_args p)
 {
     tt__begin_kernel();
@@ -7600,9 +7668,10 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
         const int blocks = ((p.causal ? t.at : t.length - 1)) / TT__SPAN + 1;
         const int slots = min(blocks, TT__SPAN_SLOTS + 0);
         const int64_t first = t.first + t.at + r, column = (int64_t)head * p.head_size + c;
-        const int64_t apart = p.q.rows * p.heads * p.head_size; // slots
+        const int64_t apart = p.q.rows * p.heads * p.head_size; // floats between slots
         const float *from = p.parts + first * p.heads * p.head_size + column;
-        float4 y[4][TT__SPAN_SLOTS]; // whose loads are under way together
+        // The loads of these are in flight together.
+        float4 y[4][TT__SPAN_SLOTS];
         TT__UNROLL for (int k = 0; k < 4; k++, from += 16 * p.heads * p.head_size)
             TT__UNROLL for (int slot = 0; slot < TT__SPAN_SLOTS; slot++) {
                 const bool there = slot < slots && t.at + r + 16 * k < t.queries;
@@ -7644,10 +7713,10 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
 /* ==== src/ops/attention/cuda.cuh */
 namespace {
 
-// ---- the ops
+// ---- launches
 
-// Sets what the forward and the backward have in common. If only some rows of the batch are queries, their
-// numbers are put in order at the beginning of the workspace, in *used bytes.
+// Sets the arguments that the forward and the backward share. If only some rows of the batch are queries,
+// sorts their numbers at the beginning of the workspace. Sets *used to the bytes of the workspace in use.
 cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *p, size_t *used)
 {
     const tt__attr *attr = &l->instr->attr;
@@ -7666,7 +7735,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->first_head = (int)(l->first_col / p->head_size);
     p->longest = (int)(attr->max_length && attr->max_length < p->k.rows ? attr->max_length : p->k.rows);
     p->causal = attr->causal;
-    p->window = attr->window > p->k.rows ? 0 : attr->window; // no sequence is longer
+    p->window = attr->window > p->k.rows ? 0 : attr->window; // a window longer than all rows hides nothing
     p->most = p->window ? p->window - 1 : INT32_MAX;
     p->least = p->causal ? 0 : -p->most;
     p->alibi = attr->alibi;
@@ -7678,7 +7747,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->keep_scale = 256.0f / (float)(256 - TT__ATTENTION_DROP(attr->dropout));
     tt__attention_either(TT__ATTENTION_DROP(attr->dropout), p->either);
     p->random = l->instr->random;
-    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // no sequence is longer
+    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // then all sequences are dense
     p->dense = attr->dense;
     p->listed = attr->listed;
     p->list_rows = attr->list_rows;
@@ -7706,24 +7775,26 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
                       (const int32_t *)numbers->data, n, p->seq_start, p->seqs, start, row, at);
 }
 
-bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 bytes
+// Returns whether rows of a matrix can be loaded by 16 bytes.
+bool attention_aligned(const tt__mat *m, tt_dtype dtype)
 {
     return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
 }
 
-bool attention_paired(const tt__mat *m, tt_dtype dtype) // for stores of two elements
+// Returns whether rows of a matrix can be stored by two elements; a matrix without data can.
+bool attention_paired(const tt__mat *m, tt_dtype dtype)
 {
     return !m->data ||
         ((m->dtype == dtype || m->dtype == TT_F32) && (uintptr_t)m->data % 8 == 0 && m->ld % 2 == 0);
 }
 
-// Whether the kernels on tensor cores can run.
+// Returns whether the kernels on tensor cores can run.
 bool attention_fast(const attention_args *p)
 {
     const tt_dtype dtype = p->q.dtype;
     const bool fits = p->block ? p->head_size <= 64 && p->block % 64 == 0 && !p->query_row
                                : p->head_size <= 128;
-    if (p->alibi_rounded) return false; // for which attention_dkdv has no registers left
+    if (p->alibi_rounded) return false; // attention_dkdv has no registers left for rounded ALiBi
     return dtype != TT_F32 && p->head_size % 8 == 0 && fits &&
         attention_aligned(&p->q, dtype) && attention_aligned(&p->k, dtype) &&
         attention_aligned(&p->v, dtype) && (!p->dout.data || attention_aligned(&p->dout, dtype)) &&
@@ -7731,10 +7802,11 @@ bool attention_fast(const attention_args *p)
         attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
-// Tiles of so many rows, and numbers of tiles that are left over.
+// Returns how many numbers the tiles of `size` rows take, those without a tile included.
 int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
 
-// Launches with a block of `threads` for each tile of `size` of these rows, each of so many heads and parts.
+// Launches a kernel with a block of `threads` for each tile of `size` of these rows, times `heads` and
+// `parts`.
 template <class K>
 cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size,
                              int heads, int parts, unsigned threads, size_t shared)
@@ -7767,8 +7839,8 @@ cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
     return TT__LAUNCH(kernel, (unsigned)blocks, 128 * (S::GROUPS + 1), shared, d->stream, args);
 }
 
-// Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread,
-// without spills).
+// Launches the forward by mma.sync. MT (rows of 16 for each warp) and KEYS (rows of the tiles that pass by)
+// are as many as the registers hold: 255 a thread, without spills.
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
@@ -7777,7 +7849,7 @@ cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
                             128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
 }
 
-// Shared memory of attention_backward.
+// Returns the bytes of shared memory of attention_backward.
 size_t attention_backward_bytes(int head_size, int warps)
 {
     const size_t keys = 32 * (size_t)warps, queries = 64, pitch = (size_t)head_size + 8;
@@ -7785,8 +7857,9 @@ size_t attention_backward_bytes(int head_size, int warps)
         + 6 * queries * sizeof(float);
 }
 
-// Whether attention_backward_wide makes all gradients: dq of one pass may lie where dk does, as one block has
-// both; that of several is complete when dk is there.
+// Returns whether attention_backward_wide makes all gradients. If one block has all keys of a sequence, dq
+// may be stored where dk is, as that block makes both; the dq of several blocks is complete only after dk is
+// stored.
 bool attention_spans(const tt__device *d, const attention_args *p)
 {
     const bool plain = !p->window && !p->alibi_heads && !p->block && !p->query_row;
@@ -7795,8 +7868,8 @@ bool attention_spans(const tt__device *d, const attention_args *p)
     return p->longest <= TT__SPAN ? apart || p->group == 1 : apart && p->parts;
 }
 
-// The warps of the kernel that makes dq, dk and dv in one pass; 0: two passes do. Of listed queries, dq may
-// lie among the dk of other blocks.
+// Returns the number of warps of attention_backward, which makes dq, dk and dv in one kernel; 0: two kernels
+// make them. With listed queries, dq may be stored among the dk of other blocks.
 int attention_warps(const tt__device *d, const attention_args *p)
 {
     const int warps = p->longest <= 128 ? 4 : 8, head_size = p->head_size <= 32 ? 32 : 64;
@@ -7805,8 +7878,9 @@ int attention_warps(const tt__device *d, const attention_args *p)
     const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
     const bool all = p->dq.data && (p->dk.data || p->dv.data) && p->longest <= 256;
     const size_t bytes = attention_backward_bytes(head_size, warps)
-        + 256 + (2 * (size_t)warps + 4) * (size_t)head_size * sizeof(float); // and static ones
-    if (warps == 4 && head_size > 32) return 0; // of wider heads, 4 warps spill registers on 8.0
+        + 256 + (2 * (size_t)warps + 4) * (size_t)head_size * sizeof(float); // and static shared memory
+    // 4 warps spill registers on compute capability 8.0 if heads are wider.
+    if (warps == 4 && head_size > 32) return 0;
     return all && (apart || !p->query_row) && bytes <= d->properties.sharedMemPerBlockOptin ? warps : 0;
 }
 
@@ -7821,7 +7895,7 @@ template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__devic
         ? TT__LAUNCH((attention_backward<T, D, WARPS>), blocks, 32 * WARPS, shared, d->stream, *p) : e;
 }
 
-// Shared memory of attention_dkdv for two stages of bits.
+// Returns the bytes of shared memory of attention_dkdv for two stages of bits.
 size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
 {
     return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
@@ -7836,7 +7910,7 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    // Of sequences that are all the longest, one begins at each (spans + 1)-th number.
+    // If all sequences have the max length, a sequence begins at each (spans + 1)-th number.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
     const auto kernel = p->drop ? attention_backward_wide<T, true> : attention_backward_wide<T, false>;
@@ -7876,7 +7950,7 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     return e;
 }
 
-// Whether attention_forward_wide runs: it has no ALiBi and no blocks, and stores whole vectors.
+// Returns whether attention_forward_wide can run: it has no ALiBi and no blocks, and stores whole vectors.
 bool attention_forward_fits_wide(const tt__device *d, const attention_args *p)
 {
     return d->wgmma && p->scale > 0 && !p->alibi_heads && !p->block && p->head_size > 32
@@ -7897,7 +7971,7 @@ template <class T, int D> cudaError_t attention_of_size(tt__device *d, attention
 
 template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 {
-    if (p->block) // attention_fast has no larger heads
+    if (p->block) // attention_fast refuses larger heads
         return p->dout.data ? attention_backward_on<T, 64, BY_BLOCKS>(d, p)
                             : attention_forward_on<T, 64, BY_BLOCKS>(d, p);
 #define TT__ATTENTION_SIZE(D) if (p->head_size <= D) return attention_of_size<T, D>(d, p)
@@ -7910,8 +7984,9 @@ template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
     return cudaErrorInvalidValue;
 }
 
-// Random numbers need a head's number among those of all ranks. For the kernels on tensor cores operands move
-// back by the heads before, so that it is the only number that a head has, and takes no register more.
+// Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. The
+// operands' addresses move back by the heads of the ranks before, so that the kernels need no other number of
+// a head, and no further register for it.
 cudaError_t attention_on_cores(tt__device *d, attention_args *p)
 {
     tt__mat *mats[] = {&p->q, &p->out, &p->dout, &p->dq, &p->k, &p->v, &p->dk, &p->dv};
@@ -7965,21 +8040,22 @@ cudaError_t attention_deltas(tt__device *d, const attention_args *p)
         : parts <= 16 ? attention_deltas_by<float, 16>(d, p) : attention_deltas_by<float, 32>(d, p);
 }
 
-// Without sums of columns.
+// Computes the backward for any dtypes, strides and head sizes, without column sums.
 cudaError_t attention_backward_any(tt__device *d, const attention_args *p)
 {
     const int parts = (p->head_size + 63) / 64;
     cudaError_t e = cudaSuccess;
     if (p->dq.data && p->q.rows > 0)
         e = attention_launch(d, attention_dq_any, p, p->q.rows, 64, p->heads, parts, 256, 0);
-    // Where no query sees a key, its gradients are 0.
+    // If no query sees a key, the key's gradients are 0.
     if (e == cudaSuccess && (p->dk.data || p->dv.data))
         e = attention_launch(d, attention_dkdv_any, p, p->k.rows, 64, p->heads / p->group, parts, 256, 0);
     return e;
 }
 
-// The kernels on tensor cores leave sums of columns of what they write alone and in 16 bits, if there is room
-// for a row of parts for each tile of 64 rows; what they do not sum is read again.
+// Runs the backward. The kernels on tensor cores also make column sums of results that they write (not add)
+// in 16 bits, if there is room for a row of partial sums for each tile of 64 rows. Other results are read a
+// second time for their sums.
 cudaError_t run_attention_backward(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -8026,7 +8102,7 @@ cudaError_t run_attention_backward(const tt__launch *l)
             add_sums_to_finish(&all, partial[k], parts, l->out[k].cols, &l->out[3 + k], l->add[3 + k]);
     }
     if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
-    for (int k = 0; k < 3 && e == cudaSuccess; k++) // in the same place
+    for (int k = 0; k < 3 && e == cudaSuccess; k++) // uses the workspace of the sums above
         if (l->out[3 + k].data && !partial[k])
             e = run_column_sums(l, &l->out[k], &l->out[3 + k], l->add[3 + k]);
     return e;
@@ -8038,11 +8114,12 @@ cudaError_t run_attention_backward(const tt__launch *l)
 namespace {
 
 // ================================================================================================== matmuls
-// By cuBLASLt, with its epilogues where they fit, and then a pass over the result for what they leave; where
-// cuBLASLt has nothing (operands of different dtypes) by a kernel of our own. Linear layers take x (rows,
-// in), w (out, in), and give y (rows, out).
+// Products are made by cuBLASLt, with its epilogues where they fit, and a sweep over the result for the rest.
+// Where cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own makes them. Linear
+// layers take x (rows, in) and w (out, in), and give y (rows, out).
 
-// C = A B, A (m, k), B (k, n): element (i, j) of A at i * a_row + j * a_col. What becomes of a sum v:
+// A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is at i * a_row + j * a_col, and likewise
+// in B. These steps finish a sum v:
 //     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
 //     C[i, j] = v + residual[i, j] + (accumulate ? C[i, j] : 0)
 struct product {
@@ -8051,16 +8128,17 @@ struct product {
     tt_dtype a_type, b_type;
     int64_t a_row, a_col, b_row, b_col;
     tt__mat c, pre, saved, residual; // without data: absent
-    tt__mat sums;                    // of C's columns, beside `saved`; where sums_rows, of A's rows
+    tt__mat sums;                    // column sums of C, with `saved`; if sums_rows, row sums of A
     const void *bias;
     tt_dtype bias_type;
     int act;
     bool accumulate, add_sums;
-    bool sums_rows;        // the rows of a batch are k, else m
-    const float *unscale_a, *unscale_b; // not NULL: A and B are in fp8, to be multiplied by *unscale_a, _b
+    bool sums_rows;        // k counts the rows of a batch; otherwise m does
+    // Not NULL: A and B are in fp8 and are multiplied by *unscale_a and *unscale_b.
+    const float *unscale_a, *unscale_b;
 };
 
-// Element i of an operand. FP8: of TT__E4M3 or TT__E5M2, which load_any does not know.
+// Returns element i of an operand. FP8: of TT__E4M3 or TT__E5M2, which load_any does not know.
 template <bool FP8> __device__ __forceinline__ float factor(const void *p, tt_dtype dtype, int64_t i)
 {
     if (!FP8) return load_any(p, dtype, i);
@@ -8076,7 +8154,7 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     } else if (g.act) {
         if (g.pre.data) {
             store_any(g.pre.data, g.pre.dtype, i * g.pre.ld + j, v);
-            v = element(g.pre, i, j); // as it will be read for the backward
+            v = element(g.pre, i, j); // rounded as the backward will read it
         }
         v = activate(g.act, v);
     }
@@ -8085,8 +8163,8 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
 }
 
-// Tiles of 64 x 64 by 256 threads, 4 x 4 sums each, in steps of 16. For small or
-// rare products, for which cuBLASLt has no algorithm.
+// Makes a product by tiles of 64 x 64, 256 threads with 4 x 4 sums each, in steps of 16. For small or rare
+// products for which cuBLASLt has no algorithm.
 template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     tt__begin_kernel();
@@ -8098,7 +8176,7 @@ template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
     float sum[4][4] = {};
     for (int64_t k0 = 0; k0 < g.k; k0 += 16) {
         for (int e = t; e < 1024; e += 256) {
-            // Neighbours in memory to neighbouring threads.
+            // Neighbouring threads copy neighbours in memory.
             int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64;
             int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
             a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k
@@ -8139,18 +8217,18 @@ cudaDataType_t lt_type(tt_dtype t)
         : t == TT__E4M3 ? CUDA_R_8F_E4M3 : t == TT__E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_32F;
 }
 
-// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB) or of
-// each column of the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul answers
-// CUBLAS_STATUS_INVALID_VALUE where there is a pointer that the kind does not use, to algorithms that
-// cublasLtMatmulAlgoGetHeuristic offers and cublasLtMatmulAlgoCheck accepts with it (so does cuBLASLt 13.1).
-// `aux`, what goes into GELU, is written or read.
+// An epilogue of cuBLASLt. `bias` is added, or gets the sum of each row of A (BGRADB) or of each column of
+// the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul returns CUBLAS_STATUS_INVALID_VALUE
+// for a pointer that the kind does not use, with algorithms that cublasLtMatmulAlgoGetHeuristic offers and
+// cublasLtMatmulAlgoCheck accepts with this pointer (cuBLASLt 13.1 does so). `aux`, the operand of GELU, is
+// written or read.
 struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
-// A product as cuBLASLt gets it: to = g's A B (+ addend), and more. In its column-major view that is C^T =
-// B^T A^T.
+// A product as cuBLASLt gets it: to = g's A B (+ addend), with an epilogue. In cuBLASLt's column-major view
+// this is C^T = B^T A^T.
 struct lt_product {
     const product *g;
-    const tt__mat *to, *addend; // addend: or NULL
+    const tt__mat *to, *addend; // addend may be NULL
     const lt_epilogue *more;
     bool tf32;
 
@@ -8162,7 +8240,7 @@ struct lt_product {
     const void *c() const { return addend ? addend->data : to->data; }
 };
 
-// What cuBLASLt's choice of an algorithm depends on.
+// Everything on which cuBLASLt's choice of an algorithm depends.
 struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int a_type, b_type, to_type, epilogue;
@@ -8180,9 +8258,10 @@ uint16_t alignment_of(const void *p)
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-// The number of rows for which an algorithm is chosen: more than 128 count as the next multiple, which has as
-// many tiles, so that batches of texts, of ever new lengths, seldom ask. It depends on nothing that happened
-// before, as the bits of a product may depend on its algorithm. `exact`: the number itself.
+// Returns the number of rows for which an algorithm is chosen. More than 128 rows count as the next multiple
+// of 128, which has as many tiles, so that batches of texts, whose lengths always vary, seldom need a new
+// choice. The number depends on nothing that happened before, as the bits of a product may depend on its
+// algorithm. `exact`: the number itself.
 int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
@@ -8191,12 +8270,12 @@ int64_t rows_to_choose_for(int64_t rows, bool exact)
 product_key key_of(const lt_product &p, bool exact, bool tuned)
 {
     product_key key;
-    memset(&key, 0, sizeof key); // with what lies between fields
+    memset(&key, 0, sizeof key); // also the padding between fields
     key.m = p.g->sums_rows ? p.g->m : rows_to_choose_for(p.g->m, exact);
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
     key.lda = p.a_ld(); key.ldb = p.b_ld(); key.ldc = p.c_ld(); key.ldd = p.to->ld;
-    // Where the rows of the batch lie along memory, as in fp8, no more of them have room in a line.
+    // Where the rows of the batch run along memory, as in fp8, a line has no room for more rows.
     if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
     key.a_type = lt_type(p.g->a_type); key.b_type = lt_type(p.g->b_type); key.to_type = lt_type(p.to->dtype);
@@ -8208,8 +8287,8 @@ product_key key_of(const lt_product &p, bool exact, bool tuned)
     return key;
 }
 
-// The entry of a key, or a free one, in a table that is emptied when three quarters of it are in use. NULL:
-// no memory.
+// Returns the entry of a key, or a free entry, of a table that is emptied once three quarters are in use;
+// NULL if memory is out.
 product_choice *choice_of(tt__device *d, const product_key &key)
 {
     if (!d->choices) d->choices = (product_choice *)calloc(TT__PRODUCT_CHOICES, sizeof *d->choices);
@@ -8229,7 +8308,7 @@ product_choice *choice_of(tt__device *d, const product_key &key)
     }
 }
 
-// What a product is described by to cuBLASLt, with m rows of A and k columns.
+// The description of a product for cuBLASLt, with m rows of A and k columns.
 struct lt_description {
     cublasLtMatmulDesc_t desc = NULL;
     cublasLtMatrixLayout_t a = NULL, b = NULL, c = NULL, to = NULL;
@@ -8248,10 +8327,10 @@ struct lt_description {
         if (g.unscale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.unscale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
-            // Hopper adds fp8 products in 14 bits; without fast accumulation cuBLASLt adds such sums up in
-            // f32 now and then, as gradients need it more than values (Transformer Engine does the same).
+            // Hopper sums fp8 products in 14 bits. Without fast accumulation, cuBLASLt adds these sums to f32
+            // sums at intervals. Gradients need this more than values (Transformer Engine does the same).
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(g.a_type != TT__E5M2));
-            // cuBLASLt has no other.
+            // cuBLASLt accepts no other dtype of bias.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
         }
@@ -8288,7 +8367,7 @@ struct lt_description {
 
 constexpr int LT_OFFERS = 8; // cuBLASLt 13.1 offers no more, however many are asked for
 
-// The algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
+// Finds the algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
 cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
                       cublasLtMatmulHeuristicResult_t (&found)[LT_OFFERS], int *count)
 {
@@ -8316,7 +8395,7 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
     return s;
 }
 
-// Whether cuBLASLt has the algorithm for a product of the key's sizes, within the workspace.
+// Returns whether cuBLASLt has the algorithm for a product of the key's sizes, within the workspace.
 bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cublasLtMatmulAlgo_t &algo)
 {
     const lt_description of(p, key.m, key.k);
@@ -8329,9 +8408,9 @@ bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cu
 
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
-// What was timed of a kind of product, or learnt from a text. possible: cuBLASLt's algorithm is the fastest
-// way; else a way that is tried after this one is. met: a product of the device's programs has this key at
-// capacity.
+// The result of timing a kind of product, measured or learnt from a text. possible: cuBLASLt's algorithm is
+// the fastest way; otherwise a way that is tried later is faster. met: a product of the device's programs has
+// this key at capacity.
 struct tuned_product { product_key key; cublasLtMatmulAlgo_t algo; bool possible, met; };
 
 tuned_product *tuned_of(tt__device *d, const product_key &key)
@@ -8341,9 +8420,9 @@ tuned_product *tuned_of(tt__device *d, const product_key &key)
     return NULL;
 }
 
-// What was timed of the key's kind of product with as many rows; else with the fewest of those that have more
-// rows; else with the most. So what a product takes over depends on what was met, and on nothing that ran
-// before.
+// Returns the tuned entry of the key's kind of product with as many rows; otherwise the one with the fewest
+// rows above that; otherwise the one with the most rows. So what a product takes over depends on the met
+// products, and on nothing that ran before.
 const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 {
     const tuned_product *nearest = NULL;
@@ -8362,13 +8441,14 @@ const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 
 // Ways to make a product, in the order in which they are tried.
 enum product_way {
-    LT_WITH_SUMS,   // cuBLASLt also sums columns: of the result, or those of A's transpose
-    LT_WITH_GELU,   // ... applies GELU or its slope; kernels of our own sum
-    LT_ALONE,       // ... adds a bias at most; kernels of our own do all else
+    LT_WITH_SUMS,   // cuBLASLt also sums columns, of the result or of A's transpose
+    LT_WITH_GELU,   // cuBLASLt also applies GELU or its slope; kernels of our own sum
+    LT_ALONE,       // cuBLASLt adds a bias at most; kernels of our own do the rest
     LT_WAYS
 };
 
-// A way of a product that is timed, and what cuBLASLt offers for it; where something is known of it, that.
+// A way of a product that is timed, and the algorithms that cuBLASLt offers for it or, if a tuned entry is
+// known, the algorithm of that entry.
 struct way_trial {
     bool asked;     // cuBLASLt can make the product in this way
     product_key key;
@@ -8379,8 +8459,8 @@ struct way_trial {
 
 struct product_trial {
     way_trial of[LT_WAYS];
-    int way, offer; // that are made now
-    bool asks;      // lt_run finds out what is offered, and makes nothing
+    int way, offer; // the way and the algorithm that are run now
+    bool asks;      // lt_run only finds what is offered, and makes nothing
 };
 
 cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_description &of,
@@ -8392,13 +8472,13 @@ cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_descri
                           resident_workspace::LT_BYTES, l->device->stream);
 }
 
-// cublasLtMatmul answers so for an algorithm that it cannot use for the product.
+// Returns whether cublasLtMatmul's status means that it cannot use the algorithm for the product.
 bool lt_refuses(cublasStatus_t s)
 {
     return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// lt_run while a product is timed.
+// Does what lt_run does while a product is timed.
 cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outcome)
 {
     tt__device *d = l->device;
@@ -8423,18 +8503,18 @@ cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outc
     return lt_refuses(s) ? CUBLAS_STATUS_SUCCESS : s;
 }
 
-// Whether a product takes this epilogue where nothing was timed. On an H200, for GPT-2's 16,384 rows of 3,072
-// and 768, the slope of GELU with its column sums took 439 us, where the product alone took 108 and moving
-// the bytes of a kernel of our own 75; sums of A's rows took 154, with 112 and 25; but GELU 155, with 114 and
-// 50.
+// Returns whether a product takes this epilogue if nothing was timed. On an H200, for GPT-2's 16,384 rows of
+// 3,072 and 768, the slope of GELU with its column sums took 439 us; the product alone took 108 us, and
+// moving the bytes of a kernel of our own 75 us. Sums of A's rows took 154 us, against 112 and 25; but GELU
+// took 155 us, against 114 and 50.
 bool is_usual(cublasLtEpilogue_t kind)
 {
     return kind != CUBLASLT_EPILOGUE_DGELU && kind != CUBLASLT_EPILOGUE_DGELU_BGRAD &&
         kind != CUBLASLT_EPILOGUE_BGRADB;
 }
 
-// Makes the product with the algorithm that was chosen for its key, or chooses one: the tuned one, or the
-// first offered that is not refused.
+// Makes the product with the algorithm that was chosen for its key, or chooses one: the tuned algorithm, or
+// the first offered one that is not refused.
 cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_outcome *outcome)
 {
     tt__device *d = l->device;
@@ -8445,9 +8525,9 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     if (!choice) return CUBLAS_STATUS_ALLOC_FAILED;
     *outcome = LT_NOT_OFFERED;
     if (choice->used && !choice->possible) return CUBLAS_STATUS_SUCCESS;
-    // From another number of rows a product takes over that cuBLASLt is slower than kernels of our own, and
-    // not the algorithm: on an H200 that of 6,144 rows of 3,072 inputs took 39 us for 3,072 rows, where the
-    // one offered first took 27.
+    // From a tuned entry with another number of rows, a product takes over that cuBLASLt is slower than
+    // kernels of our own, but not the algorithm. On an H200, the algorithm for 6,144 rows of 3,072 inputs
+    // took 39 us for 3,072 rows, where the algorithm offered first took 27 us.
     const tuned_product *tuned = choice->used || exact || !l->tuned ? NULL : nearest_tuned(d, key);
     const bool same = tuned && memcmp(&tuned->key, &key, sizeof key) == 0;
     int count = 1;
@@ -8465,7 +8545,7 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     }
     for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
         s = lt_make(l, p, of, &found[k].algo);
-        if (lt_refuses(s)) continue; // what the heuristic had offered
+        if (lt_refuses(s)) continue; // although the heuristic offered it
         if (s != CUBLAS_STATUS_SUCCESS) return s;
         choice->algo = found[k].algo;
         *outcome = LT_DONE;
@@ -8475,7 +8555,7 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// The product (+ addend) with that by cuBLASLt; *done is false where it has no algorithm.
+// Makes the product (+ addend) with an epilogue by cuBLASLt; *done is false where cuBLASLt has no algorithm.
 cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
                       const tt__mat *addend, const lt_epilogue *more, bool *done)
 {
@@ -8496,17 +8576,17 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     return cudaErrorUnknown;
 }
 
-// Whether cuBLASLt's GELU will do. It is the tanh approximation (github.com/pytorch/pytorch/pull/104061);
-// what goes into it has the result's dtype and rows that are a multiple of 8 elements apart (cublasLt.h,
-// CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
+// Returns whether cuBLASLt's GELU can be used. It is the tanh approximation
+// (github.com/pytorch/pytorch/pull/104061). GELU's operand must have the result's dtype, and rows a multiple
+// of 8 elements apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
 bool lt_gelu(const product *g, const tt__mat *aux)
 {
     if (g->act != TT__ACT_GELU_TANH || g->accumulate || g->residual.data) return false;
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
 }
 
-// lt_matmul with an epilogue that also sums: sums = or +=. cuBLASLt writes them in the dtype of the result,
-// and does not add to what is there.
+// Makes a product with an epilogue that also sums: sums = or +=. cuBLASLt writes sums in the dtype of the
+// result, and cannot add to them.
 cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend,
                     lt_epilogue more, const tt__mat *sums, bool add, bool *done)
 {
@@ -8521,7 +8601,7 @@ cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, co
     return run_finish_sums(l->device, apart, 1, sums->cols, sums, true);
 }
 
-// The operands of a product as matrices whose rows lie along memory.
+// Return the operands of a product as matrices whose rows run along memory.
 tt__mat operand_a(const product *g)
 {
     return g->sums_rows ? tt__mat{(void *)g->a, g->a_type, g->k, g->m, g->a_col}
@@ -8533,20 +8613,23 @@ tt__mat operand_b(const product *g)
                          : tt__mat{(void *)g->b, g->b_type, g->n, g->k, g->b_col};
 }
 
-// The sums of g's columns, or of A's rows, by kernels of our own.
+// Sums g's columns, or A's rows, by kernels of our own.
 cudaError_t sum_apart(const tt__launch *l, const product *g)
 {
     const tt__mat a = operand_a(g);
     return run_column_sums(l, g->sums_rows ? &a : &g->c, &g->sums, g->add_sums);
 }
 
+// Returns whether cuBLASLt can make the product fast without copies: it is fp8, or tt__cuda_even holds for
+// all matrices.
 bool is_even(const product *g)
 {
     const tt__mat a = operand_a(g), b = operand_b(g);
     return g->unscale_a || (tt__cuda_even(&a) && tt__cuda_even(&b) && tt__cuda_even(&g->c));
 }
 
-// c = what becomes of the sums `sum`, of which rows are as far apart as it says.
+// Finishes the sums `sum` of a product (see struct product), whose rows are sum.ld apart, and stores them in
+// c.
 __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
 {
     tt__begin_kernel();
@@ -8554,8 +8637,9 @@ __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
     if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
 }
 
-// A product that is not even, of copies at the end of the workspace (tt__cuda_padded_bytes) of so many rows
-// of activations at a time. *done: false where there is no room, or cuBLASLt has no algorithm.
+// Makes a product that is not even from copies of its operands at the end of the workspace
+// (tt__cuda_padded_bytes), at most TT__CUDA_LOSS_CHUNK rows of activations at a time. *done: false where the
+// workspace has no room, or cuBLASLt has no algorithm.
 cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;
@@ -8602,23 +8686,24 @@ cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
     return e == cudaSuccess && g->sums.data ? sum_apart(l, g) : e;
 }
 
-// A product as its ways take it.
+// A product in the form that its ways take.
 struct matmul_form {
     const product *g;
-    tt__mat to;             // what the sums and the bias go to
+    tt__mat to;             // destination of the sums and the bias
     const tt__mat *addend, *aux;
     lt_epilogue plain;      // with a bias at most
     bool fits, gelu;        // cuBLASLt can make the product; can apply GELU or its slope
-    bool passes, later;     // something comes after the sum and the bias; `residual` is added at the end
+    // passes: an activation follows the sum and the bias; later: `residual` is added at the end.
+    bool passes, later;
 };
 
-// The form of g, for which a bias may be converted.
+// Sets the form of g. Converts the bias if cuBLASLt needs another dtype.
 cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
 {
     f->g = g;
     f->passes = g->act != 0 || g->saved.data;
     f->to = f->passes && g->pre.data ? g->pre : g->c;
-    // What cuBLASLt cannot add to an f32 result, as it has 16 bits, is added to it afterwards.
+    // cuBLASLt cannot add a 16-bit residual to an f32 result, so it is added afterwards.
     f->later = !f->passes && !g->accumulate && g->residual.data && g->residual.dtype != f->to.dtype &&
         f->to.dtype == TT_F32;
     f->addend = !f->passes && g->accumulate ? &g->c
@@ -8628,7 +8713,8 @@ cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
     f->fits = is_even(g) && !(g->accumulate && (f->passes || g->residual.data)) &&
         !(f->passes && g->residual.data) && !(f->addend && f->addend->dtype != f->to.dtype);
     const bool fp8 = f->fits && g->unscale_a && g->k > 0;
-    const tt_dtype bias_type = !fp8 || f->to.dtype != TT_F32 ? f->to.dtype : TT_BF16; // that cuBLASLt adds
+    // The dtype of a bias that cuBLASLt adds.
+    const tt_dtype bias_type = !fp8 || f->to.dtype != TT_F32 ? f->to.dtype : TT_BF16;
     cudaError_t e = cudaSuccess;
     if (f->fits && g->bias && g->bias_type != bias_type) {
         if ((size_t)g->n * tt_dtype_bytes(bias_type) <= resident_workspace::BIAS_BYTES) {
@@ -8644,8 +8730,8 @@ cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
     return e;
 }
 
-// Makes a product in one of the ways; *done is false where cuBLASLt cannot, which never is of LT_ALONE, but
-// while it is timed.
+// Makes a product in one of the ways. *done is false where cuBLASLt cannot; for LT_ALONE this happens only
+// while the product is timed.
 cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *done)
 {
     tt__device *d = l->device;
@@ -8686,7 +8772,7 @@ cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *
     return g->sums_rows && g->sums.data ? sum_apart(l, g) : cudaSuccess;
 }
 
-// Products that a launch would make.
+// The products that a launch would make.
 struct collected_products { product *list; int count, capacity; };
 
 cudaError_t collect(collected_products *to, const product *g)
@@ -8721,18 +8807,18 @@ cudaError_t matmul(const tt__launch *l, const product *g)
 namespace {
 
 // ------------------------------------------------------------------------------------------ tuned products
-// The fastest way to make a product, by timing (tt_compile_options.tune). All ways with all algorithms that
-// cuBLASLt offers are timed in rounds, one behind the other, so that a change of the clock rates meets all of
-// them; the median of the rounds counts. Operands are of memory of their own, with random numbers, which take
-// more power than zeros and so show the clock rates of a training; several sets of them in turn, together
-// twice the L2 cache, so that no operand is found there from the round before.
+// Finds the fastest way to make a product by timing (tt_compile_options.tune). All ways, with all algorithms
+// that cuBLASLt offers, are timed in rounds, one after another, so that a change of the clock rates affects
+// all of them; the median of the rounds counts. Operands have memory of their own with random numbers, which
+// take more power than zeros and so show the clock rates of training. Several sets of operands, together
+// twice the L2 cache, are used in turn, so that the cache holds no operand from the round before.
 
 enum { TUNE_ROUNDS = 7, TUNE_SETS = 16, TUNE_CANDIDATES = LT_WAYS * LT_OFFERS };
 
-// An operand of a product, as many bytes as it reaches over.
+// An operand of a product, and the bytes from its first to its last element.
 struct tuned_operand { const void *data; size_t bytes; tt_dtype dtype; size_t at; };
 
-// Calls each(pointer, bytes, dtype) for all operands of a product that are there.
+// Calls each(pointer, bytes, dtype) for all operands of a product that are present.
 template <class F> void each_operand(product *g, F each)
 {
     const auto matrix = [&](const void **data, tt_dtype dtype, int64_t elements) {
@@ -8747,12 +8833,13 @@ template <class F> void each_operand(product *g, F each)
     matrix((const void **)&g->unscale_b, TT_F32, 1);
 }
 
-// Numbers in (-1, 1) of a dtype; of both kinds of fp8 those of E4M3, whose bits are no NaN of E5M2 either.
+// Fills an operand with numbers in (-1, 1) of a dtype. Both kinds of fp8 get numbers of E4M3, whose bits are
+// no NaN of E5M2 either.
 __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, int64_t n, uint32_t seed)
 {
     tt__begin_kernel();
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (int64_t)gridDim.x * 256) {
-        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; mixed as MurmurHash3's ends
+        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; mixed as MurmurHash3 ends
         u = (u ^ u >> 16) * 0x85ebca6bu;
         u = (u ^ u >> 13) * 0xc2b2ae35u;
         const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
@@ -8762,22 +8849,22 @@ __global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, 
     }
 }
 
-// Memory of a product that is timed: `sets` times its operands.
+// Memory of a product that is timed: `sets` copies of its operands.
 struct tuning_sets {
     tuned_operand operand[10];
     int operands, sets;
     size_t bytes;    // of a set
-    char *memory;    // NULL: there is not enough
+    char *memory;    // NULL: not enough memory
 
     tuning_sets(const tt__device *d, const product &g) : operands(0), sets(0), bytes(0), memory(NULL)
     {
         product of = g;
         each_operand(&of, [&](const void **data, size_t n, tt_dtype dtype) {
-            tuned_operand *x = find(*data); // a result may lie on an operand
+            tuned_operand *x = find(*data); // a result may be in an operand's memory
             if (!x) *(x = &operand[operands++]) = {*data, 0, dtype, 0};
             x->bytes = max(x->bytes, n);
         });
-        for (int k = 0; k < operands; k++) { // as far from a multiple of 256 bytes as it is itself
+        for (int k = 0; k < operands; k++) { // as far from a multiple of 256 bytes as the operand itself
             operand[k].at = bytes + (uintptr_t)operand[k].data % TT__CUDA_ALIGN;
             bytes = tt__align_to(operand[k].at + operand[k].bytes, TT__CUDA_ALIGN);
         }
@@ -8796,7 +8883,7 @@ struct tuning_sets {
         for (int k = 0; k < operands; k++) if (operand[k].data == data) return &operand[k];
         return NULL;
     }
-    // The product with the operands of a set.
+    // Returns the product with the operands of a set.
     product of(const product &g, int set)
     {
         product there = g;
@@ -8818,7 +8905,7 @@ struct tuning_sets {
     }
 };
 
-// A way and the number of one of its algorithms, with what it has taken.
+// A way, the number of one of its algorithms, and the times that these took.
 struct tuning_candidate {
     int way, offer;
     cudaEvent_t begin, end;
@@ -8835,7 +8922,7 @@ cudaError_t make_candidate(const tt__launch *l, const product &g, const tuning_c
     return e == cudaSuccess ? matmul_by(l, f, c.way, done) : e;
 }
 
-// The candidates that cuBLASLt does not refuse, each made once.
+// Lists the candidates that cuBLASLt does not refuse, and makes each once.
 cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candidate *c, int *count)
 {
     cudaError_t e = cudaSuccess;
@@ -8855,8 +8942,8 @@ cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candid
     return e;
 }
 
-// A round: while the operands get their numbers again, which brings all of the L2 cache out of use, the host
-// goes ahead of the device, so that no candidate waits for it.
+// Times all candidates once. Before that, the operands are filled again. This replaces all of the L2 cache,
+// and meanwhile the host gets ahead of the device, so that no candidate waits for the host.
 cudaError_t time_round(const tt__launch *l, const product &g, tuning_sets *sets, tuning_candidate *c,
                        int count, int round)
 {
@@ -8894,8 +8981,9 @@ bool add_tuned(tt__device *d, const tuned_product &x)
     return true;
 }
 
-// Times the candidates of a product and adds the fastest to what is tuned: first offered of those that are
-// within 1% of it, as timing repeats itself no better. *untimed: whether memory was too short.
+// Times the candidates of a product and adds the best to the tuned entries: of the candidates within 1% of
+// the fastest, as timing repeats itself no better, the one offered first. *untimed: whether memory was too
+// short.
 cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
 {
     tt__device *d = l->device;
@@ -8908,7 +8996,7 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     if (e == cudaSuccess) e = list_candidates(l, sets.of(g, 0), c, &count);
     for (int r = 0; r < TUNE_ROUNDS && e == cudaSuccess && count > 1; r++)
         e = time_round(l, g, &sets, c, count, r);
-    cudaStreamSynchronize(d->stream); // before the memory goes
+    cudaStreamSynchronize(d->stream); // before the memory is freed
     const tuning_candidate *best = NULL;
     for (int k = 0; k < count; k++) {
         for (cudaEvent_t event : {c[k].begin, c[k].end}) if (event) cudaEventDestroy(event);
@@ -8931,7 +9019,7 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     return e;
 }
 
-// Notes that the device's programs have the product, and times it if nothing is known of it.
+// Notes that the device's programs have the product, and times it if nothing is known about it.
 cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool *untimed)
 {
     tt__device *d = l->device;
@@ -8947,7 +9035,7 @@ cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool
         if (!trial.of[way].asked) continue;
         if (trial.of[way].known) trial.of[way].known->met = true;
         else unknown = true;
-        known = !unknown && trial.of[way].known->possible; // which is how it is made
+        known = !unknown && trial.of[way].known->possible; // so the product is made in this way
     }
     trial.asks = false;
     if (e == cudaSuccess && unknown && times) e = time_product(l, g, untimed);
@@ -8955,8 +9043,8 @@ cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool
     return e;
 }
 
-// A captured stream takes all kernels beside the products, so that nothing runs: they are found as the launch
-// would make them.
+// Collects the products that a launch would make. A captured stream takes all kernels beside the products, so
+// that nothing runs.
 cudaError_t collect_products(const tt__launch *l, cudaError_t (*run)(const tt__launch *l),
                              collected_products *to)
 {
@@ -8978,10 +9066,10 @@ void forget_choices(tt__device *d)
     d->choice_count = 0;
 }
 
-// ---- as text: two lines of what it is and of which device, a line for each tuned product, and a last one.
+// ---- tuned entries as text: a title, a line of the device, a line for each tuned product, and a last line
 
 void append(text_buffer *text, const char *format, ...) TT_PRINTF(2, 3);
-void append(text_buffer *text, const char *format, ...) // what does not fit is counted alone
+void append(text_buffer *text, const char *format, ...) // text that does not fit is only counted
 {
     va_list args;
     const size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
@@ -8993,7 +9081,8 @@ void append(text_buffer *text, const char *format, ...) // what does not fit is 
 
 #define TT__TUNED_TITLE "tinytrain: the fastest products, version 1"
 
-// What an algorithm's 64 bytes mean depends on cuBLASLt alone, and which is the fastest on the device.
+// Writes the line of the device. The meaning of an algorithm's 64 bytes depends only on cuBLASLt; which
+// algorithm is the fastest depends on the device.
 void tuned_device(const tt__device *d, char to[512])
 {
     snprintf(to, 512, "%s, compute capability %d.%d, %d multiprocessors, cuBLASLt %llu, workspace %llu",
@@ -9004,7 +9093,7 @@ void tuned_device(const tt__device *d, char to[512])
 enum { TUNED_NUMBERS = 23 };
 typedef char algorithm_is_64_bytes[sizeof(cublasLtMatmulAlgo_t) == 64 ? 1 : -1];
 
-// The numbers of a key, in the order of the text.
+// Sets n to the numbers of a key, in the order of the text.
 void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
 {
     const int64_t all[TUNED_NUMBERS] = {
@@ -9014,7 +9103,7 @@ void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
     memcpy(n, all, sizeof n);
 }
 
-// False: no key has these numbers.
+// Sets a key from its numbers; returns false if no key has these numbers.
 bool key_from(const int64_t (&n)[TUNED_NUMBERS], product_key *k)
 {
     int64_t again[TUNED_NUMBERS];
@@ -9051,7 +9140,7 @@ size_t cuda_tuned_text(tt__device *d, char *to, size_t capacity)
     return text.length;
 }
 
-// Reads a line of the text, without its end; NULL, or what is wrong with it.
+// Reads a line of the text, without its end. Returns NULL, or what is wrong with the line.
 const char *read_tuned(const char *line, tuned_product *x)
 {
     int64_t n[TUNED_NUMBERS];
@@ -9079,7 +9168,7 @@ const char *read_tuned(const char *line, tuned_product *x)
     return NULL;
 }
 
-// tt__backend.learn.
+// Reads the text of tuned entries, see tt__backend.learn.
 tt_status cuda_learn(tt__device *d, const char *text, int *line)
 {
     char device[512], now[1024];
@@ -9136,7 +9225,8 @@ namespace {
 
 // --------------------------------------------------------------------------------------------- linear layers
 
-// Where the operands of l's product are fp8, both lie along the sum, with zeros up to a multiple of 16.
+// Sets the operands of l's product, if they are fp8. Rows of both then run along k, with zeros up to a
+// multiple of 16.
 void read_fp8(const tt__launch *l, product *g)
 {
     if (!tt__is_fp8(g->a_type)) return;
@@ -9201,7 +9291,7 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.c = *dw;
     g.accumulate = add_w;
     read_fp8(l, &g);
-    g.sums = *db; // may come with the product, that reads dy anyway
+    g.sums = *db; // the product may make these sums, as it reads dy anyway
     g.add_sums = add_b;
     if (dw->data) return matmul(l, &g);
     return db->data ? run_column_sums(l, dy, db, add_b) : cudaSuccess;

@@ -10,8 +10,10 @@
 
 /* ------------------------------------------------------------------------------------ attention: launches */
 
-/* Operands q, q + 1, q + 2: q, k, v; `numbers`: of the rows that are queries, which the workspace has in
-   order. */
+/* Returns the arguments that a launch gives to attention. Operands q, q + 1 and q + 2 of the launch are the
+   queries, keys and values; operand `starts` has the first row of each sequence. Operand `numbers`, where
+   present, lists the rows that are queries; the workspace then gets these rows in the order of the
+   sequences. */
 TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, int starts, int numbers)
 {
     tt__attention_args a;
@@ -61,7 +63,7 @@ TT__FN tt_status TT__K(run_ATTENTION_BACKWARD)(const tt__launch *l)
     a.dout = l->in[0];
     a.out = l->in[5];
     a.lse = (float *)l->in[6].data;
-    /* dout * out is taken of dout as it is, so products must be too */
+    /* The sums of dout * out read dout unrounded, so the products must not round dout either. */
     if (a.dout.dtype != TT_BF16) a.bf16 = TT__BF16_CONVERT;
     a.dq = l->out[0]; a.dk = l->out[1]; a.dv = l->out[2];
     a.add_dq = l->add[0]; a.add_dk = l->add[1]; a.add_dv = l->add[2];

@@ -11,20 +11,20 @@
 #include "../linear/cpu_computing.h"
 
 /* ------------------------------------------------------------------------------------------------- attention
-   Flash-style (Dao et al., "FlashAttention", 2022): scores exist only as tiles, of which only the log-sum-exp
-   of each query survives the forward; the backward computes them again. Tiles are transposed, keys as rows
-   and queries in lanes, so that the softmax needs no shuffles, and both P V and P^T dO broadcast their
-   weights straight from the tile. Scores are in units of log 2 (the scale of Q includes log2 e), which makes
-   every exp an exp2. */
+   Flash-style attention (Dao et al., "FlashAttention", 2022). Scores exist only as tiles; the forward saves
+   only the log-sum-exp of each query, and the backward recomputes the scores. Tiles are transposed, with keys
+   as rows and queries in lanes, so that the softmax needs no shuffles, and both P V and P^T dO broadcast
+   their weights straight from the tile. Scores are in units of log 2 (the scale of Q includes log2 e), which
+   turns every exp into an exp2. */
 
 typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
 #define tt__vw TT__K(vw)
 
-/* The 64-bit products of the low halves of each 64-bit lane; the high halves are ignored. */
+/* Returns the 64-bit products of the lower halves of each 64-bit lane; ignores the upper halves. */
 TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 {
 #if TT__LANES == 16
-    /* as mul_epu32, which g++ 12 warns of */
+    /* _mm512_mul_epu32, masked with all ones because g++ 12 warns about the plain form */
     return (tt__vw)_mm512_maskz_mul_epu32((__mmask8)-1, (__m512i)a, (__m512i)b);
 #elif TT__LANES == 8
     return (tt__vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
@@ -37,8 +37,9 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 
 TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
 
-/* A draw in every lane. The counters are held as 64-bit lanes, even and odd ones apart, of which only the
-   low half counts: that is what 32 x 32 -> 64 bit multiplications take and give. */
+/* Computes a Philox draw in every lane: the four words of counter {c0, c1, c2, c3}. Even and odd lanes are in
+   separate vectors of 64-bit lanes, of which only the lower half counts: 32 x 32 -> 64 bit multiplications
+   take and return this form. */
 TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1, tt__vu c2,
                               tt__vu c3, tt__vu out[4])
 {
@@ -60,9 +61,8 @@ TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c
     out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
 }
 
-/* 16-bit numbers of as many counters as there are lanes, eight of each, the low half of a word first: of the
-   counters {c0, c1, 0, 0} in their order, when they are given in that of philox_groups, which makes the four
-   words of a counter, and those of the next, neighbours. */
+/* Returns the order in which philox_numbers takes counters. In this order, transposing quads of lanes puts
+   the four words of a counter side by side, followed by the words of the next counter. */
 TT__INLINE tt__vu TT__K(philox_groups)(void)
 {
     tt__vu groups;
@@ -70,6 +70,8 @@ TT__INLINE tt__vu TT__K(philox_groups)(void)
     return groups;
 }
 
+/* Draws eight 16-bit numbers for each of TT__LANES counters {c0, c1, 0, 0}, the lower half of a word first.
+   The numbers are in the order of the counters if c0 is in the order of philox_groups. */
 TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1,
                                       uint16_t numbers[8 * TT__LANES])
 {
@@ -82,16 +84,16 @@ TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], 
     memcpy(numbers, words, sizeof words);
 }
 
-/* Some keys of a sequence and some queries, of a head of d columns: query i sees the keys that are <= i +
-   diagonal, and none sees the first `skip`, a multiple of 32. Products of bf16 are computed `by` one of the
-   ways. */
+/* A block of keys and queries of a sequence, in a head of d columns. Query i sees the keys <= i + diagonal;
+   no query sees the first `skip` keys, a multiple of 32. by: how products of bf16 are computed. */
 typedef struct TT__K(attention_block) {
     tt__bf16 by;
     int64_t skip, keys, queries, d, diagonal;
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
-/* to (m, to_row) = from^T (times scale if `scaled`), by whole vectors; rows of `from` from n on are zeros. */
+/* Writes to (m, to_row) = from^T, times scale if `scaled`, in whole vectors. Rows of `from` from n on count
+   as zeros. */
 TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
                                            int64_t n, int64_t m, const bool scaled, float scale)
 {
@@ -108,9 +110,9 @@ TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const floa
 }
 
 #ifdef TT__ATTENTION_BF16
-/* ---- operands of products of bf16, by dot products or tiles: rows of pairs, made of fp32 blocks ---- */
+/* ---- bf16 operands for dot products and tiles: rows of pairs, made from fp32 blocks ---- */
 
-/* n vectors as bf16, to a multiple of 32 elements; what is more than n is 0. */
+/* Rounds n vectors to bf16, and fills the result with zeros up to a multiple of 32 elements. */
 TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
 {
     for (int64_t v = 0; v < n; v += 2) {
@@ -120,7 +122,7 @@ TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_
     }
 }
 
-/* to (n, ceil(width / 32) * 16): pairs that lie side by side in a row. */
+/* Writes to (n, ceil(width / 32) * 16): the bf16 pairs of neighbouring elements of each row of `from`. */
 TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, int64_t stride, int64_t n,
                                                   int64_t width)
 {
@@ -128,7 +130,8 @@ TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, 
     for (int64_t i = 0; i < n; i++) TT__K(attention_narrow)(to + i * to_row, from + i * stride, vectors);
 }
 
-/* to (ceil(n / 32) * 16, to_row): pairs of a row and the next; zeros for rows from n on. */
+/* Writes to (ceil(n / 32) * 16, to_row): the bf16 pairs of each even row of `from` and the row after it. Rows
+   from n on count as zeros. */
 TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const float *from, int64_t stride,
                                                int64_t n, int64_t width)
 {
@@ -146,8 +149,9 @@ TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const 
     }
 }
 
-/* Y (keys, d), whose rows attention_to_queries adds, as pairs of rows. Tiles need a left operand whose rows
-   run along the sum, which a transposed tile's do not; so there, Y is transposed and out^T computed. */
+/* Stores Y (keys, d), the matrix whose rows attention_to_queries adds up, as pairs of rows. The tile kernels
+   need the left operand's rows to run along the summed dimension; a transposed tile's rows do not. For the
+   tile kernels Y is therefore transposed, and out^T is computed. */
 TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
                                          int64_t d, const float *y, int64_t stride)
 {
@@ -159,7 +163,7 @@ TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffer
 }
 
 #ifdef TT__TILES
-/* What rounding to bf16 leaves of n floats. */
+/* Replaces n floats by what rounding them to bf16 loses. */
 TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
 {
     float half[16];
@@ -169,7 +173,8 @@ TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
     }
 }
 
-/* attention_to_queries by tiles. `twice`: multiplies what rounding to bf16 leaves of tile, too. */
+/* Computes attention_to_queries with the tile kernels. `twice`: also multiplies what rounding `tile` to bf16
+   loses. */
 TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
                                                  float *out, int64_t out_stride, bool add)
 {
@@ -207,14 +212,16 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
 
 /* ---- products ---- */
 
-/* The microkernel for a way with bf16 (0: fp32), and the rows and columns of its blocks. It takes `whole`
-   elements along k at a time, a power of 2, of which a unit holds 1 or, if `pairs` is 1, 2. */
+/* A microkernel, and the rows and columns of its blocks. The microkernel takes `whole` elements along k at a
+   time, a power of 2. A unit, the place of a float, holds one of these elements or, if `pairs` is 1, two. */
 typedef struct TT__K(attention_kernel) {
     TT__K(micro_fn) run;
     int64_t rows, cols, whole;
     int pairs;
 } TT__K(attention_kernel);
 
+/* Returns the microkernel for bf16 products that are computed as `by` says, or for fp32 products if `by` is
+   0. */
 TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
 {
     TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
@@ -235,7 +242,8 @@ TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
     return kernel;
 }
 
-/* Rows [i, rows), columns [j, cols) of p's C, at most the microkernel's, summed over elements [from, to). */
+/* Computes rows [i, rows) and columns [j, cols) of p's C, at most as many as the microkernel takes, summed
+   over elements [from, to). */
 TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel, const tt__product *p,
                                           int64_t i, int64_t rows, int64_t j, int64_t cols, int64_t from,
                                           int64_t to)
@@ -244,7 +252,7 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     tt__product block = *p;
     block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
     block.k -= first;
-    /* tiles' rows of A lie along k */
+    /* In tiles, the rows of A run along k. */
     block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
     block.b += first * p->b_row + j;
     block.c += i * p->c_row + j;
@@ -252,11 +260,11 @@ TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel,
     kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
 }
 
-/* Parts of a tile that no query of a vector sees are neither computed nor read in the three products; with
-   listed queries all are, and the softmax leaves weights of 0 there. */
+/* The three products below neither compute nor read the parts of a tile that no query of a vector sees. With
+   listed queries they compute and read all parts, and the softmax sets the weights of unseen keys to 0. */
 
-/* tile (keys, queries) = X (keys, d) Yt (d, queries); of bf16, X has pairs of columns, Yt of rows, and the
-   result is scaled; fp32 operands are scaled already. */
+/* Computes tile (keys, queries) = X (keys, d) Yt (d, queries). In bf16, X has pairs of columns, Yt has pairs
+   of rows, and the result is scaled; fp32 operands are already scaled. */
 TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale, const float *x,
                                     const float *yt, float *tile)
 {
@@ -277,7 +285,7 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
-/* dX (keys, d) += tile (keys, queries) Y (queries, d); of bf16, Y has pairs of rows. */
+/* Adds tile (keys, queries) Y (queries, d) to dX (keys, d). In bf16, Y has pairs of rows. */
 TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
                                      float *dx)
 {
@@ -301,10 +309,11 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
-/* out (queries, d) = or += tile^T (queries, keys) Y (keys, d); of bf16, Y is from attention_summed_bf16. Rows
-   of a block share their keys (of bf16, pairs), with weights 0 for those that a query does not see: a NaN or
-   infinity in Y also reaches the few queries before it in the block, by tiles the 32 before it, and with
-   listed queries all of the sequence. */
+/* Computes out (queries, d) = or += tile^T (queries, keys) Y (keys, d). In bf16, Y comes from
+   attention_summed_bf16. All rows of a microkernel's block multiply the same keys (in bf16, pairs of keys),
+   with weights of 0 for keys that a query does not see. So a NaN or infinity in Y also reaches the few
+   queries before it in the block, with tiles the 32 queries before it, and with listed queries all queries of
+   the sequence. */
 TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
                                         const float *y, float *out, int64_t out_row, bool add)
 {
@@ -333,9 +342,10 @@ TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool tw
         }
 }
 
-/* ---- rows of one head in and out of fp32 blocks ---- */
+/* ---- copies of a head's rows into and out of fp32 blocks ---- */
 
-/* A row of d numbers in and out. `dtype` is a constant, so that nothing is asked of each whole vector. */
+/* Reads a row of d numbers into an fp32 block, times scale. `dtype` is a constant, so that the loop over
+   whole vectors does not branch on it. */
 TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const void *from, int64_t d,
                                         float scale)
 {
@@ -347,6 +357,8 @@ TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const v
     if (j < d) TT__K(store)(to + j, TT__K(load_as)(from, dtype, j, d - j) * scale);
 }
 
+/* Writes or, if `add`, adds a row of d numbers from an fp32 block, times scale. `dtype` is a constant, so
+   that the loop over whole vectors does not branch on it. */
 TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const float *from, int64_t d,
                                          float scale, bool add)
 {
@@ -360,12 +372,13 @@ TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const f
         else TT__K(store_16)(h + j, x, dtype);
     }
     if (j == d) return;
-    tt__vf x = TT__K(load)(from + j) * scale; /* the zeros in the rest of a row are positive */
+    /* Adding zero makes every zero in the rest of a row positive. */
+    tt__vf x = TT__K(load)(from + j) * scale;
     TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
 }
 
-/* to (n, stride) = scale * rows [row, row + n), or those that `at` has there, of the head that starts at
-   `column`, with zeros up to a whole vector. */
+/* Copies to (n, stride) = scale * rows [row, row + n) of the head that starts at `column`, or the rows that
+   `at` lists at [row, row + n). Fills each row with zeros up to a whole vector. */
 TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
                                   int64_t d, float scale, float *to, int64_t stride)
 {
@@ -378,7 +391,9 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
     }
 }
 
-/* The same rows of the head (+)= scale * from; a gradient that nothing needs is absent. */
+/* Sets or, if `add`, adds to rows [row, row + n) of the head that starts at `column`, or to the rows that
+   `at` lists at [row, row + n): scale * from (n, stride). A gradient that nothing needs is absent and is
+   skipped. */
 TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n,
                                     int64_t column, int64_t d, float scale, const float *from, int64_t stride,
                                     bool add)
@@ -390,7 +405,8 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
     }
 }
 
-/* to (d, tile) = scale * from^T, from (n, stride); of bf16, pairs of that, and no scale. */
+/* Writes to (d, TILE) = scale * from^T of from (n, stride); in bf16, the pairs of rows of from^T,
+   unscaled. */
 TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__attention_buffers *b,
                                      const float *from, int64_t n, float scale, float *to)
 {

@@ -11,7 +11,7 @@
 #include "cpu_blocks.h"
 #include "cpu_softmax.h"
 
-/* ---- the two kernels ---- */
+/* ---- the forward and the backward ---- */
 
 TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
 {
@@ -25,7 +25,7 @@ TT__FN TT__K(attention_call) TT__K(attention_begin)(const tt__attention_args *a)
     return call;
 }
 
-/* Task `task` of a call, which is of sequence s. */
+/* Returns task `task` of a call, which works on sequence s. */
 TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call) *call, int64_t task,
                                                       int64_t s, bool backward, int thread)
 {
@@ -38,7 +38,7 @@ TT__FN TT__K(attention_task) TT__K(attention_task_of)(const TT__K(attention_call
     return t;
 }
 
-/* Reads n keys and values from row `row` of the batch on. */
+/* Reads n keys and values, from row `row` of the batch on, into the task's buffers. */
 TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t row, int64_t n, bool backward)
 {
     const tt__attention_args *a = t->a;
@@ -58,8 +58,9 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* the products take every key for every query */
 
-/* The part of a block of keys that some of n queries see, of whole tiles unless the block ends before; `keys`
-   <= `skip`: there is none. key, query: the first of them, in the sequence. */
+/* Returns the part of a block of keys that any of n queries sees, in whole tiles unless the block ends
+   before; keys <= skip if no query sees any. key, query: the first key and the first query, counted in the
+   sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
 {
@@ -71,7 +72,7 @@ TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attentio
     return s;
 }
 
-/* The slope in units of log 2; 0 without ALiBi. */
+/* Returns the ALiBi slope of the task's head in units of log 2; 0 without ALiBi. */
 TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_task) *t)
 {
     const tt__attention_args *a = t->a;
@@ -87,8 +88,8 @@ TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_
     return fall;
 }
 
-/* One block of queries against one block of keys. key, query: the first of them, in the sequence. first: out
-   is not yet there. */
+/* Adds a block of keys to the sums of a block of queries. key, query: the first key and the first query,
+   counted in the sequence. first: `out` has no sums yet and is set. */
 TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                           int64_t keys, int64_t query, int64_t n, const float *qt, float *out,
                                           float *most, float *sum)
@@ -113,13 +114,15 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
         for (int64_t j = 0; j < d && correction[i] != 1.0f; j += TT__LANES)
             TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
     }
-    /* The weights are not rounded here: dout * out of rounded ones would not be what the backward's weights
-       and their gradients sum to, and gradients of keys, which cancel out, would be half as wrong again. */
+    /* The weights are not rounded here. With rounded weights, dout * out would differ from the backward's sum
+       of weights times their gradients, and the gradients of keys, in which terms cancel out, would have
+       errors half as large again. */
     if (s.by == TT__BF16_DOT) s.by = TT__BF16_CONVERT;
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
 
-/* Writes the results of n queries from number `query` on, of which the buffers have sums. */
+/* Writes the output and the log-sum-exp of n queries from number `query` on, whose sums are in the
+   buffers. */
 TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -133,7 +136,8 @@ TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, 
     }
 }
 
-/* A sequence that is taken by blocks: its queries from number `first` on, those of one block at a time. */
+/* Computes block-sparse attention for `queries` queries of a sequence from number `first` on, the queries of
+   one block at a time. */
 TT__FN void TT__K(attention_forward_blocks)(TT__K(attention_task) *t, int64_t first, int64_t queries)
 {
     const tt__attention_args *a = t->a;
@@ -190,7 +194,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     key_begin &= ~(int64_t)15;
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end - key_begin, TT__ATTENTION_KEYS);
-    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* of bf16, products are scaled */
+    const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* in bf16, the products are scaled */
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
         TT__K(attention_pack)(&a->q, a->query_at, t.x.first + first + i, n, column, d, q_scale, b->q, stride);
@@ -200,7 +204,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         b->most[i] = -FLT_MAX;
         b->sum[i] = 0;
     }
-    /* With a window each block of queries begins with another key. */
+    /* With a window, no block of keys is the first for all queries, so the output begins with zeros. */
     if (a->window) memset(b->out, 0, (size_t)(queries * stride) * sizeof(float));
     for (int64_t key = key_begin; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
@@ -216,7 +220,8 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     TT__K(attention_put)(&t, first, queries);
 }
 
-/* Writes out, and into lse the log-sum-exp (natural) of the scaled scores of each query. */
+/* Computes attention: writes `out`, and to `lse` the natural log-sum-exp of the scaled scores of each
+   query. */
 TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a)
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
@@ -225,7 +230,8 @@ TT__FN void TT__K(attention_forward)(tt__pool *pool, const tt__attention_args *a
                      &call);
 }
 
-/* log2-sum-exp2 of the scores and sum of dout * out of n queries from number `first` on */
+/* Reads the log2-sum-exp2 of the scores, and computes the sum of dout * out, of n queries from number `first`
+   on. */
 TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64_t first, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -247,7 +253,8 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
     }
 }
 
-/* span: the first query of which b holds lse, delta and dq. first: dq is not yet there. */
+/* Adds the gradients that come from a block of queries and a block of keys. span: the first query whose lse,
+   delta and dq are in the buffers. first: dq has no sums yet and is set. */
 TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
                                            int64_t keys, int64_t span, int64_t query, int64_t n)
 {
@@ -267,7 +274,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     TT__K(attention_columns)(a, b, b->dout, n, 1.0f, b->doutt);
     TT__K(attention_scores)(&s, query_scale, half ? b->k_pairs : b->k, b->qt, b->weights);
     TT__K(attention_scores)(&s, keep_scale, half ? b->v_pairs : b->v, b->doutt, b->dscores);
-    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* 0 behind the last query */
+    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* 0 after the last query */
     for (int64_t i = 0; i < tt__attention_padded(n); i++) {
         lses[i] = i < n ? b->lse[query - span + i] : 0;
         deltas[i] = i < n ? b->delta[query - span + i] : 0;
@@ -291,20 +298,21 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     TT__K(attention_to_queries)(&s, false, b->dscores, half ? b->summed : b->k, dq, dq_stride, !first);
 }
 
-/* Where the gradients of a sequence's keys and values go: its first row, and the head's first column. */
+/* Destination of the gradients of a sequence's keys and values. row: the sequence's first row; column: the
+   head's first column. */
 typedef struct TT__K(attention_sums) {
     tt__mat dk, dv;
     int64_t row, column;
     bool add_dk, add_dv;
 } TT__K(attention_sums);
 
-/* Writes or adds the gradients of `count` keys from key `key` on, which is row `from` of the buffers. */
+/* Writes or adds the gradients of `count` keys from key `key` on. Row `from` of the buffers has the first. */
 TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                       int64_t key, int64_t from, int64_t count, bool add)
 {
     const tt__attention_args *a = t->a;
     const int64_t d = a->head_size, stride = tt__attention_stride(d), row = to->row + key;
-    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products take dout as it is */
+    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products do not scale dout */
     const float *dk = t->b.dk + from * stride, *dv = t->b.dv + from * stride;
     TT__K(attention_unpack)(&to->dk, NULL, row, count, to->column, d, a->scale, dk, stride,
                             add || to->add_dk);
@@ -312,7 +320,7 @@ TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__
                             add || to->add_dv);
 }
 
-/* attention_backward_span of a sequence that is taken by blocks. */
+/* Computes attention_backward_span for a sequence of block-sparse attention. */
 TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                              int64_t span, int64_t n)
 {
@@ -340,7 +348,8 @@ TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT_
     t->x.from = 0;
 }
 
-/* The gradients that come from n queries of a sequence; where n is 0, zeros for its keys and values. */
+/* Computes the gradients that come from n queries of a sequence, from number `span` on. If n is 0, writes
+   zeros for its keys and values. */
 TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                            int64_t span, int64_t n)
 {
@@ -359,14 +368,15 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
     for (int64_t key = 0; key < key_end && !x->blocks; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         const bool seen_now = key < seen_end && key + keys > seen_from;
-        if (a->window && span && !seen_now) continue; /* earlier spans wrote its gradients */
+        if (a->window && span && !seen_now) continue; /* earlier spans wrote the gradients of these keys */
         if (seen_now) TT__K(attention_take_keys)(t, x->begin + key, keys, true);
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
         memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
         for (int64_t query = span; seen_now && query < span + n; query += query_block)
             TT__K(attention_backward_tile)(t, !a->window && key == 0, key, keys, span, query,
                                            tt__min(query_block, span + n - query));
-        /* The keys that earlier spans have seen come first: their gradients are added to. */
+        /* Earlier spans have written the gradients of the first `old` keys; for these keys, gradients are
+           added. */
         const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
                       old = span ? seen : 0;
         for (int64_t from = 0, end = old; from < keys; from = end, end = keys)
@@ -376,7 +386,8 @@ TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K
                             a->add_dq);
 }
 
-/* Of one head of keys. Where it serves several of q, sums are kept in fp32 until the last. */
+/* Computes the gradients that one sequence has in one head of keys. If several heads of q share this head,
+   their sums stay in fp32 until the last of them. */
 TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
@@ -402,7 +413,7 @@ TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
     TT__K(attention_unpack)(&a->dv, NULL, row, n, column, d, 1, t.b.all_dv, stride, a->add_dv);
 }
 
-/* Writes or adds to dq, dk, dv. */
+/* Computes the backward of attention: writes or adds to dq, dk and dv. */
 TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *a)
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);

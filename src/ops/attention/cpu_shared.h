@@ -4,42 +4,45 @@
 #include "../scratch.h"
 #include "rules.h"
 
-/* ------------------------------------------------------------------------ attention, shared by all passes */
+/* ---------------------------------------------------------------------- attention, shared by all variants */
 
-/* Attention within each sequence, per head. Shapes: k, v (rows, heads / group * head_size); q, out (queries,
-   heads * head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists,
-   in any order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h
-   (of all ranks) takes 8 random bits, number j % 16 of Philox counter {i, j / 16, h, 0}, see
-   tt__attention_either; kept if >= TT__ATTENTION_DROP(p). */
+/* Arguments of attention, which is computed within each sequence and head. Shapes: k, v (rows,
+   heads / group * head_size); q, out (queries, heads * head_size); lse f32 (queries, heads). The queries are
+   all rows or the rows that query_row lists, in any order. Dropout draws 8 random bits for the weight of
+   query row i (of the batch), key j (of its sequence) and head h (of all ranks): number j % 16 of Philox
+   counter {i, j / 16, h, 0}, see tt__attention_either. The weight is kept if the number
+   is >= TT__ATTENTION_DROP(p). */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
-    const int32_t *query_row;    /* of a query: its row of the batch; NULL: the query's number            */
-    const int32_t *query_at;     /* of a query: its row in q; NULL: the query's number                    */
-    int heads, first_head, group; /* group: heads of q that a key serves                                  */
+    const int32_t *query_row;    /* row of the batch of each query; NULL: the query's number              */
+    const int32_t *query_at;     /* row of q of each query; NULL: the query's number                      */
+    int heads, first_head, group; /* group: heads of q that share a head of k and v                       */
     int64_t head_size;
     bool causal; float scale; float dropout; uint64_t dropout_key;
-    int64_t window;               /* 0: none                                                             */
-    float alibi; int alibi_heads; /* of all ranks; 0: none                                               */
+    int64_t window;               /* rows that a row sees back and, unless causal, ahead; 0: no window   */
+    float alibi; int alibi_heads; /* heads of all ranks; 0: no ALiBi                                     */
     bool alibi_rounded;           /* see tt_attention_options                                            */
-    const tt__attr *attr;         /* of block-sparse attention                                           */
-    const uint16_t *lists;        /* tt__launch's                                                        */
+    const tt__attr *attr;         /* options of block-sparse attention                                   */
+    const uint16_t *lists;        /* lists of blocks, as in tt__launch                                   */
     tt__mat q, k, v, out;
     float *lse;
-    tt__mat dout, dq, dk, dv;    /* for backward only                                                     */
-    bool add_dq, add_dk, add_dv; /* for backward: += instead of =                                         */
-    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to it   */
-    void *workspace;             /* of attention_workspace bytes                                          */
+    tt__mat dout, dq, dk, dv;    /* only in the backward                                                  */
+    bool add_dq, add_dk, add_dv; /* only in the backward: the gradient is added to                        */
+    tt__bf16 bf16;               /* how products of bf16 are computed; other operands are rounded to bf16 */
+    void *workspace;             /* tt__attention_workspace bytes                                         */
 } tt__attention_args;
 
-/* Numbers the queries, whose rows index (n) has, by sequences, in tt__attention_queries_bytes of memory. */
+/* Sorts the queries by sequence: sets query_start, query_row and query_at of `a`. `index` (n) has the row of
+   each query. `memory` has tt__attention_queries_bytes. */
 static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
 {
     int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
     memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
     for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
     for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
-    /* from behind: start[s + 1] moves down to where it belongs, the start of s + 1 being that of s */
+    /* From the last query to the first: start[s + 1] moves down from the end of sequence s to its
+       beginning. */
     for (int64_t j = n - 1; j >= 0; j--) {
         int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
         row[number] = index[j];
@@ -52,12 +55,12 @@ static void tt__attention_queries(tt__attention_args *a, const int32_t *index, i
     a->query_at = at;
 }
 
-/* Rows [begin, begin + length) of the batch, and queries [first, first + queries). */
+/* A sequence: rows [begin, begin + length) of the batch and queries [first, first + queries). */
 typedef struct tt__attention_sequence {
     int64_t begin, length, first, queries;
-    bool diagonal;  /* query i is row i of the sequence and sees its keys up to i */
-    int64_t blocks; /* by which it is taken; 0: it is not */
-    int64_t from;   /* no query of the tile at hand sees keys before */
+    bool diagonal;  /* query i is row i of the sequence and sees keys up to i */
+    int64_t blocks; /* blocks of block-sparse attention; 0: the sequence is dense */
+    int64_t from;   /* the queries of the current tile see no key before this one */
 } tt__attention_sequence;
 
 static tt__attention_sequence tt__attention_sequence_at(const tt__attention_args *a, int64_t s)
@@ -68,7 +71,8 @@ static tt__attention_sequence tt__attention_sequence_at(const tt__attention_args
     return x;
 }
 
-/* How often queries of block i of sequence x see block j of its keys. head: among those of all ranks. */
+/* Returns how often the queries of block i of sequence x see block j of its keys. `head` counts the heads of
+   all ranks. */
 static int tt__attention_times(const tt__attention_args *a, const tt__attention_sequence *x, int head,
                                int64_t i, int64_t j)
 {
@@ -81,8 +85,8 @@ static int tt__attention_times(const tt__attention_args *a, const tt__attention_
     return times;
 }
 
-/* How many of n queries from number `query` of sequence x on are of one block, which is *block, and fit a
-   tile. */
+/* Returns how many of the n queries of sequence x from number `query` on are in the same block, at most as
+   many as a tile holds. Sets *block to the number of that block. */
 static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
                                       int64_t query, int64_t n, int64_t *block)
 {
@@ -95,8 +99,9 @@ static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__att
     return count;
 }
 
-/* The next keys of [*at, end), at most as many as a tile has: from a multiple of 16 on, as random numbers and
-   tiles want it, of which those before x->from are not seen. *at goes on behind them. */
+/* Returns the first of the next keys of [*at, end), at most a tile of them, and sets *keys to their number.
+   The first is a multiple of 16, as random numbers and tiles need; keys before x->from, which is set to the
+   old *at, are not seen. Moves *at past these keys. */
 static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
 {
     const int64_t first = *at & ~(int64_t)15;
@@ -106,8 +111,8 @@ static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, i
     return first;
 }
 
-/* The keys of sequence x that any of its n queries from number `query` on sees: [*from, result). Without a
-   window those of listed queries are all. */
+/* Returns the end, and in *from the first, of the keys of sequence x that any of its n queries from number
+   `query` on sees. Without a window, listed queries count as seeing all keys. */
 static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
                                   int64_t n, int64_t *from)
 {
@@ -123,7 +128,8 @@ static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attenti
     return tt__min(x->length, (a->causal ? high : high + a->window - 1) + 1);
 }
 
-static int64_t tt__attention_longest(const tt__attention_args *a) /* rows or queries of a sequence */
+/* Returns the largest number of rows or queries of a sequence. */
+static int64_t tt__attention_longest(const tt__attention_args *a)
 {
     int64_t longest = 0;
     for (int64_t s = 0; s < a->seqs; s++) {
@@ -133,7 +139,8 @@ static int64_t tt__attention_longest(const tt__attention_args *a) /* rows or que
     return longest;
 }
 
-/* Where this thread's buffers are depends on the thread, what is computed in them does not. */
+/* Returns the buffers of a thread. Only their address depends on the thread; what is computed in them does
+   not. */
 static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_args *a, int64_t longest,
                                                           bool backward, int thread)
 {
@@ -144,8 +151,9 @@ static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_ar
     return b;
 }
 
-/* Groups of queries are numbered without looking at every sequence: those of sequence s from query_start[s] /
-   GROUP + s on, which leaves room for as many as it can have (some numbers have no queries). */
+/* Returns the number of the first group of queries of sequence s: query_start[s] / GROUP + s. This numbering
+   needs no look at every sequence and leaves room for as many groups as a sequence can have; some numbers
+   have no queries. */
 static int64_t tt__attention_first_group(const tt__attention_args *a, int64_t s)
 {
     return a->query_start[s] / TT__ATTENTION_GROUP + s;
@@ -162,7 +170,8 @@ static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t
     return low;
 }
 
-/* The size of about equal blocks of n, at most `most`, multiples of 16 but for the last; n, most > 0. */
+/* Returns the size of about equal blocks of n numbers: at most `most`, and a multiple of 16. n and most
+   are > 0. */
 static int64_t tt__attention_block(int64_t n, int64_t most)
 {
     return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, most)));
@@ -173,8 +182,9 @@ static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
     return (char *)m->data + (size_t)(row * m->ld + column) * tt_dtype_bytes(m->dtype);
 }
 
-/* Rows of a head lie far apart, where a CPU's prefetchers do not look. `next`: asks L2 for what the next head
-   has of that row, which most likely is this thread's next task. */
+/* Prefetches a head's columns of a row. The rows of a head are far apart, where a CPU's prefetchers do not
+   look. `next`: prefetches into L2 the next head's columns of the row, which most likely are this thread's
+   next task. */
 static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t column, int64_t d,
                                           const bool next)
 {

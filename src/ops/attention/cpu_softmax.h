@@ -9,6 +9,7 @@
 
 /* ---- softmax ---- */
 
+/* A call of attention: its arguments, and constants that all tasks share. */
 typedef struct TT__K(attention_call) {
     const tt__attention_args *a;
     int64_t longest;
@@ -18,7 +19,7 @@ typedef struct TT__K(attention_call) {
     uint64_t keys[2 * TT__DRAW_ROUNDS];
 } TT__K(attention_call);
 
-/* One head of one sequence, and the buffers of the thread that works on it. */
+/* A task: one head of one sequence, and the buffers of the thread that works on it. */
 typedef struct TT__K(attention_task) {
     const TT__K(attention_call) *call;
     const tt__attention_args *a;
@@ -27,21 +28,21 @@ typedef struct TT__K(attention_task) {
     tt__attention_buffers b;
 } TT__K(attention_task);
 
-/* What the lanes of one vector of queries have in common. */
+/* A vector of queries beside a block of keys: what its lanes see, and what they share. */
 typedef struct TT__K(attention_lanes) {
     tt__vi first, last;   /* the first and the last key of the block that each lane sees */
-    int64_t skip;         /* no lane sees these                                        */
-    int64_t from, seen;   /* any lane sees keys of [from, seen), from a multiple of 8  */
+    int64_t skip;         /* no lane sees keys before this key                         */
+    int64_t from, seen;   /* no lane sees keys outside [from, seen); from: a multiple of 8 */
     int64_t whole, full;  /* all lanes see [whole, full) */
-    tt__vu row;           /* the row of the batch                                      */
-    int64_t first_key;    /* of the block                                              */
+    tt__vu row;           /* row of the batch of each lane                             */
+    int64_t first_key;    /* the block's first key, in the sequence                    */
     int32_t head;
     bool drop;
-    const uint64_t *keys; /* of Philox                                                 */
+    const uint64_t *keys; /* keys of Philox's rounds                                   */
     const uint32_t *either;
 } TT__K(attention_lanes);
 
-/* query: of the first lane, in the sequence */
+/* Returns the lanes of a vector of queries. query: the query of the first lane, counted in the sequence. */
 TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attention_task) *t, int64_t first_key,
                                                             const TT__K(attention_block) *s, int64_t query)
 {
@@ -83,8 +84,9 @@ TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attentio
     return l;
 }
 
-/* Which of keys r .. r + 7 of the block, r a multiple of 8, are kept: bits 24 to 31. They are drawn for 16
-   keys at once, into the higher half of *drawn, which the call for the 8 keys before has left. */
+/* Returns which of keys r .. r + 7 of the block dropout keeps, in bits 24 to 31 of each lane; r is a multiple
+   of 8. One draw serves 16 keys: the call for the first 8 keys leaves the draw in the upper half of *drawn,
+   for the call for the next 8. */
 TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t r, tt__vu *drawn)
 {
     const int64_t key = l->first_key + r;
@@ -102,33 +104,35 @@ TT__INLINE tt__vu TT__K(attention_draw)(const TT__K(attention_lanes) *l, int64_t
 
 TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
 
-/* All bits set where key i (0..7) of attention_draw is kept. */
+/* Returns a mask of the lanes where key i (0..7) of attention_draw is kept. */
 TT__INLINE tt__vi TT__K(attention_keep)(tt__vu kept, int i) { return (tt__vi)(kept << (7 - i)) >> 31; }
 
-/* All bits set in the lanes that see key r. */
+/* Returns a mask of the lanes that see key r. */
 TT__INLINE tt__vi TT__K(attention_sees)(const TT__K(attention_lanes) *l, int64_t r)
 {
     return (l->last >= (int32_t)r) & (l->first <= (int32_t)r);
 }
 
-/* x, or `other` in the lanes that do not see key r. */
+/* Returns x, or `other` in the lanes that do not see key r. */
 TT__INLINE tt__vf TT__K(attention_visible)(const TT__K(attention_lanes) *l, int64_t r, tt__vf x, tt__vf other)
 {
     const tt__vi visible = TT__K(attention_sees)(l, r);
     return (tt__vf)(((tt__vi)x & visible) | ((tt__vi)other & ~visible));
 }
 
-/* ALiBi of a head. digits: where it is rounded, the slope over its power of two, which `slope` is then. */
+/* ALiBi of a head. slope: the slope or, if ALiBi is rounded, only its power of two. digits: the slope divided
+   by that power, or 0 if ALiBi is not rounded. */
 typedef struct TT__K(attention_fall) { float slope, digits; } TT__K(attention_fall);
 
-/* slope * the number of a row in its sequence, over the slope's power of two, as transformers rounds it. */
+/* Returns slope * the number of a row in its sequence, divided by the slope's power of two, and rounded as
+   transformers does. */
 TT__INLINE float TT__K(attention_rounded)(float digits, int64_t row)
 {
     return tt__from_bf16(tt__to_bf16(digits * tt__from_bf16(tt__to_bf16((float)row))));
 }
 
-/* Takes from the scores of one vector of queries (tile: its column) slope * the distance of query and key.
-   begin: the first row of the sequence. */
+/* Subtracts slope * the distance of query and key from the scores of a vector of queries. tile: the vector's
+   column; begin: the first row of the sequence. */
 TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t begin,
                                        const TT__K(attention_fall) *fall, float *tile)
 {
@@ -143,8 +147,8 @@ TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t 
     }
 }
 
-/* Scores in, weights out, for one vector of queries (tile: its column), with a running maximum and sum.
-   Returns what earlier sums of weights must be multiplied with. */
+/* Turns the scores of a vector of queries into weights, and updates each query's running max and sum. tile:
+   the vector's column. Returns the factor for earlier sums of weights. */
 TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
                                            float *tile, float *most, float *sum)
 {
@@ -195,7 +199,8 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
     return correction;
 }
 
-/* Scores to dropped weights P~, and gradients of those to gradients of scores P (keep dP~ - delta). */
+/* Turns scores into weights after dropout, P~, and the gradients of these weights, dP~, into gradients of
+   scores, P (keep dP~ - delta). */
 TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
                                                   int64_t keys, float *weights, float *dscores,
                                                   const float *lse, const float *delta)

@@ -13,10 +13,10 @@
 
 namespace {
 
-// ---- the ops
+// ---- launches
 
-// Sets what the forward and the backward have in common. If only some rows of the batch are queries, their
-// numbers are put in order at the beginning of the workspace, in *used bytes.
+// Sets the arguments that the forward and the backward share. If only some rows of the batch are queries,
+// sorts their numbers at the beginning of the workspace. Sets *used to the bytes of the workspace in use.
 cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *p, size_t *used)
 {
     const tt__attr *attr = &l->instr->attr;
@@ -35,7 +35,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->first_head = (int)(l->first_col / p->head_size);
     p->longest = (int)(attr->max_length && attr->max_length < p->k.rows ? attr->max_length : p->k.rows);
     p->causal = attr->causal;
-    p->window = attr->window > p->k.rows ? 0 : attr->window; // no sequence is longer
+    p->window = attr->window > p->k.rows ? 0 : attr->window; // a window longer than all rows hides nothing
     p->most = p->window ? p->window - 1 : INT32_MAX;
     p->least = p->causal ? 0 : -p->most;
     p->alibi = attr->alibi;
@@ -47,7 +47,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->keep_scale = 256.0f / (float)(256 - TT__ATTENTION_DROP(attr->dropout));
     tt__attention_either(TT__ATTENTION_DROP(attr->dropout), p->either);
     p->random = l->instr->random;
-    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // no sequence is longer
+    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // then all sequences are dense
     p->dense = attr->dense;
     p->listed = attr->listed;
     p->list_rows = attr->list_rows;
@@ -75,24 +75,26 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
                       (const int32_t *)numbers->data, n, p->seq_start, p->seqs, start, row, at);
 }
 
-bool attention_aligned(const tt__mat *m, tt_dtype dtype) // for loads of 16 bytes
+// Returns whether rows of a matrix can be loaded by 16 bytes.
+bool attention_aligned(const tt__mat *m, tt_dtype dtype)
 {
     return m->dtype == dtype && (uintptr_t)m->data % 16 == 0 && m->ld * (dtype == TT_F32 ? 4 : 2) % 16 == 0;
 }
 
-bool attention_paired(const tt__mat *m, tt_dtype dtype) // for stores of two elements
+// Returns whether rows of a matrix can be stored by two elements; a matrix without data can.
+bool attention_paired(const tt__mat *m, tt_dtype dtype)
 {
     return !m->data ||
         ((m->dtype == dtype || m->dtype == TT_F32) && (uintptr_t)m->data % 8 == 0 && m->ld % 2 == 0);
 }
 
-// Whether the kernels on tensor cores can run.
+// Returns whether the kernels on tensor cores can run.
 bool attention_fast(const attention_args *p)
 {
     const tt_dtype dtype = p->q.dtype;
     const bool fits = p->block ? p->head_size <= 64 && p->block % 64 == 0 && !p->query_row
                                : p->head_size <= 128;
-    if (p->alibi_rounded) return false; // for which attention_dkdv has no registers left
+    if (p->alibi_rounded) return false; // attention_dkdv has no registers left for rounded ALiBi
     return dtype != TT_F32 && p->head_size % 8 == 0 && fits &&
         attention_aligned(&p->q, dtype) && attention_aligned(&p->k, dtype) &&
         attention_aligned(&p->v, dtype) && (!p->dout.data || attention_aligned(&p->dout, dtype)) &&
@@ -100,10 +102,11 @@ bool attention_fast(const attention_args *p)
         attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
-// Tiles of so many rows, and numbers of tiles that are left over.
+// Returns how many numbers the tiles of `size` rows take, those without a tile included.
 int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
 
-// Launches with a block of `threads` for each tile of `size` of these rows, each of so many heads and parts.
+// Launches a kernel with a block of `threads` for each tile of `size` of these rows, times `heads` and
+// `parts`.
 template <class K>
 cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size,
                              int heads, int parts, unsigned threads, size_t shared)
@@ -136,8 +139,8 @@ cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
     return TT__LAUNCH(kernel, (unsigned)blocks, 128 * (S::GROUPS + 1), shared, d->stream, args);
 }
 
-// Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread,
-// without spills).
+// Launches the forward by mma.sync. MT (rows of 16 for each warp) and KEYS (rows of the tiles that pass by)
+// are as many as the registers hold: 255 a thread, without spills.
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
@@ -146,7 +149,7 @@ cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
                             128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
 }
 
-// Shared memory of attention_backward.
+// Returns the bytes of shared memory of attention_backward.
 size_t attention_backward_bytes(int head_size, int warps)
 {
     const size_t keys = 32 * (size_t)warps, queries = 64, pitch = (size_t)head_size + 8;
@@ -154,8 +157,9 @@ size_t attention_backward_bytes(int head_size, int warps)
         + 6 * queries * sizeof(float);
 }
 
-// Whether attention_backward_wide makes all gradients: dq of one pass may lie where dk does, as one block has
-// both; that of several is complete when dk is there.
+// Returns whether attention_backward_wide makes all gradients. If one block has all keys of a sequence, dq
+// may be stored where dk is, as that block makes both; the dq of several blocks is complete only after dk is
+// stored.
 bool attention_spans(const tt__device *d, const attention_args *p)
 {
     const bool plain = !p->window && !p->alibi_heads && !p->block && !p->query_row;
@@ -164,8 +168,8 @@ bool attention_spans(const tt__device *d, const attention_args *p)
     return p->longest <= TT__SPAN ? apart || p->group == 1 : apart && p->parts;
 }
 
-// The warps of the kernel that makes dq, dk and dv in one pass; 0: two passes do. Of listed queries, dq may
-// lie among the dk of other blocks.
+// Returns the number of warps of attention_backward, which makes dq, dk and dv in one kernel; 0: two kernels
+// make them. With listed queries, dq may be stored among the dk of other blocks.
 int attention_warps(const tt__device *d, const attention_args *p)
 {
     const int warps = p->longest <= 128 ? 4 : 8, head_size = p->head_size <= 32 ? 32 : 64;
@@ -174,8 +178,9 @@ int attention_warps(const tt__device *d, const attention_args *p)
     const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
     const bool all = p->dq.data && (p->dk.data || p->dv.data) && p->longest <= 256;
     const size_t bytes = attention_backward_bytes(head_size, warps)
-        + 256 + (2 * (size_t)warps + 4) * (size_t)head_size * sizeof(float); // and static ones
-    if (warps == 4 && head_size > 32) return 0; // of wider heads, 4 warps spill registers on 8.0
+        + 256 + (2 * (size_t)warps + 4) * (size_t)head_size * sizeof(float); // and static shared memory
+    // 4 warps spill registers on compute capability 8.0 if heads are wider.
+    if (warps == 4 && head_size > 32) return 0;
     return all && (apart || !p->query_row) && bytes <= d->properties.sharedMemPerBlockOptin ? warps : 0;
 }
 
@@ -190,7 +195,7 @@ template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__devic
         ? TT__LAUNCH((attention_backward<T, D, WARPS>), blocks, 32 * WARPS, shared, d->stream, *p) : e;
 }
 
-// Shared memory of attention_dkdv for two stages of bits.
+// Returns the bytes of shared memory of attention_dkdv for two stages of bits.
 size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
 {
     return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
@@ -205,7 +210,7 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    // Of sequences that are all the longest, one begins at each (spans + 1)-th number.
+    // If all sequences have the max length, a sequence begins at each (spans + 1)-th number.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
     const auto kernel = p->drop ? attention_backward_wide<T, true> : attention_backward_wide<T, false>;
@@ -245,7 +250,7 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     return e;
 }
 
-// Whether attention_forward_wide runs: it has no ALiBi and no blocks, and stores whole vectors.
+// Returns whether attention_forward_wide can run: it has no ALiBi and no blocks, and stores whole vectors.
 bool attention_forward_fits_wide(const tt__device *d, const attention_args *p)
 {
     return d->wgmma && p->scale > 0 && !p->alibi_heads && !p->block && p->head_size > 32
@@ -266,7 +271,7 @@ template <class T, int D> cudaError_t attention_of_size(tt__device *d, attention
 
 template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 {
-    if (p->block) // attention_fast has no larger heads
+    if (p->block) // attention_fast refuses larger heads
         return p->dout.data ? attention_backward_on<T, 64, BY_BLOCKS>(d, p)
                             : attention_forward_on<T, 64, BY_BLOCKS>(d, p);
 #define TT__ATTENTION_SIZE(D) if (p->head_size <= D) return attention_of_size<T, D>(d, p)
@@ -279,8 +284,9 @@ template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
     return cudaErrorInvalidValue;
 }
 
-// Random numbers need a head's number among those of all ranks. For the kernels on tensor cores operands move
-// back by the heads before, so that it is the only number that a head has, and takes no register more.
+// Runs attention on tensor cores. Random numbers need a head's number among the heads of all ranks. The
+// operands' addresses move back by the heads of the ranks before, so that the kernels need no other number of
+// a head, and no further register for it.
 cudaError_t attention_on_cores(tt__device *d, attention_args *p)
 {
     tt__mat *mats[] = {&p->q, &p->out, &p->dout, &p->dq, &p->k, &p->v, &p->dk, &p->dv};
@@ -334,21 +340,22 @@ cudaError_t attention_deltas(tt__device *d, const attention_args *p)
         : parts <= 16 ? attention_deltas_by<float, 16>(d, p) : attention_deltas_by<float, 32>(d, p);
 }
 
-// Without sums of columns.
+// Computes the backward for any dtypes, strides and head sizes, without column sums.
 cudaError_t attention_backward_any(tt__device *d, const attention_args *p)
 {
     const int parts = (p->head_size + 63) / 64;
     cudaError_t e = cudaSuccess;
     if (p->dq.data && p->q.rows > 0)
         e = attention_launch(d, attention_dq_any, p, p->q.rows, 64, p->heads, parts, 256, 0);
-    // Where no query sees a key, its gradients are 0.
+    // If no query sees a key, the key's gradients are 0.
     if (e == cudaSuccess && (p->dk.data || p->dv.data))
         e = attention_launch(d, attention_dkdv_any, p, p->k.rows, 64, p->heads / p->group, parts, 256, 0);
     return e;
 }
 
-// The kernels on tensor cores leave sums of columns of what they write alone and in 16 bits, if there is room
-// for a row of parts for each tile of 64 rows; what they do not sum is read again.
+// Runs the backward. The kernels on tensor cores also make column sums of results that they write (not add)
+// in 16 bits, if there is room for a row of partial sums for each tile of 64 rows. Other results are read a
+// second time for their sums.
 cudaError_t run_attention_backward(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -395,7 +402,7 @@ cudaError_t run_attention_backward(const tt__launch *l)
             add_sums_to_finish(&all, partial[k], parts, l->out[k].cols, &l->out[3 + k], l->add[3 + k]);
     }
     if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
-    for (int k = 0; k < 3 && e == cudaSuccess; k++) // in the same place
+    for (int k = 0; k < 3 && e == cudaSuccess; k++) // uses the workspace of the sums above
         if (l->out[3 + k].data && !partial[k])
             e = run_column_sums(l, &l->out[k], &l->out[3 + k], l->add[3 + k]);
     return e;

@@ -11,7 +11,8 @@ namespace {
 
 // ------------------------------------------------------------------- the backward on tensor cores (mma.sync)
 
-// The sum of dout * out of a head of row `row` of these, by the four threads that have the row's scores.
+// Returns the sum of dout * out of a head of row `row` of out and dout. The four threads that have the row's
+// scores compute it together.
 template <class T>
 __device__ __forceinline__ float attention_delta_of(const attention_args &p, int row, int head)
 {
@@ -28,8 +29,8 @@ __device__ __forceinline__ float attention_delta_of(const attention_args &p, int
     return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
 }
 
-// Log-sum-exps of the scores of a thread's queries, by the base of 2, and sums of dout * out, which are made
-// and left here, if the kernel does so.
+// Reads the log-sum-exps of the scores of a thread's queries, to the base 2, and the sums of dout * out. If
+// this kernel makes the sums (p.sums_deltas), computes and stores them.
 template <class T, int MT>
 __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&delta)[MT][2],
                                                    const attention_args &p, const attention_queries<MT> &b)
@@ -49,8 +50,8 @@ __device__ __forceinline__ void attention_row_sums(float (&lse)[MT][2], float (&
         }
 }
 
-// From products q k^T (s) and dout v^T (g), of queries (rows) and keys from `key` on (columns): the gradients
-// of scores (g) without the factor `scale`. often: how often the keys are seen.
+// Turns the products q k^T (s) and dout v^T (g) of queries (rows) and keys from `key` on (columns) into the
+// gradients of scores (g), without the factor `scale`. often: how often the queries see the keys.
 template <int MT, int KEYS, attention_kind KIND>
 __device__ __forceinline__ void attention_row_slopes(float (&s)[MT][KEYS / 8][4],
                                                      float (&g)[MT][KEYS / 8][4], const attention_args &p,
@@ -85,9 +86,9 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, QUERIES = 16 * MT * WARPS, PITCH = D + 8 };
-    TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT__SHARED(uint64_t, random, ); // in shared memory, or Philox's round keys would stay in registers
     TT__SHARED(float, part, [WARPS][D]);
-    TT__SHARED(unsigned char *, kept_at, [WARPS]); // attention_bits of the warp's first query and of key 0
+    TT__SHARED(unsigned char *, kept_at, [WARPS]); // attention_bits of the warp's first query and key 0
     TT__DYN_SHARED(T, qs);
     T *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH;
     T *vs = ks + 2 * KEYS * PITCH;
@@ -154,9 +155,10 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                             (int)threadIdx.x);
 }
 
-// Queries `first` ... of p, of which the sequence has n (QUERIES or more fill the tile), into one of two
-// stages: qs holds both stages of q, (2, QUERIES, PITCH), and then of dout; lses those of log-sum-exps,
-// (2, QUERIES), and then of deltas; rows, (2, QUERIES), rows of the batch. The sums behind the last are 0.
+// Copies QUERIES queries from number `first` on into one of two stages; the sequence has n from there on. qs
+// holds both stages of q, (2, QUERIES, PITCH), then both of dout; lses holds both stages of log-sum-exps, (2,
+// QUERIES), then both of deltas; rows, (2, QUERIES), gets the rows of the batch. Log-sum-exps and deltas
+// after the last query are 0.
 template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
                                                         const attention_args &p, int first, int n, int head,
@@ -179,15 +181,15 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
     tt__cp_async_commit();
 }
 
-// to (KEYS / 16, QUERIES, 16) = attention_bits of queries from `from` on and of keys from t.at on, in the
-// background; zeros behind the sequence's end, and where no query sees a key: dq goes by tiles of QUERIES x
-// QUERIES and leaves none there. begin: of the sequence.
+// Copies attention_bits of the queries from `from` on and the keys from t.at on to (KEYS / 16, QUERIES, 16),
+// asynchronously. Bits after the sequence's end become zeros, as do those of tiles where no query sees a key:
+// dq goes by tiles of QUERIES x QUERIES and writes no bits there. begin: the sequence's attention_bits_begin.
 template <int KEYS, int QUERIES>
 __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const attention_args &p,
                                                      const attention_tile &t, int64_t begin, int from,
                                                      int head)
 {
-    enum { PARTS = QUERIES / 8 }; // of 16 bytes, of 16 keys
+    enum { PARTS = QUERIES / 8 }; // parts of 16 bytes of the bits of 16 keys
     const int i = tt__opaque((int)threadIdx.x), key = tt__opaque(t.at) + i / PARTS * 16;
     if (i >= KEYS / 16 * PARTS) return;
     const bool there = key < t.length && (!p.causal || key / QUERIES <= from / QUERIES);
@@ -196,7 +198,8 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
     tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
 }
 
-// Row `row` of dk (k: 0) or dv (1), by the thread's elements 2 h, 2 h + 1 of each tile of 8 columns.
+// Stores row `row` of dk (k: 0) or dv (k: 1), from the thread's elements 2 h, 2 h + 1 of each tile of 8
+// columns.
 template <class T, int D>
 __device__ __forceinline__ void attention_store_key(const attention_args &p, int k, int row, int head,
                                                     const float (&from)[D / 8][4], int h, int lane,
@@ -208,7 +211,8 @@ __device__ __forceinline__ void attention_store_key(const attention_args &p, int
                           k ? p.add_dv : p.add_dk, lane, columns, k ? p.sums_v : p.sums_k);
 }
 
-// The block's sums of columns of dk and dv: of `parts` of its warps, part[warp] and part[WARPS + warp].
+// Writes the thread block's column sums of dk and dv, from those of `parts` of its warps: part[warp] and
+// part[WARPS + warp].
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_write_key_sums(const attention_args &p, int64_t at,
                                                          const float (*part)[D], int parts, int thread)
@@ -217,8 +221,8 @@ __device__ __forceinline__ void attention_write_key_sums(const attention_args &p
     attention_write_sums<D>(p.sums_v, at, part + WARPS, parts, p.head_size, thread);
 }
 
-// The same, if sums are wanted, behind a barrier: after it all warps have left theirs, and `at`, which may be
-// in shared memory, is there.
+// Writes the thread block's column sums of dk and dv, if sums are wanted, after a barrier. By then all warps
+// have stored their sums, and `at`, which may be in shared memory, is set.
 template <int D, int WARPS>
 __device__ __forceinline__ void attention_finish_key_sums(const attention_args &p, const int64_t &at,
                                                           const float (*part)[D], int parts, int thread)
@@ -228,7 +232,8 @@ __device__ __forceinline__ void attention_finish_key_sums(const attention_args &
     attention_write_key_sums<D, WARPS>(p, at, part, parts, thread);
 }
 
-// To the sequence's next tile of queries that sees any of the block's keys, or the next head's first.
+// Moves on to the sequence's next tile of queries that sees any of the block's keys, or to the first such
+// tile of the next head.
 template <int QUERIES, bool BLOCKS>
 __device__ __forceinline__ void attention_advance(int &to, int &head, const attention_args &p,
                                                   const attention_sparse &sparse, int begin, int end)
@@ -238,8 +243,8 @@ __device__ __forceinline__ void attention_advance(int &to, int &head, const atte
     if (to >= end) { to = begin; head++; }
 }
 
-// What a block's threads share of the tile of keys that it has found: the tile itself and, of one that reads
-// bits, attention_bits_begin, else its blocks.
+// Shares the tile of keys that a block works on, and what follows from the tile, among the block's threads:
+// if READS, attention_bits_begin, otherwise the tile's blocks in block-sparse attention.
 template <int KEYS, bool READS>
 __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &bits_begin,
                                                 attention_sparse &sparse, const attention_args &p,
@@ -254,10 +259,11 @@ __device__ __forceinline__ void attention_share(attention_tile &tile, int64_t &b
     __syncthreads();
 }
 
-// From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
-// and the gradients of scores (g) without the factor `scale`. row: of the tile's queries in the batch; lse,
-// delta: from the thread's first column on; mine: the warp's first key, of tile t. masked: not all of these
-// queries see all of the warp's keys; often: how often the others do.
+// Turns the products q k^T (s) and dout v^T (g) of keys (rows) and queries (columns) into weights after
+// dropout (s) and the gradients of scores (g), without the factor `scale`. row: the queries' rows of the
+// batch, from the tile's first query on; lse, delta: from the thread's first column on; mine: the warp's
+// first key, counted in tile t. masked: not all of these queries see all of the warp's keys; often: how often
+// the queries see the keys.
 template <int MT, int QUERIES, attention_kind KIND>
 __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES / 8][4],
                                                         float (&g)[MT][QUERIES / 8][4],
@@ -271,7 +277,7 @@ __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES /
     TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
         TT__UNROLL for (int e = 0; e < 2; e++) {
             const int c = 8 * n + e;
-            // Of the warp's keys that the query sees.
+            // The last of the warp's keys that the query sees.
             const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
             const int ahead = row[c + pair] - t.begin - t.at - mine - group;
             const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
@@ -290,22 +296,23 @@ __device__ __forceinline__ void attention_column_slopes(float (&s)[MT][QUERIES /
         }
 }
 
-// A row of scores is here a key, a column a query. READS: which weights dropout keeps is in p.bits.
+// Makes dk and dv. A row of scores is here a key, a column a query. READS: p.bits tells which weights dropout
+// keeps.
 template <class T, int D, int MT, int QUERIES, attention_kind KIND, bool READS = false>
 __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { WARPS = 4, KEYS = 64 * MT, PITCH = D + 8, BITS = KEYS * QUERIES / 8 };
-    TT__SHARED(int64_t, sums_begin, ); // here, as else they take registers of the loop's
+    TT__SHARED(int64_t, sums_begin, ); // in shared memory, or these would take registers of the loop
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_sparse, sparse, ); // these two of kernels that have no registers left for them
+    TT__SHARED(attention_sparse, sparse, ); // sparse, tile: for kernels that have no registers left for them
     TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
-    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // attention_fetch_bits, two stages
+    int *rows = (int *)(deltas + 2 * QUERIES);                                       // rows of the batch
+    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // see attention_fetch_bits, two stages
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads), pair = threadIdx.x % 4 * 2;
     const attention_tile found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
@@ -319,19 +326,19 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     const int count = min(KEYS + 0, t.length - t.at);
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
     const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
-    const float factor = p.scale * TT__LOG2E; // p.factor, where it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
     if (threadIdx.x == 0) random = attention_key(p);
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS>(ks, vs, p, t.begin + t.at, count, key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
+    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
         if (READS) attention_fetch_bits<KEYS, QUERIES>(kept + stage * BITS, p, t, bits_begin, from, head);
         attention_fetch_queries<T, D, QUERIES, 128>(qs, lses, rows, p, t.first + from, t.queries - from,
                                                     head, stage);
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
-    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // of q, that the keys serve
+    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // end of the heads of q with these keys
     int from = begin, head = key_head * p.group;
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end;
@@ -343,13 +350,13 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         int next = from, next_head = head;
         attention_advance<QUERIES, BLOCKS>(next, next_head, p, sparse, begin, end);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
-        // No keys, or none of them is seen.
+        // The warp has no keys, or none of them is seen.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
         const int often = !BLOCKS || !sparse.n ? 1
             : attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
         if (often == 0) continue;
         const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
-        const int first = t.at + mine; // of the warp's keys
+        const int first = t.at + mine; // the warp's first key
         const bool masked = p.causal && (!diagonal || first + 16 * MT - 1 > from);
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
         const uint32_t keep = READS
@@ -362,12 +369,12 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
         attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
     }
-    tt__cp_async_wait<0>(); // where no query came, of k and v
+    tt__cp_async_wait<0>(); // k and v, where no tile of queries came
     if (p.sums_k || p.sums_v) __syncthreads();
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int to_head = KIND == NEARBY // else computed again, so that the loop keeps nothing of it
+    const int to_head = KIND == NEARBY // otherwise recomputed, so that the loop keeps nothing of it
         ? key_head : p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads;
-    // One thread has an element of dk and of dv, which may be the same.
+    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
         columns.clear();
@@ -384,21 +391,22 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     attention_write_key_sums<D, WARPS>(p, sums_begin, part, WARPS, thread);
 }
 
-// From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
-// and the gradients of scores (g) without the factor `scale`. lse, delta: of the thread's first column.
-// first: row of the batch of its first key. inside: the first of its keys behind the sequence's end, which
-// would make dq infinite where all scores are far below 0.
+// Turns the products q k^T (s) and dout v^T (g) of keys (rows) and queries (columns) into weights after
+// dropout (s) and the gradients of scores (g), without the factor `scale`. lse, delta: from the thread's
+// first column on. first: row of the batch of the thread's first key. inside: number of keys from that key to
+// the sequence's end; weights after the end are 0, as they would make dq infinite where all scores are far
+// below 0.
 template <int MT, int QUERIES>
 __device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
                                                  float (&g)[MT][QUERIES / 8][4], const attention_args &p,
                                                  uint32_t keep, const int *rows, const float *lse,
                                                  const float *delta, int first, int inside)
 {
-    const float factor = p.scale * TT__LOG2E; // p.factor, where it takes no register
+    const float factor = p.scale * TT__LOG2E; // p.factor; computed here, it takes no register
     TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
         TT__UNROLL for (int e = 0; e < 2; e++) {
             const int c = 8 * n + e;
-            // Of the warp's keys that the query sees.
+            // The last of the warp's keys that the query sees.
             const int last = min(p.causal ? rows[c + threadIdx.x % 4 * 2] - first : 16 * MT, inside - 1);
             const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
             TT__UNROLL for (int m = 0; m < MT; m++)

@@ -10,10 +10,11 @@
 
 namespace {
 
-// ------------------------------------------------------- the backward in one pass, and by warpgroups (wgmma)
+// ----------------------------------------------------- the backward in one kernel, and by warpgroups (wgmma)
 
-// The sequence of a block of attention_backward: its rows of the batch, its queries, the head of its keys and
-// the end of the heads of q that these serve. thread: 0, which the compiler does not know.
+// The work of a thread block of attention_backward: a sequence, its rows of the batch and queries, the head
+// of its keys, and the end of the heads of q that share that head. thread: 0, which the compiler does not
+// know.
 struct attention_whole {
     int begin, count, first, queries, key_head, heads_end, thread;
     __device__ __forceinline__ void find(const attention_args &p)
@@ -29,8 +30,8 @@ struct attention_whole {
     }
 };
 
-// to (16 MT, N) = a^T b of a (K, 16 MT) and b (K, N) in shared memory, the first `end` of K rows. A row of a
-// has ACROSS elements, of b PITCH.
+// Computes to (16 MT, N) = a^T b of a (K, 16 MT) and b (K, N) in shared memory, over the first `end` of K
+// rows. A row of a has ACROSS elements, a row of b has PITCH.
 template <class T, int MT, int N, int ACROSS, int PITCH>
 __device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], const T *a, const T *b,
                                                    int lane, int end)
@@ -53,14 +54,14 @@ __device__ __forceinline__ void attention_mma_down(float (&to)[MT][N / 8][4], co
     }
 }
 
-// Of dq a warp makes 16 QM rows and COLUMNS columns.
+// Sizes of attention_backward. A warp makes 16 QM rows and COLUMNS columns of dq.
 template <int D, int WARPS> struct attention_whole_sizes {
     enum { MT = 2, KEYS = 32 * WARPS, QUERIES = 64, PART = 32, PITCH = D + 8, ACROSS = QUERIES + 8,
            QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
 };
 
-// to (ACROSS elements a row) = the warp's gradients of scores, of keys (rows) and queries (columns); 0 unless
-// any of these queries sees any of the keys.
+// Writes the warp's gradients of scores, of keys (rows) and queries (columns), to `to` (ACROSS elements a
+// row); zeros unless any of these queries sees any of the keys.
 template <class T, int MT, int PART, int ACROSS>
 __device__ __forceinline__ void attention_put_slopes(T *to, const float (&g)[MT][PART / 8][4], bool seen)
 {
@@ -77,7 +78,8 @@ template <int D, int DOWN> __device__ __forceinline__ void attention_clear_sums(
         for (int k = 0; k < DOWN; k++) part[k][c] = 0;
 }
 
-// dq of the tile of queries from `from` on, by the keys that these see. part_q: sums of its columns so far.
+// Makes dq of the tile of queries from `from` on, from the keys that these queries see. part_q: column sums
+// of dq so far.
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void attention_whole_dq(const attention_args &p, const attention_whole &of,
                                                    const T *slopes, const T *ks, float (*part_q)[D], int from,
@@ -87,7 +89,8 @@ __device__ __forceinline__ void attention_whole_dq(const attention_args &p, cons
     enum { QM = S::QM, DOWN = S::DOWN, COLUMNS = S::COLUMNS };
     const int thread = (int)threadIdx.x + of.thread, warp = thread / 32, lane = thread % 32;
     const int row = warp % DOWN * 16 * QM, column = warp / DOWN * COLUMNS;
-    const int end = min(of.count, diagonal ? from + S::QUERIES : of.count); // of keys that a query sees
+    // End of the keys that any of the queries sees.
+    const int end = min(of.count, diagonal ? from + S::QUERIES : of.count);
     float dq[QM][COLUMNS / 8][4];
     attention_mma_down<T, QM, COLUMNS, S::ACROSS, S::PITCH>(dq, slopes + row, ks + column, lane, end);
     attention_columns<T, COLUMNS> columns;
@@ -102,9 +105,9 @@ __device__ __forceinline__ void attention_whole_dq(const attention_args &p, cons
     if (p.sums_q) columns.write(part_q[warp % DOWN] + column, lane, true);
 }
 
-// The backward in one pass, with five products: of a sequence of at most 32 WARPS keys a block has all keys,
-// so that gradients of scores times keys are dq, which nobody else adds to. These gradients come to the warps
-// that make dq by shared memory, for QUERIES queries at a time; the rest is as in attention_dkdv.
+// Makes dq, dk and dv in one kernel, with five products. A block has all keys of a sequence of at most 32
+// WARPS keys, so the gradients of scores times these keys are all of dq. The gradients of QUERIES queries at
+// a time go to the warps that make dq through shared memory; the rest is done as in attention_dkdv.
 template <class T, int D, int WARPS>
 __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(attention_args p)
 {
@@ -113,9 +116,9 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     enum { MT = S::MT, KEYS = S::KEYS, QUERIES = S::QUERIES, PART = S::PART, PITCH = S::PITCH,
            ACROSS = S::ACROSS, DOWN = S::DOWN };
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_whole, of, ); // here, as else the loop keeps it and what follows of it in registers
+    TT__SHARED(attention_whole, of, ); // in shared memory, or the loop would keep it in registers
     TT__SHARED(float, part, [2 * WARPS][D]);
-    TT__SHARED(float, part_q, [DOWN][D]); // sums of dq so far, of a head
+    TT__SHARED(float, part_q, [DOWN][D]); // column sums of a head's dq so far
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     T *slopes = ds + 2 * QUERIES * PITCH; // (KEYS, ACROSS)
@@ -128,7 +131,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         random = attention_key(p);
         of.find(p);
     }
-    const auto write_sums = [&](int of_head) { // of dq; they are cleared by the threads that have read them
+    const auto write_sums = [&](int of_head) { // of dq; the threads that have read the sums clear them
         const int64_t sequence = blockIdx.x / (p.heads / p.group);
         attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
                                 p.head_size, (int)threadIdx.x);
@@ -139,7 +142,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS, 32 * WARPS>(ks, vs, p, of.begin, of.count, of.key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
+    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
         attention_fetch_queries<T, D, QUERIES, 32 * WARPS>(qs, lses, rows, p, of.first + from,
                                                            of.queries - from, head, stage);
     };
@@ -147,7 +150,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     if (head < of.heads_end) fetch(from, head, 0);
     for (int stage = 0; head < of.heads_end; stage ^= 1) {
         tt__cp_async_wait<0>();
-        __syncthreads(); // the tile is there, and the other one and `slopes` were used
+        __syncthreads(); // the tile has arrived; the other one and `slopes` are no longer in use
         if (p.sums_q && from == 0 && head > of.key_head * p.group) write_sums(head - 1);
         if (from + QUERIES < of.queries) fetch(from + QUERIES, head, stage ^ 1);
         else if (head + 1 < of.heads_end) fetch(0, head + 1, stage ^ 1);
@@ -155,7 +158,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
             const int at = stage * QUERIES + part;
             const T *qt = qs + at * PITCH, *dt = ds + at * PITCH;
             float s[MT][PART / 8][4], g[MT][PART / 8][4];
-            const bool seen = !diagonal || mine < from + part + PART; // any of the warp's keys
+            const bool seen = !diagonal || mine < from + part + PART; // any of the warp's keys is seen
             if (seen) {
                 const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 16, head);
                 attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
@@ -174,13 +177,13 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         from += QUERIES;
         if (from >= of.queries) { from = 0; head++; }
     }
-    tt__cp_async_wait<0>(); // where no query came, of k and v
-    __syncthreads();        // dq may be dk, which is added to it then
-    if (p.sums_q) // without queries, of all heads 0
+    tt__cp_async_wait<0>(); // k and v, where no tile of queries came
+    __syncthreads();        // dq may be the memory of dk, which is added to it after this
+    if (p.sums_q) // without queries, the sums of all heads are 0
         for (int h = of.queries > 0 ? of.heads_end - 1 : of.key_head * p.group;
              h < (of.key_head + 1) * p.group; h++)
             write_sums(h);
-    // One thread has an element of dk and of dv, which may be the same.
+    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
     const int last = tt__opaque((int)threadIdx.x);
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
@@ -198,15 +201,16 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     attention_finish_key_sums<D, WARPS>(p, at, part, WARPS, (int)threadIdx.x);
 }
 
-// The backward by warpgroups in one pass, with five products. A block of two warpgroups owns 256 keys of a
-// sequence: tiles of 64, the even ones of one group and the odd ones of the other, with dk and dv in
+// The backward by warpgroups, in one kernel with five products. A block of two warpgroups owns 256 keys of a
+// sequence: tiles of 64, the even tiles in one group and the odd tiles in the other, with dk and dv in
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
-// to shared memory, and the groups take turns at multiplying them by the keys, while the other begins the
-// next tile. The product is the block's part of dq: all of it where no sequence has more than 256 keys
-// (p.parts is NULL), else written in f32 to one of the slots of p.parts. The first blocks of a sequence have
-// a slot each; later passes, of as many blocks each, add to the slots; attention_sum_parts adds the slots up.
+// to shared memory, and the groups take turns at multiplying these gradients by the keys, while the other
+// group begins the next tile. The product is the block's part of dq. It is all of dq where no sequence has
+// more than 256 keys (p.parts is NULL); otherwise it is written in f32 to one of the slots of p.parts. The
+// first blocks of a sequence have a slot each. Later launches, of as many blocks each, add to the slots, and
+// attention_sum_parts adds the slots up.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = TT__CUDA_ATTENTION_SLOTS };
-// Weights as the first operand of a product, those that are not kept as 0.
+// Packs weights as the first operand of a product, those that dropout does not keep as 0.
 template <class T, class F>
 __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4],
                                                          F kept)
@@ -219,9 +223,9 @@ __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], c
         }
 }
 
-// The span of keys that block `n` of a head has; at < 0: there is none. The first spans of causal sequences,
-// which see the most queries, come first, so that the last blocks to begin are the shortest: the numbers of
-// spans are the rows of a matrix of span_cols columns, whose columns come one after another.
+// Returns the span of keys that block `n` of a head has; at < 0: none. The first spans of causal sequences,
+// which most queries see, come first, so that the last blocks to begin are the shortest: the numbers of spans
+// are the rows of a matrix of span_cols columns, and its columns come one after another.
 __device__ __forceinline__ attention_tile attention_find_span(const attention_args &p, int n)
 {
     const bool within = n < p.span_rows * p.span_cols;
@@ -235,17 +239,17 @@ __device__ __forceinline__ attention_tile attention_find_span(const attention_ar
     return t;
 }
 
-// A tile of queries in shared memory: from number `from` of the sequence on, of a head of q. lse, delta: of
-// the thread's first column.
+// A tile of queries in shared memory: from number `from` of the sequence on, of a head of q. lse, delta: from
+// the thread's first column on.
 template <class T> struct attention_span_queries {
     const T *q, *dout;
     const float *lse, *delta;
-    const int *row; // of the batch
+    const int *row; // rows of the batch
     int from, head;
 };
 
-// A row of the block's part of dq: of dq itself, or of a slot of p.parts. i: the thread's query of the
-// sequence.
+// Stores a row of the block's part of dq in dq itself or in a slot of p.parts. i: the thread's query, counted
+// in the sequence.
 template <class T>
 __device__ __forceinline__ void attention_span_put(const attention_args &p, const attention_tile &t,
                                                    const float (&dq)[8][4], int h, int i, int at, int head,
@@ -270,19 +274,20 @@ __device__ __forceinline__ void attention_span_put(const attention_args &p, cons
     }
 }
 
-// dq of the tile of queries from `from` on, from the gradients of their scores, (KEYS, QUERIES) as
-// tt__wgmma_matrix wants it. part_q: sums of its columns so far.
+// Makes dq of the tile of queries from `from` on, from the gradients of their scores, (KEYS, QUERIES) as
+// tt__wgmma_matrix needs it. part_q: column sums of dq so far.
 template <class T>
 __device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
                                                   const T *slopes, const T *ks, float (*part_q)[64], int from,
                                                   int head, int at, int count)
 {
     const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
-    const int end = p.causal ? min(count, from + 64 - at) : count; // of keys that a query sees
+    // End of the keys that any of the queries sees.
+    const int end = p.causal ? min(count, from + 64 - at) : count;
     const uint32_t a = tt__wgmma_matrix(slopes), b = tt__wgmma_matrix(ks);
     float dq[8][4];
     tt__wgmma_fence();
-    tt__wgmma_across<T>(dq, a, b, false); // apart, as else these sums take registers before the loop
+    tt__wgmma_across<T>(dq, a, b, false); // apart, or these sums would take registers before the loop
     for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
     tt__wgmma_commit();
     tt__wgmma_wait<0>();
@@ -297,7 +302,7 @@ __device__ __forceinline__ void attention_span_dq(const attention_args &p, const
     if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
 }
 
-// Weights from products q k^T, of the warp's 16 keys from number `own` of the block's on (rows) and the
+// Turns products q k^T into weights, of the warp's 16 keys from number `own` of the block's on (rows) and the
 // tile's queries (columns); 0 where a query does not see a key.
 template <class T>
 __device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], const attention_args &p,
@@ -318,8 +323,8 @@ __device__ __forceinline__ void attention_span_weights(float (&s)[1][8][4], cons
             }
 }
 
-// dk and dv of the warp's 16 keys from row `row` of tile `tile` of the block's on, += those by a tile of
-// queries. k, v: that tile; slopes: where its gradients of scores go, (64, 64) of keys and queries.
+// Adds a tile of queries to dk and dv of the warp's 16 keys, from row `row` of the block's tile `tile` on. k,
+// v: that tile; slopes: where its gradients of scores go, (64, 64) of keys and queries.
 template <class T, bool DROPS>
 __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv)[8][4],
                                                    const attention_args &p, uint64_t random,
@@ -362,7 +367,7 @@ __device__ __forceinline__ void attention_span_add(float (&dk)[8][4], float (&dv
     tt__wgmma_fence();
     attention_wide_add<T>(*(float (*)[1][8][4])dk, dw, b.q);
     tt__wgmma_commit();
-    // The 16 bytes n of a row lie at n ^ row % 8.
+    // The 16 bytes n of a row are at n ^ row % 8.
     char *to = (char *)slopes + (row + group) * 128 + pair * 2;
     TT__UNROLL for (int n = 0; n < 8; n++)
         TT__UNROLL for (int h = 0; h < 2; h++)
@@ -377,15 +382,15 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
 {
     tt__begin_kernel();
     enum { D = 64, TILE = 64 * D, QUERIES = 64, TILES = TT__SPAN_TILES, KEYS = TT__SPAN, WARPS = 8 };
-    TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT__SHARED(uint64_t, random, ); // in shared memory, or Philox's round keys would stay in registers
     TT__SHARED(attention_tile, t, );
     TT__SHARED(float, part, [2 * WARPS][D]);
-    TT__SHARED(float, part_q, [WARPS][D]); // sums of dq so far
+    TT__SHARED(float, part_q, [WARPS][D]); // column sums of dq so far
     TT__DYN_SHARED(T, shared);
     T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
-    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix wants it
+    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix needs it
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
-    int *rows = (int *)(deltas + 2 * QUERIES);                                        // of the batch
+    int *rows = (int *)(deltas + 2 * QUERIES);                                        // rows of the batch
     const int key_heads = p.heads / p.group;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);
@@ -412,7 +417,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     float dk[2][8][4], dv[2][8][4];
     attention_clear(dk, dv);
     attention_fetch_rows<T, D, KEYS, 256, true>(ks, vs, p, t.begin + at, count, key_head);
-    const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
+    const auto fetch = [&](int from, int head, int stage) { // queries of the sequence from `from` on
         attention_fetch_queries<T, D, QUERIES, 256, true>(qs, lses, rows, p, t.first + from, t.queries - from,
                                                           head, stage, tt__opaque((int)threadIdx.x));
     };
@@ -422,7 +427,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     for (int stage = 0; ; stage ^= 1) {
         tt__cp_async_wait<0>();
         tt__wgmma_publish();
-        __syncthreads(); // the tile is there, and so are gradients of the scores of the one before
+        __syncthreads(); // the tile has arrived, and the gradients of the tile before are written
         const bool more = head < heads_end;
         int next = from + QUERIES, next_head = head;
         if (next >= t.queries) { next = begin; next_head++; }
@@ -445,7 +450,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
         from = next; head = next_head;
     }
     if (p.sums_k || p.sums_v || p.dq.data == p.dk.data || p.dq.data == p.dv.data) __syncthreads();
-    // One thread has an element of dk and of dv, which may be the same.
+    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
     const int last = tt__opaque((int)threadIdx.x), lane = last % 32;
     TT__UNROLL for (int k = 0; k < 2; k++) {
         attention_columns<T, D> columns;
@@ -464,7 +469,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     write_sums(WARPS);
 }
 
-// dq of the slots of p.parts, a tile of 64 rows of a head a block.
+// Sums the slots of p.parts to dq: a block makes a tile of 64 rows of a head.
 template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(attention_args p)
 {
     tt__begin_kernel();
@@ -477,9 +482,10 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
         const int blocks = ((p.causal ? t.at : t.length - 1)) / TT__SPAN + 1;
         const int slots = min(blocks, TT__SPAN_SLOTS + 0);
         const int64_t first = t.first + t.at + r, column = (int64_t)head * p.head_size + c;
-        const int64_t apart = p.q.rows * p.heads * p.head_size; // slots
+        const int64_t apart = p.q.rows * p.heads * p.head_size; // floats between slots
         const float *from = p.parts + first * p.heads * p.head_size + column;
-        float4 y[4][TT__SPAN_SLOTS]; // whose loads are under way together
+        // The loads of these are in flight together.
+        float4 y[4][TT__SPAN_SLOTS];
         TT__UNROLL for (int k = 0; k < 4; k++, from += 16 * p.heads * p.head_size)
             TT__UNROLL for (int slot = 0; slot < TT__SPAN_SLOTS; slot++) {
                 const bool there = slot < slots && t.at + r + 16 * k < t.queries;

@@ -8,23 +8,24 @@
 namespace {
 
 // ---- on tensor cores: q, k, v and dout in the same 16-bit dtype T, rows and heads at multiples of 16 bytes,
-// head sizes up to 128. D: the next of 32, 64, 80, 96, 128, its surplus columns zero. Blocks of 4 warps, each
-// with 16 MT rows of the tile that the block owns; the other tiles come two at a time, one in use and one
-// under way. Rows in shared memory are 16 bytes longer than D, so that eight of them lie in different banks.
+// head sizes up to 128. D is the next of 32, 64, 80, 96, 128; its surplus columns are zero. Thread blocks
+// have 4 warps, each with 16 MT rows of the tile that the block owns. The other tiles come two at a time, one
+// in use and one in flight. Rows in shared memory are 16 bytes longer than D, so that eight of them are in
+// different banks.
 
 template <class T> __device__ __forceinline__ uint32_t attention_pack(float low, float high)
 {
     return pack<T>(low, high);
 }
 
-// to (ROWS, D + 8), or (ROWS, D) as tt__wgmma_matrix wants it (WIDE) = rows first ... first + count - 1 of
-// a head, or where `at` says that they lie; the rest zeros. In the background.
+// Copies rows first ... first + count - 1 of a head, or the rows that `at` lists there, to (ROWS, D + 8) or,
+// if WIDE, to (ROWS, D) as tt__wgmma_matrix needs it. The rest becomes zeros. The copies are asynchronous.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
                                                 int count, int head, int head_size,
                                                 int thread = (int)threadIdx.x)
 {
-    // Vectors of a row, rows at a time; 8 threads of 128 idle where D is 80 or 96.
+    // PARTS: vectors of a row; STEP: rows at a time. 8 threads of 128 idle where D is 80 or 96.
     enum { PARTS = D / 8, STEP = THREADS / PARTS, PITCH = WIDE ? D : D + 8 };
     static_assert(!WIDE || (D == 64 && STEP % 8 == 0), "a row's vectors have one order in all steps");
     const int r = thread / PARTS, c = thread % PARTS * 8;
@@ -40,16 +41,16 @@ __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const i
     }
 }
 
-// By warpgroups (WIDE), with tiles of 64 rows for heads of up to 64: each of a group's four warps has 16
-// rows, whose sums lie as by mma.sync with MT = 1. Tiles begin at multiples of 1,024 bytes, for which a
-// launch asks for as much more shared memory.
+// By warpgroups (WIDE), with tiles of 64 rows, for heads of up to 64 columns: each of a group's four warps
+// has 16 rows, whose sums are distributed as by mma.sync with MT = 1. Tiles begin at multiples of 1,024
+// bytes; a launch asks for TT__WIDE_ROOM more shared memory for this alignment.
 enum { TT__WIDE_ROOM = 1024 };
 template <class T> __device__ __forceinline__ T *attention_room(T *shared)
 {
     return shared + (-tt__shared_address(shared) & 1023) / sizeof(T);
 }
 
-// s (64, 64) = a b^T of tiles of 64 rows
+// Computes s (64, 64) = a b^T of tiles of 64 rows.
 template <class T>
 __device__ __forceinline__ void attention_wide(float (&s)[1][8][4], const T *a, const T *b)
 {
@@ -58,7 +59,7 @@ __device__ __forceinline__ void attention_wide(float (&s)[1][8][4], const T *a, 
         tt__wgmma_rows<T>(s[0], ma + k * 2 / 16, mb + k * 2 / 16, k > 0);
 }
 
-// to (64, 64) += w y of w (64, 64) in registers, rounded to T, and a tile y
+// Adds w y to `to` (64, 64): w (64, 64) is in registers, rounded to T, and y is a tile.
 template <class T>
 __device__ __forceinline__ void attention_wide_add(float (&to)[1][8][4], const uint32_t (&w)[4][4],
                                                    const T *y)
@@ -67,7 +68,7 @@ __device__ __forceinline__ void attention_wide_add(float (&to)[1][8][4], const u
     TT__UNROLL for (uint32_t k = 0; k < 64; k += 16) tt__wgmma_add<T>(to[0], w[k / 16], my + k * 128 / 16);
 }
 
-// Sums as the first operand of a product; see attention_mma_add.
+// Packs sums as the first operand of a product; see attention_mma_add.
 template <class T>
 __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const float (&w)[1][8][4])
 {
@@ -76,7 +77,7 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
-// Sums of a warp: M times 16 rows, N times 8 columns.
+// Clears the sums of a warp: M times 16 rows, N times 8 columns.
 template <int M, int N> __device__ __forceinline__ void attention_clear(float (&x)[M][N][4])
 {
     TT__UNROLL for (int m = 0; m < M; m++)
@@ -89,7 +90,7 @@ __device__ __forceinline__ void attention_clear(float (&x)[M][N][4], float (&y)[
     attention_clear(y);
 }
 
-// s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
+// Computes s (16 MT, N) = a b^T of a (16 MT, D) and b (N, D) in shared memory.
 template <class T, int D, int MT, int N>
 __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T *a, const T *b)
 {
@@ -112,7 +113,8 @@ __device__ __forceinline__ void attention_mma(float (&s)[MT][N / 8][4], const T 
     }
 }
 
-// to (16 MT, D) += w y of w (16 MT, N) in registers, rounded to T, and y (N, D) in shared memory
+// Adds w y to `to` (16 MT, D): w (16 MT, N) is in registers and is rounded to T; y (N, D) is in shared
+// memory.
 template <class T, int D, int MT, int N>
 __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], const float (&w)[MT][N / 8][4],
                                                   const T *y)
@@ -137,22 +139,24 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
     }
 }
 
-// Sums of columns of what attention_store writes, of the numbers of T as they are stored: of the thread's
-// elements, in `sum`, then of the warp's rows, part[column] = or += them. lane: the thread's.
+// Column sums of what attention_store writes, of the numbers of T as they are stored. `sum` has the sums of
+// the thread's elements; write() then makes the sums of the warp's rows, part[column] = or += them. lane: the
+// thread's lane.
 template <class T, int D> struct attention_columns {
-    enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, in eighths
+    enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, rounded up to a multiple of 8
     float sum[N];
     __device__ __forceinline__ void clear() { TT__UNROLL for (int i = 0; i < N; i++) sum[i] = 0; }
-    __device__ __forceinline__ void add(int n, uint32_t pair) // which is in tile n of 8 columns
+    __device__ __forceinline__ void add(int n, uint32_t pair) // a pair of tile n of 8 columns
     {
         float x[8];
-        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // not of its parts before they were packed
+        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // the packed numbers, not the floats before
         sum[2 * n] += x[0];
         sum[2 * n + 1] += x[1];
     }
     __device__ __forceinline__ void write(float *part, int lane, bool add)
     {
-        // The eight threads that have the same columns share them: each time half of one's go to another.
+        // The eight threads that have the same columns share the sums: each time, half of a thread's sums go
+        // to another thread.
         int n = N, first = 0;
         TT__UNROLL for (int bit = 16; bit > 2; bit /= 2) {
             const bool upper = lane & bit;
@@ -171,8 +175,9 @@ template <class T, int D> struct attention_columns {
     }
 };
 
-// Row `row` of a head of an output (+)= scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns,
-// of which the first is `column` of the head. sums: of what is stored, in 16 bits and alone, to `columns`.
+// Stores scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns in row `row` of a head of an
+// output or, if `add`, adds them to the row. The first tile begins at `column` of the head. sums: also adds
+// what is stored to `columns`, for 16-bit results that are not added to.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,
@@ -203,7 +208,8 @@ __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int h
     }
 }
 
-// The block's sums of a head's columns, from `at` on where `to` is there: of `parts` of its warps.
+// Writes the thread block's sums of a head's columns, those of `parts` of its warps, from to[at] on. Does
+// nothing if `to` is NULL.
 template <int D>
 __device__ __forceinline__ void attention_write_sums(float *to, int64_t at, const float (*part)[D], int parts,
                                                      int head_size, int thread)
@@ -215,14 +221,15 @@ __device__ __forceinline__ void attention_write_sums(float *to, int64_t at, cons
     }
 }
 
-// Where, in parts of such sums, the block has those of a head of an output that has so many.
+// Returns the place of the thread block's sums of head `head` in partial column sums. heads: the number of
+// heads of the output.
 __device__ __forceinline__ int64_t attention_sums_begin(const attention_args &p, int heads, int head)
 {
     return ((int64_t)(blockIdx.x / heads) * heads + head) * p.head_size;
 }
 
-// Rows of the batch of a warp's queries, in the forward and dq: [m][h] is that of row mine + 16 m + 8 h +
-// lane / 4 of the tile. Those from count on are the last's.
+// Sets the rows of the batch of a warp's queries, in the forward and dq: row[m][h] is the row of query
+// mine + 16 m + 8 h + lane / 4 of the tile. Queries from count on get the last query's row.
 template <int MT>
 __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const attention_args &p, int first,
                                                   int count, int mine)
@@ -234,10 +241,10 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
         }
 }
 
-// Which of the weights for keys key ... key + KEYS - 1 the warp keeps; see attention_kept. Drawn before there
-// are scores, which take the registers. The four threads of a row draw for 16 keys each: 64 of the row, or 32
-// of the row and of the one 8 further. to: attention_bits of the warp's first query and the first of these
-// keys; NULL: they are not left.
+// Draws which weights for keys key ... key + KEYS - 1 dropout keeps for the warp; see attention_kept. This
+// comes before the scores, which take the registers. Each of the four threads of a row draws for 16 keys:
+// together 64 keys of the row, or 32 keys of the row and of the row 8 further. to: attention_bits of the
+// warp's first query and the first of these keys; NULL: the bits are not written.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,
@@ -260,7 +267,7 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
     }
 }
 
-// That for row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e.
+// Returns whether the weight of row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e is kept.
 template <int MT, int KEYS>
 __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS / 64], int m, int h, int n,
                                                int e)
@@ -269,28 +276,29 @@ __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS 
     return keep[i / 4] >> (n % 4 * 8 + i % 4 * 2 + e) & 1;
 }
 
-// The kernels of plain and causal attention; of a window and ALiBi; by blocks of a multiple of 64 rows.
+// Kinds of kernels: of plain and causal attention; of attention with a window or ALiBi; of block-sparse
+// attention with blocks of a multiple of 64 rows.
 enum attention_kind { PLAIN, NEARBY, BY_BLOCKS };
 
-// Whether keys from `key` on are all behind those that the warp's queries, from `at` on, see.
+// Returns whether the warp's queries, from `at` on, see no key from `key` on.
 template <int MT, attention_kind KIND>
 __device__ __forceinline__ bool attention_behind(const attention_args &p, int at, int key)
 {
     return KIND == PLAIN && p.causal && !p.query_row && key >= at + 16 * MT;
 }
 
-// What forward and dq begin with: the block's tile of queries, and the part of its warp, which begins at
-// `mine`.
+// The work of a warp in the forward and dq: the thread block's tile of queries, and in the tile the warp's
+// queries from `mine` on.
 template <int MT> struct attention_queries {
     attention_tile t;
     int head, mine, pair; // pair: the first of the thread's two columns of 8 scores
-    int first, count;     // number of the tile's first query, and how many there are
-    int begin, end, all;  // keys that any of them sees; up to `all` each of the warp's does
-    int row[MT][2];       // attention_rows_of
+    int first, count;     // number of the tile's first query; queries of the tile
+    int begin, end, all;  // any query sees keys [begin, end); each of the warp's sees all up to `all`
+    int row[MT][2];       // see attention_rows_of
 };
 
-// Of block-sparse attention, for what a block of threads works on: its blocks of queries (or of keys) [from,
-// to] of a sequence that is taken by n blocks; 0: it is not.
+// Block-sparse attention of a sequence of n blocks: the blocks of queries (or of keys) [from, to] that a
+// thread block works on. n is 0 if the sequence is dense.
 struct attention_sparse { int n, from, to; };
 
 __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_args &p, int length, int at,
@@ -300,8 +308,9 @@ __device__ __forceinline__ attention_sparse attention_sparse_of(const attention_
     return b;
 }
 
-// The first tile of SIZE keys at `at` or behind that any of the blocks of queries sees (or, of KEYS, of
-// queries that see any of the blocks of keys); `end` or more: there is none. 32 blocks are asked at a time.
+// Returns the first key from `at` on that is in a block which any of the blocks of queries sees (or, if KEYS,
+// the first query in a block that sees any of the blocks of keys); `end` or more if none exists. Asks 32
+// blocks at a time.
 template <bool KEYS>
 __device__ __forceinline__ int attention_seen_from(const attention_args &p, const attention_sparse &b,
                                                    int head, int at, int end)
@@ -318,7 +327,8 @@ __device__ __forceinline__ int attention_seen_from(const attention_args &p, cons
     return end;
 }
 
-// False where the block has no queries. Long sequences come first. NEAR: a window, ALiBi.
+// Finds the thread block's queries; returns false if it has none. Long sequences come first. NEAR: with a
+// window or ALiBi.
 template <bool NEAR, int MT, int WARPS = 4>
 __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b, const attention_args &p)
 {
@@ -338,7 +348,7 @@ __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b,
     return true;
 }
 
-// Rows first ... first + count - 1 of a head of keys and of values, as attention_fetch makes them.
+// Copies rows first ... first + count - 1 of a head of keys and of values, as attention_fetch does.
 template <class T, int D, int KEYS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attention_args &p, int first,
                                                      int count, int head)
@@ -348,7 +358,7 @@ __device__ __forceinline__ void attention_fetch_rows(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-// Tile `key` of a sequence's keys and values, of their two stages. head: of q.
+// Copies a sequence's keys and values from `key` on to one of their two stages. head: of q.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
                                                      const attention_tile &t, int key, int stage, int head)
@@ -360,8 +370,8 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-// Products of the warp's queries and keys key ... key + KEYS - 1: less what ALiBi takes, and of keys that a
-// query does not see -INFINITY. slope: of products.
+// Finishes the products of the warp's queries and keys key ... key + KEYS - 1: subtracts what ALiBi takes,
+// and sets keys that a query does not see to -INFINITY. slope: of ALiBi, in units of the products.
 template <int MT, int KEYS, attention_kind KIND>
 __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], const attention_args &p,
                                                const attention_queries<MT> &b, int key, float slope)
@@ -386,8 +396,9 @@ __device__ __forceinline__ void attention_mask(float (&s)[MT][KEYS / 8][4], cons
             }
 }
 
-// Scores become weights that are kept. most, sum: the largest score of each row and the thread's sum of its
-// weights so far, for which `out`, the sum of values, was scaled. often: how often the keys are seen.
+// Turns scores into weights after dropout. most, sum: the largest score of each row and the thread's sum of
+// its weights so far; `out`, the sum of values, is rescaled to the new largest score. often: how often the
+// queries see the keys.
 template <int MT, int KEYS, attention_kind KIND, int N>
 __device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], float (&most)[MT][2],
                                                 float (&sum)[MT][2], float (&out)[MT][N][4],
@@ -404,7 +415,7 @@ __device__ __forceinline__ void attention_weigh(float (&s)[MT][KEYS / 8][4], flo
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
             const float correction = tt__exp2((most[m][h] - now) * factor);
-            // Before a window there are tiles of which a query sees nothing.
+            // A query may see nothing of the tiles before its window.
             const float offset = NEAR && now == -3.4028235e38f ? 0 : -now * factor;
             most[m][h] = now;
             TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
@@ -428,7 +439,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 {
     tt__begin_kernel();
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
-    TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT__SHARED(uint64_t, random, ); // in shared memory, or Philox's round keys would stay in registers
     TT__DYN_SHARED(T, qs);
     T *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
@@ -439,7 +450,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
-    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // of products
+    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // in units of the products
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
@@ -452,17 +463,17 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         next = key + KEYS;
         if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
         tt__cp_async_wait<0>();
-        __syncthreads(); // the tile is there, and the other one was used
-        // Then the largest score is the smallest product: turn the queries round.
+        __syncthreads(); // the tile has arrived, and the other tile is no longer in use
+        // With a negative scale, the largest score is the smallest product: negate the queries.
         if (key == begin && p.scale < 0) {
             for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128)
                 if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
             __syncthreads();
         }
         if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
-        // The warp has no queries, or none that sees any of the keys.
+        // The warp has no queries, or none of them sees any of the keys.
         if (mine >= count || attention_behind<MT, KIND>(p, t.at + mine, key)) continue;
-        int often = 1; // how often its queries see the keys
+        int often = 1; // how often the warp's queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
         if (often == 0) continue;

@@ -8,17 +8,18 @@
 namespace {
 
 // ---- in f32 arithmetic: any dtypes, strides and head sizes. Tiles of 64 queries and 64 keys, 256 threads.
-// Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x + 16 b, and of outputs rows y + 16 a
-// and columns 4 x ... 4 x + 3 of the 64 that a block makes; a larger head is made by several blocks, all of
-// which compute the scores.
+// Thread (x, y) of 16 x 16 has the scores of rows y + 16 a and columns x + 16 b, and the outputs of rows
+// y + 16 a and columns 4 x ... 4 x + 3 of the 64 columns that a block makes. Several blocks make a larger
+// head; each of them computes the scores.
 
 struct attention_rows { // `count` rows of a matrix, in the columns of a head
     const tt__mat *m;
-    const int32_t *at; // where they lie; NULL: from `first` on
+    const int32_t *at; // row numbers; NULL: the rows from `first` on
     int first, count;
 };
 
-// to (64, PITCH) = `columns` columns from `column` on, up to COLUMNS with zeros, as are rows from count on.
+// Copies to (64, PITCH) = `columns` columns of `x` from `column` on. Columns up to COLUMNS, and rows from
+// count on, become zeros.
 template <int COLUMNS, int PITCH>
 __device__ __forceinline__ void attention_stage(float *to, const attention_rows &x, int64_t column,
                                                 int columns)
@@ -43,11 +44,11 @@ __device__ __forceinline__ void attention_stage(float *to, const attention_rows 
     }
 }
 
-// Floats; pitches spread the rows that a warp reads over the banks.
+// Sizes in floats; the pitches spread the rows that a warp reads over the banks.
 enum { ATTENTION_STAGE = 2 * 64 * 36, ATTENTION_PITCH = 68 };
 
-// s = a b^T over the columns of head a_head of a and b_head of b. Barriers at its beginning and before its
-// end; then `stage` may be read still.
+// Computes s = a b^T over the columns of head a_head of a and head b_head of b. Has barriers at the beginning
+// and before the end; threads may still read `stage` after the last barrier.
 __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage, const attention_rows &a,
                                                  const attention_rows &b, int a_head, int b_head,
                                                  int head_size)
@@ -75,8 +76,8 @@ __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage,
     }
 }
 
-// to += tile (64, ATTENTION_PITCH) y, `columns` columns of y from `column` on. Barriers: after the writes to
-// the tile, and none after its last use.
+// Adds tile (64, ATTENTION_PITCH) y to `to`, for `columns` columns of y from `column` on. Has a barrier after
+// the writes to the tile, and none after the tile's last use.
 __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *tile, float *stage,
                                               const attention_rows &y, int64_t column, int columns)
 {
@@ -101,7 +102,7 @@ __device__ __forceinline__ void attention_add(float (&to)[4][4], const float *ti
     }
 }
 
-// The rows of an output (+)= scale * from.
+// Sets four columns of a row of an output to scale * from or, if `add`, adds scale * from to them.
 __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, int64_t column, int columns,
                                                 const float (&from)[4], float scale, bool add)
 {
@@ -113,7 +114,8 @@ __device__ __forceinline__ void attention_write(const tt__mat &m, int64_t row, i
     }
 }
 
-// keep (64 queries, 4): attention_keep for 64 keys from `key` on. A barrier comes between this and its use.
+// Writes keep (64 queries, 4) = attention_keep for 64 keys from `key` on. A barrier must separate this from
+// the use of `keep`.
 __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_args &p, uint64_t random,
                                                const int32_t *rows, int first, int count, int key, int head)
 {
@@ -122,8 +124,9 @@ __device__ __forceinline__ void attention_draw(uint16_t *keep, const attention_a
                                                    p.first_head + head);
 }
 
-// times (64, 64): how often each of a tile's `count` queries sees the blocks of 64 keys from `key` on, the
-// first of which is that of `key`. False where none sees any; with a barrier.
+// Writes times (64, 64): how often each of a tile's `count` queries sees the blocks that have the 64 keys
+// from `key` on; the first of these blocks is the block of `key`. Returns false if no query sees any; has a
+// barrier.
 __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const attention_args &p,
                                                     const attention_tile &t, int first, int count, int key,
                                                     int blocks, int head)
@@ -139,10 +142,11 @@ __device__ __forceinline__ bool attention_time_tile(unsigned char *times, const 
     return __syncthreads_or(any) != 0;
 }
 
-// What a block of the f32 kernels works on: tile `t` of head `head`, and the columns of one of its parts, of
-// which `skip` come before these in the head. heads: those that have blocks.
+// The work of a thread block of the f32 kernels: tile `t` of head `head`, and one part of the head's columns.
+// skip: columns of the head before that part; columns: columns from there to the head's end.
 struct attention_block { attention_tile t; int head, skip, columns; };
 
+// Returns the work of thread block `block`. heads: number of heads that have blocks.
 __device__ __forceinline__ attention_block attention_block_at(const attention_args &p, const int32_t *start,
                                                               int heads, int64_t block)
 {
@@ -155,7 +159,7 @@ __device__ __forceinline__ attention_block attention_block_at(const attention_ar
     return b;
 }
 
-// NEAR: a window, ALiBi, blocks.
+// NEAR: with a window, ALiBi or block-sparse attention.
 template <bool NEAR>
 __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(attention_args p)
 {
@@ -175,7 +179,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     const float slope = NEAR ? attention_slope(p, p.first_head + b.head) : 0;
     const int blocks = NEAR ? attention_blocks(p, t.length) : 0;
     float most[4], sum[4], out[4][4];
-    int row[4]; // row y + 16 a of the tile, in the sequence
+    int row[4]; // row y + 16 a of the tile, counted in the sequence
     TT__UNROLL for (int a = 0; a < 4; a++) {
         row[a] = attention_row(p, q.first + min(y + 16 * a, q.count - 1)) - t.begin;
         most[a] = -3.4028235e38f;
@@ -229,8 +233,9 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     }
 }
 
-// Weights and the gradients of scores without the factor `scale`, of which element (i, j) of a tile, from its
-// score and that of dout v^T. seen: how often; bias: of ALiBi.
+// Turns an element's score into the weight after dropout, and its product dout v^T (dscore) into the gradient
+// of the score without the factor `scale`. seen: how often the query sees the key; bias: what ALiBi
+// subtracts.
 __device__ __forceinline__ void attention_gradient(const attention_args &p, float &weight, float &dscore,
                                                    int seen, bool kept, float bias, float lse,
                                                    float delta)
@@ -296,8 +301,8 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     }
 }
 
-// A square of 8 x 8 bits of 8 lanes whose numbers differ in their bits 2 to 4, group: byte by byte, bit i of
-// lane k becomes bit k of lane i.
+// Transposes squares of 8 x 8 bits over the 8 lanes whose numbers differ only in bits 2 to 4, which are
+// `group`: in each byte, bit i of lane k becomes bit k of lane i.
 __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
 {
     TT__UNROLL for (int k = 1; k < 8; k *= 2) {
@@ -310,8 +315,9 @@ __device__ __forceinline__ uint32_t attention_turn_bits(uint32_t x, int group)
     return x;
 }
 
-// Which of the weights of the warp's keys (rows) and QUERIES queries (columns) it keeps: of the thread's, bit
-// 8 (2 e + h) + m QUERIES / 8 + n. rows: of the queries in the batch; first: the warp's first key / 16.
+// Returns which weights of the warp's keys (rows) and QUERIES queries (columns) dropout keeps. The thread's
+// element (m, n, h, e) has bit 8 (2 e + h) + m QUERIES / 8 + n. rows: the queries' rows of the batch; first:
+// the warp's first key / 16.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
                                                            const int *rows, int first, int head,
@@ -321,7 +327,7 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     static_assert(TILES == 8 || TILES == 4, "a thread draws for two queries or one");
     const int group = thread % 32 / 4, pair = thread % 4 * 2;
     if (!p.drop) return 0xffffffffu;
-    // The eight threads of two columns draw for 16 keys of a tile each.
+    // Each of the eight threads of two columns draws for 16 keys of a tile.
     const int *const row = rows + group % ACROSS * 8 + pair;
     const int at = first + group % TILES / ACROSS;
     if (TILES == 8) {
@@ -332,18 +338,19 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     return (bits & 0x0f0f) | (bits & 0xf0f0) << 12;
 }
 
-// The same from bits: those of QUERIES queries and the warp's first 16 keys, from attention_fetch_bits.
+// Returns the bits that attention_draw_columns returns, but reads them: `bits` are those of QUERIES queries
+// and the warp's first 16 keys, as attention_fetch_bits copies them.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_read_columns(const unsigned char *bits)
 {
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     uint32_t keep = 0;
-    TT__UNROLL for (int i = MT * QUERIES / 8 - 1; i >= 0; i--) // two queries of 16 keys
+    TT__UNROLL for (int i = MT * QUERIES / 8 - 1; i >= 0; i--) // two queries, 16 keys
         keep = 2 * keep + (*(const uint32_t *)(bits + 16 * i + 2 * pair) >> group & 0x01010101u);
     return keep;
 }
 
-// A row of scores is here a key, a column a query.
+// Makes dk and dv. A row of scores is here a key, a column a query.
 __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 {
     tt__begin_kernel();
@@ -396,7 +403,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
             attention_add(dk, tile, stage, q, column, b.columns);
         }
     }
-    // One thread has an element of dk and of dv, which may be the same.
+    // One thread owns an element of both dk and dv, as dk and dv may be the same memory.
     const int64_t column = (int64_t)b.head * p.head_size + b.skip;
     TT__UNROLL for (int a = 0; a < 4; a++) {
         if (y + 16 * a >= k.count) continue;

@@ -8,22 +8,24 @@
 
 namespace {
 
-// ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a
-// block copies queries, keys and values, up to STAGES tiles ahead, and draws which weights dropout keeps; the
-// GROUPS others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as
-// the device holds; each takes one tile of queries after another, so that copies for the next run while
-// products of this one do. Of heads of 64 a multiprocessor has two blocks, which fill each other's waits; of
-// 128 it has one, whose products of a tile with values run beside those of the next tile's scores (OVERLAPS).
+// ---- the forward by warpgroups with different tasks (Shah et al.: "FlashAttention-3", 2024). The first
+// warpgroup of a block copies queries, keys and values, up to STAGES tiles ahead, and draws which weights
+// dropout keeps. The GROUPS others have 64 queries each. Warpgroups wait for one another at barriers of
+// phases. As many blocks run as the device holds; each takes one tile of queries after another, so that the
+// copies for the next tile run during the products of the current one. For heads of 64, a multiprocessor has
+// two blocks, which fill each other's waits. For heads of 128 it has one block, whose products of a tile with
+// values run beside the products for the next tile's scores (OVERLAPS).
 template <int D> struct attention_wide_sizes {
     enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
            OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // registers a thread
 };
 
-// A tile of QUERIES queries: `count` of them from number `first` on, row `at` of a sequence of rows `begin`
-// ... begin + length - 1. count < 0: there are no more.
+// A tile of QUERIES queries: `count` queries from number `first` on, which begins at row `at` of a sequence
+// of rows `begin` ... begin + length - 1. count < 0: no more tiles.
 struct attention_item { int begin, length, at, first, count, head; };
 
-// Shared memory. keep: bit i of [stage][k][query] is that for key 32 k + i of the tile.
+// Shared memory. keep: bit i of [stage][k][query] tells whether dropout keeps the weight for key 32 k + i of
+// the tile.
 template <class T, int D, bool DROPS> struct attention_wide_tiles {
     typedef attention_wide_sizes<D> S;
     enum { GROUPS = S::GROUPS, STAGES = S::STAGES, KEYS = S::KEYS };
@@ -31,7 +33,8 @@ template <class T, int D, bool DROPS> struct attention_wide_tiles {
     uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
 };
 
-// s (64, KEYS) = a b^T of a (64, D), b (KEYS, D): parts of 64 columns one behind another
+// Computes s (64, KEYS) = a b^T of a (64, D) and b (KEYS, D), both stored as parts of 64 columns, one after
+// another.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], const T *a, const T *b)
 {
@@ -42,7 +45,7 @@ __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], c
     }
 }
 
-// to (64, D) += w y of w (64, KEYS) in registers and y (KEYS, D) as above
+// Adds w y to `to` (64, D): w (64, KEYS) is in registers; y (KEYS, D) is stored as parts of 64 columns.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
                                                       const uint32_t (&w)[KEYS / 16][4], const T *y)
@@ -53,9 +56,10 @@ __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
             tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
 }
 
-// Number `round` of the items of a block: a head's tiles of queries from the last on, which is the longest of
-// causal attention, by groups of heads whose keys and values the cache holds. Each second round goes
-// backwards, so that who has long ones gets short ones too. count < 0: that one is not there.
+// Returns item number `round` of a block. Items are ordered by groups of heads whose keys and values the
+// cache holds, and in a group from the heads' last tiles of queries on, which are the longest in causal
+// attention. Each second round goes backwards, so that a block with long items gets short ones too.
+// count < 0: no such item.
 template <int QUERIES>
 __device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
 {
@@ -75,7 +79,8 @@ __device__ __forceinline__ attention_item attention_item_of(const attention_args
     return item;
 }
 
-// The same keys as attention_window_begin and attention_window_end.
+// Return the first key, a multiple of KEYS, and the end of the keys of an item, as attention_window_begin and
+// attention_window_end do. at: the item's first row; behind: the row after its last.
 template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
 {
     return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;
@@ -86,7 +91,8 @@ __device__ __forceinline__ int attention_item_end(const attention_args &p, int l
         : p.window ? min(length, behind + p.window - 1) : length;
 }
 
-// to (ROWS, D), in parts of 64 columns, as attention_fetch makes it. By 128 threads with few registers.
+// Copies rows of a head to (ROWS, D), in parts of 64 columns, as attention_fetch does. For 128 threads with
+// few registers.
 template <class T, int D, int ROWS>
 __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first,
                                                int count, int head, int head_size)
@@ -105,11 +111,12 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-// Barriers of phases: of the two places for queries, and of STAGES for keys and for values.
+// Barriers of phases: for the two places of queries, and for STAGES places of keys and of values. A place is
+// filled at ..._there and free at ..._used.
 struct attention_wide_barriers {
-    uint64_t *q_there; // and `items`
+    uint64_t *q_there; // for `items`, too
     uint64_t *q_used, *k_there;
-    uint64_t *v_there; // and the tile's `keep`
+    uint64_t *v_there; // for the tile's `keep`, too
     uint64_t *k_used, *v_used;
     template <class S> __device__ __forceinline__ void begin(bool draws) const
     {
@@ -126,17 +133,18 @@ struct attention_wide_barriers {
     }
 };
 
-// What the threads of a block's first group do.
+// The task of a block's first warpgroup: copies and draws.
 template <class T, int D, bool DROPS> struct attention_wide_copies {
     typedef attention_wide_sizes<D> S;
     enum { GROUPS = S::GROUPS, QUERIES = S::QUERIES, KEYS = S::KEYS, STAGES = S::STAGES };
     const attention_args &p;
     attention_wide_tiles<T, D, DROPS> &tile;
     const attention_wide_barriers &barriers;
-    attention_item *items, (*found)[32]; // of each warp that copies, the next
-    uint32_t k0, k1;                     // attention_key
-    int last, last_key; // the tile for which is to be drawn yet: its item in found[warp], -1: there is none
-    int fetched, taken; // tiles of keys; items
+    attention_item *items, (*found)[32]; // found: the next items of each warp
+    uint32_t k0, k1;                     // halves of attention_key
+    // The tile whose draw is still to be done: its item in found[warp] (-1: none) and its first key.
+    int last, last_key;
+    int fetched, taken; // number of tiles of keys; of items
 
     __device__ __forceinline__ void draw()
     {
@@ -167,7 +175,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
         }
     }
 
-    // The queries, keys and values of the item found[warp][lane].
+    // Copies the queries, keys and values of the item found[warp][lane].
     __device__ __forceinline__ void copy(int lane)
     {
         const int slot = taken % 2;
@@ -199,7 +207,7 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
 
     __device__ __forceinline__ void run()
     {
-        for (int from = 0; from < p.item_rounds; from += 32) { // the warp looks for so many at once
+        for (int from = 0; from < p.item_rounds; from += 32) { // the warp finds 32 items at once
             const int round = from + (int)threadIdx.x % 32;
             attention_item mine = {0, 0, 0, 0, -1, 0};
             if (round < p.item_rounds) mine = attention_item_of<QUERIES>(p, round);
@@ -217,8 +225,9 @@ template <class T, int D, bool DROPS> struct attention_wide_copies {
     }
 };
 
-// What the threads of group `group` of the others do. A warp's queries begin at `mine`, its group's at `team`
-// of the item's. Lanes are computed where they are used, so that no register keeps them.
+// The task of the other warpgroups, of which this is number `group`: products. team, mine: the first query of
+// the group and of the warp, counted in the item. Lanes are computed where they are used, so that no register
+// keeps them.
 template <class T, int D, bool DROPS> struct attention_wide_products {
     typedef attention_wide_sizes<D> S;
     enum { KEYS = S::KEYS, STAGES = S::STAGES };
@@ -227,7 +236,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
     const attention_wide_barriers &barriers;
     int group, team, mine;
     float factor;
-    int used; // tiles of keys
+    int used; // number of tiles of keys used
 
     __device__ __forceinline__ int lane_of() const { return tt__opaque((int)threadIdx.x) % 32; }
     __device__ __forceinline__ void arrive(uint64_t *barrier) const
@@ -235,7 +244,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         if (lane_of() == 0) tt__phases_arrive(barrier);
     }
 
-    __device__ __forceinline__ void multiply(float (&s)[KEYS / 8][4], int slot) const // queries by keys
+    // Begins the products of queries and keys, s.
+    __device__ __forceinline__ void multiply(float (&s)[KEYS / 8][4], int slot) const
     {
         const int stage = used % STAGES;
         tt__phases_wait(&barriers.k_there[stage], used / STAGES & 1);
@@ -258,7 +268,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__wgmma_commit();
     }
 
-    // Keys of [key, key + KEYS) that a query does not see. Those up to `all` each of the warp's does.
+    // Sets the scores of those of keys [key, key + KEYS) that a query does not see to -INFINITY. Each of the
+    // warp's queries sees the keys up to `all`.
     __device__ __forceinline__ void mask(float (&s)[KEYS / 8][4], const attention_item &item, int key,
                                          int all) const
     {
@@ -284,8 +295,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             }
     }
 
-    // Scores become weights. Both rows side by side, each in two chains: the latency of a chain is what this
-    // takes.
+    // Turns scores into weights. Both rows are done side by side, each in two chains, because the latency of
+    // a chain decides the time.
     __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&most)[2], float (&sum)[2],
                                           float (&correction)[2]) const
     {
@@ -299,7 +310,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         float offset[2];
         TT__UNROLL for (int h = 0; h < 2; h++) {
             correction[h] = tt__exp2((most[h] - now[h]) * factor);
-            // Before a window there are tiles of which a query sees nothing.
+            // A query may see nothing of the tiles before its window.
             offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
             most[h] = now[h];
         }
@@ -312,7 +323,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
     }
 
-    // Weights that are kept, as the operand of a product.
+    // Packs the weights, after dropout, as the operand of a product.
     __device__ __forceinline__ void round(uint32_t (&w)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) const
     {
         TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
@@ -323,7 +334,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
         tt__phases_wait(&barriers.v_there[stage], used / STAGES & 1);
         TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                // The highest bits of bytes are those of the thread's first keys of 8, or its second.
+                // The highest bits of bytes are the bits of the first (low) or second (high) of the thread's
+                // two keys of each 8.
                 const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
                 const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
                 TT__UNROLL for (int n = 0; n < 4; n++)
@@ -331,8 +343,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             }
     }
 
-    // The warp's rows of the queries, which are used, get its rows of the output, and from there whole
-    // vectors go to memory.
+    // Stores the warp's rows of the output. They first replace the warp's queries in shared memory, which are
+    // no longer in use; from there, whole vectors go to memory.
     __device__ __forceinline__ void store(const float (&out)[D / 8][4], const float (&most)[2],
                                           const float (&sum)[2], const attention_item &item, int slot) const
     {
@@ -366,8 +378,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
     __device__ __forceinline__ void run(const attention_item &item, int slot)
     {
         const int count = item.count, begin = attention_item_begin<KEYS>(p, item.at);
-        // Of the keys that any of the item's queries sees, those from `end` on are seen by none of the
-        // group's; keys up to `all` are seen by each of the warp's.
+        // Of the keys that any of the item's queries sees, the group's queries see none from `end` on. Each
+        // of the warp's queries sees the keys up to `all`.
         const int item_end = attention_item_end(p, item.length, item.at + count);
         const int end = team < count
             ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
@@ -409,7 +421,7 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
             arrive(&barriers.v_used[used % STAGES]);
             used++;
         }
-        for (; key < item_end; key += KEYS) { // of other groups alone
+        for (; key < item_end; key += KEYS) { // tiles that only other groups see
             const int stage = used % STAGES, parity = used / STAGES & 1;
             tt__phases_wait(&barriers.k_there[stage], parity);
             arrive(&barriers.k_used[stage]);

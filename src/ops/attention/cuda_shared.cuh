@@ -8,52 +8,55 @@ namespace {
 
 // ================================================================================================= attention
 // Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2",
-// 2023). A block of threads takes a tile of queries (or of keys) of one head and goes through the sequence's
-// keys (or queries). The backward is two kernels: dq, by tiles of queries, with the sums of dout * out of
-// each row and head; dk and dv, by tiles of keys. Scores are thus computed twice, seven products in place of
-// five, but nothing is added to by two blocks: no atomics, no dq in fp32. Where a block holds all keys of a
-// sequence, one kernel makes dq, dk and dv with five products; bench/results/NOTES.md has the arithmetic.
-// Another makes the sums before it, and where no dq is wanted or where rows of out are not aligned.
+// 2023). A thread block owns a tile of queries (or of keys) of one head and goes through the sequence's keys
+// (or queries). The backward is two kernels. One goes by tiles of queries and makes dq and the sums of
+// dout * out of each row and head; the other goes by tiles of keys and makes dk and dv. So scores are
+// computed twice, seven products in place of five, but no two blocks add to one number: no atomics, no dq in
+// fp32. Where a block holds all keys of a sequence, one kernel makes dq, dk and dv with five products;
+// bench/results/NOTES.md has the arithmetic. A kernel of their own makes the sums before that kernel, and
+// where no dq is wanted or the rows of out are not aligned.
 //
-// Tiles of ragged sequences: those of SIZE rows that begin in sequence s are numbered from start[s] / SIZE +
-// s on, which leaves room for all of them, so rows / SIZE + seqs blocks are enough and the host need not know
-// the lengths; numbers that are left over do nothing.
+// Tiles of ragged sequences: the tiles of SIZE rows of sequence s are numbered from start[s] / SIZE + s on.
+// This leaves room for all tiles, so rows / SIZE + seqs blocks are enough and the host need not know the
+// lengths; blocks whose number has no tile do nothing.
 
 struct attention_args {
     tt__mat q, k, v, out, dout, dq, dk, dv;
     const int32_t *seq_start, *query_start; // (seqs + 1): first row, first query of each sequence
-    // Of a query: its row of the batch and its row in q; NULL: its number.
+    // Of each query: its row of the batch, and its row in q; NULL: the query's number.
     const int32_t *query_row, *query_at;
-    // (rows of q, heads): log-sum-exp of the scores; sum of dout * out.
+    // (rows of q, heads): log-sum-exp of the scores, and sum of dout * out.
     float *lse, *delta;
     const tt__run *run;
     int seqs, heads, head_size;
-    int group;      // heads of q that a head of k and v serves
-    int first_head; // among the heads of all ranks
-    int longest;    // no sequence has more rows
+    int group;      // heads of q that share a head of k and v
+    int first_head; // number of the first head among all ranks' heads
+    int longest;    // max rows of a sequence
     bool causal, add_dq, add_dk, add_dv;
-    int window;                             // 0: none
+    int window;                             // rows seen back and, unless causal, ahead; 0: no window
     int least, most;                        // a row sees the keys for which row - key is in [least, most]
-    int alibi_heads;                        // of all ranks; 0: none
+    int alibi_heads;                        // heads of all ranks; 0: no ALiBi
     float alibi;
     bool alibi_rounded;                     // see tt_attention_options
     int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
     const uint16_t *lists;                  // tt__launch.lists in the device's memory
-    float scale, factor, keep_scale;        // of the scores; the same for powers of 2; of kept weights
-    // Sums of columns of dq, dk and dv, a row for each of so many blocks of threads that have the same
-    // columns; NULL: none are asked for.
+    float scale, factor, keep_scale;        // factors: of scores; of scores for exp2; of kept weights
+    // Column sums of dq, dk and dv: a row for each of parts_q or parts_k thread blocks that own the same
+    // columns; NULL: not wanted.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
-    float *parts; // (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: a block has all
-    int pass;     // of blocks that leave such parts
+    // Parts of dq: (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: a block has all
+    // keys of a sequence.
+    float *parts;
+    int pass;     // number of the launch whose blocks write parts
     int span_rows, span_cols;               // see attention_find_span
     bool drop;
     uint32_t either[4];                     // see tt__attention_either
     uint32_t random;
-    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
-    bool sums_deltas;                       // the kernel of dq makes `delta`
-    int warps;                              // attention_warps
-    int item_tiles, item_group, item_rounds; // see attention_item_of: tiles of a head, heads, rounds
+    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws by itself
+    bool sums_deltas;                       // the kernel of dq computes `delta`
+    int warps;                              // see attention_warps
+    int item_tiles, item_group, item_rounds; // see attention_item_of: a head's tiles, a group's heads, rounds
 };
 
 #define TT__LOG2E 1.44269504088896341f
@@ -65,8 +68,8 @@ __device__ __forceinline__ uint64_t attention_key(const attention_args &p)
                                (uint64_t)run->micro << 32 | p.random) : 0;
 }
 
-// Which of the weights of a query (a row of the batch) for keys 16 group ... 16 group + 15 of its sequence
-// are kept, a bit each. See tt__attention_either.
+// Returns which weights of a query (a row of the batch), for keys 16 group ... 16 group + 15 of its sequence,
+// dropout keeps, a bit each. See tt__attention_either.
 __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group,
                                                    int head)
 {
@@ -79,21 +82,22 @@ __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint
     return kept >> 16;
 }
 
-// A tile of a sequence: of its queries or of its keys.
+// A tile of a sequence's queries or of its keys.
 struct attention_tile {
     int sequence;
-    int begin, length;  // rows of the batch
-    int first, queries; // numbers of queries
-    int at;             // where in these or in those the tile begins
+    int begin, length;  // the sequence's rows of the batch
+    int first, queries; // the sequence's queries
+    int at;             // first row or first query of the tile, counted in the sequence
 };
 
-// Tile `number` of SIZE rows that start[] divides; at < 0: there is none.
+// Returns tile `number` of the tiles of SIZE rows of the sequences that begin at start[]; at < 0: no tile has
+// that number.
 template <int SIZE>
 __device__ __forceinline__ attention_tile attention_find(const attention_args &p, const int32_t *start,
                                                          int number)
 {
     const int lane = threadIdx.x % 32;
-    int s = 0, n = p.seqs; // it is one of s ... s + n - 1; each round asks 32 of them
+    int s = 0, n = p.seqs; // the sequence is one of s ... s + n - 1; each round asks 32 of them
     while (n > 1) {
         int step = (n + 31) / 32, probe = s + lane * step;
         bool before = lane * step < n && start[probe] / SIZE + probe <= number;
@@ -112,11 +116,11 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
     return t;
 }
 
-// Where the kernel of dq leaves for that of dk and dv which weights dropout keeps, of 64 queries and 64 keys:
-// tiles number `queries` and `keys` of a sequence. (4, 64, 16) bits: of query i and key j, as of
-// attention_keep, number (j / 16 * 64 + i) * 16 + j % 16. Pairs of tiles lie in the order of a matrix, or, of
-// causal attention, which has none above the diagonal, of a triangle. See tt__cuda_attention_bits. begin: of
-// the sequence, see below.
+// Returns the bits that tell which weights dropout keeps, of 64 queries and 64 keys: tiles number `queries`
+// and `keys` of a sequence. The kernel of dq writes these bits for the kernel of dk and dv. (4, 64, 16) bits:
+// the bit of query i and key j, see attention_keep, has number (j / 16 * 64 + i) * 16 + j % 16. Pairs of
+// tiles are in the order of a matrix or, in causal attention, where no pair above the diagonal exists, of a
+// triangle. See tt__cuda_attention_bits. begin: the sequence's attention_bits_begin.
 __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p, int64_t begin, int queries,
                                                          int keys, int head)
 {
@@ -124,20 +128,21 @@ __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p
     return p.bits + ((begin + pair + keys) * p.heads + head) * TT__CUDA_ATTENTION_BITS;
 }
 
-// How many pairs of tiles there is room for in front of t's sequence.
+// Returns how many pairs of tiles have their places before t's sequence.
 __device__ __forceinline__ int64_t attention_bits_begin(const attention_args &p, const attention_tile &t)
 {
     const int64_t across = (p.longest + 63) / 64, tiles = t.begin / 64 + t.sequence;
     return p.causal ? tiles * (across + 1) / 2 : tiles * across;
 }
 
-// How many of the sequence's keys there are up to the last that any of a tile's `count` queries sees.
+// Returns the end of the keys that any of a tile's `count` queries sees, without a window.
 __device__ __forceinline__ int attention_end(const attention_args &p, const attention_tile &t, int count)
 {
     return p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
 }
 
-// The same with a window, and the first of these keys. Of listed queries nothing is known.
+// Return the end and the first of the keys that any of a tile's `count` queries sees, with or without a
+// window. Listed queries count as seeing all keys.
 __device__ __forceinline__ int attention_window_end(const attention_args &p, const attention_tile &t,
                                                     int count)
 {
@@ -149,7 +154,7 @@ __device__ __forceinline__ int attention_window_begin(const attention_args &p, c
     return p.window && !p.query_row ? max(0, t.at - p.window + 1) : 0;
 }
 
-// The same of the queries that see any of a tile's `count` keys.
+// Return the first and the end of the queries that see any of a tile's `count` keys.
 __device__ __forceinline__ int attention_queries_begin(const attention_args &p, const attention_tile &t)
 {
     return p.query_row ? 0 : p.causal ? t.at : attention_window_begin(p, t);
@@ -160,19 +165,20 @@ __device__ __forceinline__ int attention_queries_end(const attention_args &p, co
     return p.window && !p.query_row ? min(t.queries, t.at + count + p.window - 1) : t.queries;
 }
 
-// Whether row `row` of a sequence sees key `key`.
+// Returns whether row `row` of a sequence sees key `key`.
 __device__ __forceinline__ bool attention_sees(const attention_args &p, int row, int key, int length)
 {
     return key < length && row - key >= p.least && row - key <= p.most;
 }
 
-// How many blocks a sequence is taken by; 0: it is not.
+// Returns the number of blocks of a sequence in block-sparse attention; 0: the sequence is dense.
 __device__ __forceinline__ int attention_blocks(const attention_args &p, int length)
 {
     return p.block && length > p.dense ? (length + p.block - 1) / p.block : 0;
 }
 
-// How often, of n blocks, block i of queries of head `head` of all ranks' sees block j of keys.
+// Returns how often block i of queries sees block j of keys, of n blocks of a sequence. `head` counts the
+// heads of all ranks.
 __device__ __forceinline__ int attention_times(const attention_args &p, int head, int n, int i, int j)
 {
     const int last = n - 1;
@@ -184,8 +190,8 @@ __device__ __forceinline__ int attention_times(const attention_args &p, int head
     return times;
 }
 
-// So much of the lists of blocks is an argument of the kernel that writes them to the device's memory, where
-// a copy would have to wait for memory that the host may write again.
+// The part of the lists of blocks that one launch of attention_write_lists passes as an argument. With a copy
+// instead, the host would have to wait before it may write the source again.
 struct attention_lists { uint16_t block[1536]; };
 __global__ __launch_bounds__(256) void attention_write_lists(attention_lists lists, uint16_t *to, int n)
 {
@@ -193,7 +199,7 @@ __global__ __launch_bounds__(256) void attention_write_lists(attention_lists lis
     for (int i = (int)threadIdx.x; i < n; i += 256) to[i] = lists.block[i];
 }
 
-// The slope of head `head` of all ranks'; see tt__alibi_exponent. 0: there is none.
+// Returns the ALiBi slope of head `head` of all ranks' heads, see tt__alibi_exponent; 0 without ALiBi.
 __device__ __forceinline__ float attention_slope(const attention_args &p, int head)
 {
     const int n = p.alibi_heads ? 1 << (31 - __clz(p.alibi_heads)) : 1;
@@ -203,37 +209,37 @@ __device__ __forceinline__ float attention_slope(const attention_args &p, int he
     return p.alibi * (p.alibi_rounded ? to_float(round_to<bf16>(slope)) : slope);
 }
 
-// What ALiBi takes from the score of a row and a key.
+// Returns what ALiBi subtracts from the score of a row and a key.
 __device__ __forceinline__ float attention_bias(const attention_args &p, float slope, int row, int key)
 {
     if (!p.alibi_rounded) return slope * fabsf((float)(row - key));
-    const float own = to_float(round_to<bf16>(slope / p.alibi)); // exact: the slope was of bf16
+    const float own = to_float(round_to<bf16>(slope / p.alibi)); // exact: the slope is a bf16 number
     const float at_row = own * to_float(round_to<bf16>((float)row));
     const float at_key = own * to_float(round_to<bf16>((float)key));
     return p.alibi * (to_float(round_to<bf16>(at_row)) - to_float(round_to<bf16>(at_key)));
 }
 
-// The row of the batch that is query number `query`.
+// Returns the row of the batch of query number `query`.
 __device__ __forceinline__ int attention_row(const attention_args &p, int query)
 {
     return p.query_row ? p.query_row[query] : query;
 }
 
-// Where lse and delta have a query and head.
+// Returns the place of a query and head in lse and delta.
 __device__ __forceinline__ int64_t attention_sums_at(const attention_args &p, int query, int head)
 {
     return (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
 }
 
-// Numbers the queries, of which index (n) has the rows, by sequences, and those of a sequence in the order of
-// index. n^2 comparisons, which for tens of thousands is less work than one tile of scores of each.
+// Sorts the queries, whose rows index (n) has, by sequence, and within a sequence in the order of index.
+// Makes n^2 comparisons, for tens of thousands of queries less work than one tile of scores of each query.
 __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int n, const int32_t *seq_start,
                                                        int seqs, int32_t *query_start, int32_t *query_row,
                                                        int32_t *query_at)
 {
     tt__begin_kernel();
     TT__SHARED(int32_t, rows, [256]);
-    const int j = (int)(blockIdx.x * 256 + threadIdx.x); // a query, then the start of a sequence
+    const int j = (int)(blockIdx.x * 256 + threadIdx.x); // a query or, from n on, the start of a sequence
     int begin = 0, end = 0, row = 0, rank = 0;
     if (j < n) {
         int low = 0, high = seqs;
@@ -259,8 +265,8 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
     } else if (j <= n + seqs) query_start[j - n] = rank;
 }
 
-// Sums of dout * out of each row and head, by vectors of 16 bytes: PARTS threads of a warp share a row and
-// head, and each has those of NUMBERS of them, whose loads are under way together.
+// Computes the sums of dout * out of each row and head, by vectors of 16 bytes. PARTS threads of a warp share
+// a row and head, and make the sums of NUMBERS rows and heads, whose loads are in flight together.
 enum { TT__DELTA_NUMBERS = 4 };
 template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
 {
@@ -288,7 +294,7 @@ template <class T, int PARTS> __global__ __launch_bounds__(256) void attention_d
     }
 }
 
-// The same for any dtypes and addresses, a warp for each.
+// Computes the sums of dout * out of each row and head for any dtypes and addresses, a warp for each.
 __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
 {
     tt__begin_kernel();

@@ -18,9 +18,9 @@ tt_attention_options tt_attention_options_default(int heads)
     return o;
 }
 
-#define TT__MOST_HEAD 65536 /* columns of a head: kernels keep blocks of queries and keys in scratch */
+#define TT__MOST_HEAD 65536 /* max columns of a head; kernels keep blocks of queries and keys in scratch */
 
-/* Options of block-sparse attention. */
+/* Checks the options of block-sparse attention. */
 static bool tt__blocks_in(tt_tape *t, const tt__attr *a)
 {
     if (a->block < 0 || a->dense < 0 || a->listed < 0 || a->list_rows < 0)
@@ -50,7 +50,8 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
                              (long long)(q->cols / heads), TT__MOST_HEAD);
     for (int k = 1; k < 3; k++)
-        for (int j = 0; j < k; j++) { /* heads run side by side: two must not add to one column */
+        /* Heads are computed in parallel, so two of them must not add to one column. */
+        for (int j = 0; j < k; j++) {
             const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
             const int64_t apart = b->offset - a->offset;
             const bool overlap = apart < a->shape.cols && -apart < b->shape.cols;
@@ -77,7 +78,7 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     return true;
 }
 
-/* Copies lists of blocks to the tape. */
+/* Copies the options' lists of blocks to the tape. */
 static bool tt__take_lists(tt_tape *t, const tt_attention_options *o, tt__attr *attr)
 {
     const int64_t n = (int64_t)o->heads * o->list_rows * o->listed;
@@ -122,7 +123,7 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
-    /* As many as k has, if that can be; else the shape rule tells what it expects. */
+    /* k's own number of heads, if it divides the heads of q; otherwise the shape rule reports the error. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
     const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
@@ -148,7 +149,9 @@ tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt__value *v = b->t->values;
-    for (int k = 1; k < 3; k++) /* of one storage: dq, dk and dv add to its gradient, in the kernel's order */
+    /* Where operands share storage, dq, dk and dv are added to the gradient of that storage, in the kernel's
+       order. */
+    for (int k = 1; k < 3; k++)
         for (int j = 0; j < k; j++, v = b->t->values) {
             int32_t base = v[f->in[k]].base;
             if (v[f->in[j]].base != base || !tt__wants(b->t, base) || v[base].grad) continue;
@@ -170,24 +173,26 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
 
-/* The lists of blocks of an instruction, or NULL. */
+/* Returns the lists of blocks of an instruction, or NULL. */
 static const uint16_t *tt__lists_of(const tt_tape *t, const tt__instr *i)
 {
     return i->attr.lists ? t->lists + i->attr.lists - 1 : NULL;
 }
 
-/* How many blocks a sequence is taken by; 0: it is not. */
+/* Returns the number of blocks of a sequence of `length` rows in block-sparse attention; 0: the sequence is
+   dense. */
 static inline int64_t tt__attention_blocks(const tt__attr *attr, int64_t length)
 {
     return attr->block && length > attr->dense ? tt__ceil_div(length, attr->block) : 0;
 }
 
-/* How many keys of a sequence of `length` row `row` of it sees. Listed blocks count as whole ones. */
+/* Returns how many keys row `row` of a sequence of `length` rows sees. Each listed block counts as a whole
+   block. */
 static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t length)
 {
     const int64_t n = tt__attention_blocks(attr, length), i = n ? row / attr->block : 0;
     if (i > 0 && i < n - 1) {
-        int64_t keys = attr->block + length - (n - 1) * attr->block;           /* of the first and the last */
+        int64_t keys = attr->block + length - (n - 1) * attr->block;           /* first and last blocks */
         for (int64_t j = tt__max(1, i - 1); j < tt__min(n - 1, i + 2); j++) keys += attr->block;
         return (double)(keys + (i < attr->list_rows ? (int64_t)attr->listed * attr->block : 0));
     }
@@ -195,10 +200,11 @@ static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t leng
     return (double)(1 + tt__min(row, most) + (attr->causal ? 0 : tt__min(length - 1 - row, most)));
 }
 
-/* ... and all its rows. Without a window, causal rows count for half of the square, as everybody counts. */
+/* Returns the number of pairs of a query and a key that it sees, over all rows of a sequence. Without a
+   window, causal rows count for half of the square, as is usual. */
 static double tt__attention_pairs(const tt__attr *attr, double length)
 {
-    const double unseen = length - attr->window; /* by the last row */
+    const double unseen = length - attr->window; /* keys that the last row does not see */
     const int64_t n = tt__attention_blocks(attr, (int64_t)ceil(length));
     double pairs = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -211,7 +217,8 @@ static double tt__attention_pairs(const tt__attr *attr, double length)
                         : length * length - unseen * (unseen + 1);
 }
 
-/* Two products forward, four backward, of each query and key. At capacity sequences have equal lengths. */
+/* Returns the FLOPs of attention: two products in the forward and four in the backward, for each pair of a
+   query and a key. At capacity, sequences count as equally long. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
@@ -219,7 +226,7 @@ static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
     const int32_t *start = (const int32_t *)in[at.starts].data, *row = (const int32_t *)in[at.numbers].data;
     const tt__attr *attr = &i->attr;
     const int64_t seqs = in[at.starts].rows - 1;
-    const double length = (double)k->rows / (double)tt__max(1, seqs); /* at capacity */
+    const double length = (double)k->rows / (double)tt__max(1, seqs); /* rows of a sequence, at capacity */
     const double part = length > 0 ? tt__attention_pairs(attr, length) / (length * length) : 0;
     double pairs = start ? 0 : (double)q->rows * (double)k->rows / (double)tt__max(1, seqs) * part;
     for (int64_t r = 0; start && r < (row ? q->rows : seqs); r++) {
@@ -240,8 +247,10 @@ static size_t tt__cpu_attention(int threads, const tt_tape *t, const tt__instr *
     return bytes + (i->in[at.numbers] ? tt__attention_queries_bytes(seqs, q->rows) : 0);
 }
 
-/* Row numbers put in order: starts, rows and places. Backward: the sum of dout * out of each row and head,
-   which all blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2), and bits. */
+/* Returns the bytes of scratch on CUDA: the sorted row numbers of listed queries (starts, rows and places)
+   and the lists of blocks. The backward adds the sum of dout * out of each row and head, which all thread
+   blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2), and the larger of
+   dropout's bits and the parts of dq. */
 static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);

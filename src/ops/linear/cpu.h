@@ -8,7 +8,8 @@
 
 /* -------------------------------------------------------------------------------- linear layers: launches */
 
-/* C = out[0] (m, n) of products with A and B, whose rows (columns, where so said) run along the sum of k. */
+/* Returns the arguments of the product C = out[0] (m, n) of A and B, summed over k. The rows of A and B run
+   along k, or their columns where a_columns or b_columns says so. */
 TT__INLINE tt__gemm_args TT__K(gemm_args)(const tt__launch *l, int64_t k, const tt__mat *a, bool a_columns,
                                           const tt__mat *b, bool b_columns)
 {

@@ -11,9 +11,10 @@
 
 /* ---- computing ---- */
 
-typedef tt__vf TT__K(micro_sums)[12][4]; /* at most; what a microkernel uses of it are registers */
+typedef tt__vf TT__K(micro_sums)[12][4]; /* max size; the part that a microkernel uses is in registers */
 
-/* A microkernel computes a block of C: constant rows and vectors (nv), so that sums live in registers. */
+/* A microkernel computes a block of C. Its numbers of rows and vectors (nv) are constants, so that sums stay
+   in registers. */
 typedef void (*TT__K(micro_fn))(int64_t rows, int64_t cols, const tt__product *p);
 
 TT__INLINE void TT__K(micro_begin)(const int rows, const int nv, TT__K(micro_sums) sum)
@@ -38,14 +39,14 @@ TT__INLINE void TT__K(micro_end)(const int rows, const int nv, TT__K(micro_sums)
         TT__EACH(v, nv) TT__K(store)(c + i * c_row + v * TT__LANES, sum[i][v]);
 }
 
-/* The microkernel of fp32. The strides are arguments, so that a caller can give them as constants. */
+/* Computes a block of C in fp32. The strides are arguments, so that a caller can give constants. */
 TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_t a_col, int64_t b_row,
                              const tt__product *p)
 {
     TT__K(micro_sums) sum;
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
-    /* where two threads share a core, what is short is instructions beside the multiplications */
+    /* where two threads share a core, instructions other than multiplications limit the speed */
     TT__UNROLL_BY(4)
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
@@ -68,8 +69,8 @@ TT__INLINE void TT__K(micro)(const int rows, const int nv, int64_t a_row, int64_
     TT__K(micro_end)(rows, nv, sum, 1.0f, p);
 }
 
-/* For panels of A and B. Of a panel of A it takes all rows, or as many thirds (of 4 or 8 rows: halves) as
-   hold `rows`; of a panel of 48 columns all, or 16 if there are no more. */
+/* Computes a block of C from panels of A and B. Of a panel of A it takes all rows, or as many thirds (of 4 or
+   8 rows: halves) as hold `rows`. Of a panel of B it takes all columns, or 16 of 48 if no more are needed. */
 TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, STEP = MR % 3 ? MR / 2 : MR / 3, THIRDS = STEP * 3 == MR, NV = TT__GEMM_NV };
@@ -79,7 +80,8 @@ TT__OUTLINE void TT__K(gemm_micro)(int64_t rows, int64_t cols, const tt__product
     else TT__K(micro)(STEP, NV, 1, MR, TT__GEMM_NR, p);
 }
 
-/* For attention: any number of rows up to ATTENTION_MR and of vectors up to ATTENTION_NV. */
+/* Computes a block of C for attention: any number of rows up to ATTENTION_MR and of vectors up to
+   ATTENTION_NV. */
 #define TT__MICRO_ROWS(kernel, nv) \
     switch (rows) { \
     case 1: kernel(1, nv, p->a_row, p->a_col, p->b_row, p); return; \
@@ -109,8 +111,9 @@ TT__OUTLINE void TT__K(attention_micro)(int64_t rows, int64_t cols, const tt__pr
 }
 
 #ifdef TT__DOT
-/* The microkernel of pairs of bf16: one instruction multiplies TT__DOT_DEPTH elements of a row and a column.
-   Not one text with that of fp32, as functions for different CPUs are not inlined into each other. */
+/* Computes a block of C from pairs of bf16: one instruction multiplies TT__DOT_DEPTH elements of a row and a
+   column. It shares no text with the fp32 microkernel, as functions for different CPUs are not inlined into
+   each other. */
 TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row, int64_t a_col,
                                      int64_t b_row, const float scale, const tt__product *p)
 {
@@ -118,7 +121,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
     const float *a = p->a, *b = p->b;
     TT__K(micro_begin)(rows, nv, sum);
 #if TT__DOT_DEPTH == 4
-    /* Sums of rows i and i + 1: of columns 4 v and 4 v + 1 in sum[i][v], of the next two in sum[i + 1][v]. */
+    /* Sums of rows i and i + 1: sum[i][v] has columns 4 v and 4 v + 1, sum[i + 1][v] has the next two. */
     for (int64_t k = p->k; k > 0; k -= 2, a += 2 * a_col, b += 2 * b_row) {
         tt__vf columns[4];
         TT__EACH(j, 2 * nv) columns[j] = TT__K(load)(b + 4 * j);
@@ -138,7 +141,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
         }
     }
 #else
-    TT__UNROLL_BY(4) /* as in micro */
+    TT__UNROLL_BY(4) /* see micro */
     for (int64_t k = p->k; k > 0; k--, a += a_col, b += b_row) {
         tt__vf row[4];
         TT__EACH(v, nv) row[v] = TT__K(load)(b + v * TT__LANES);
@@ -153,7 +156,7 @@ TT__DOT_INLINE void TT__K(dot_micro)(const int rows, const int nv, int64_t a_row
     TT__K(micro_end)(rows, nv, sum, scale, p);
 }
 
-/* As gemm_micro, of whole panels or halves of those of A. */
+/* Computes a block of C from panels of pairs of bf16. Takes whole panels of A or halves of them. */
 TT__DOT_FN void TT__K(gemm_dot_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     enum { MR = TT__GEMM_MR, NV = TT__GEMM_NV };
@@ -172,7 +175,7 @@ TT__DOT_FN void TT__K(attention_dot_micro)(int64_t rows, int64_t cols, const tt_
 }
 #endif
 
-TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
+TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* see peak_loop */
 {
     tt__vf sum[12], x = TT__K(splat)(*sink), y = TT__K(splat)(1e-20f);
     TT__EACH(i, 12) sum[i] = TT__K(splat)((float)i);
@@ -187,8 +190,9 @@ TT__DOT_FN double TT__K(peak_dot)(int64_t n, float *sink) /* as peak_loop */
 #endif
 
 #ifdef TT__TILES
-/* Tiles are eight registers of 16 rows of 64 bytes: 0 to 3 are 32 x 32 of C, 4 and 5 are 32 rows of A, 6 and
-   7 are 32 columns of B. Called before a thread's work on them and when `rows` of C (1 to 32) change. */
+/* Configures the eight tile registers, of 16 rows of 64 bytes each: 0 to 3 are 32 x 32 of C, 4 and 5 are 32
+   rows of A, 6 and 7 are 32 columns of B. Called before a thread works with tiles, and when `rows` of C (1 to
+   32) change. */
 TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 {
     struct { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config;
@@ -207,8 +211,8 @@ TT__TILES_FN void TT__K(tiles_begin)(int64_t rows)
 
 TT__TILES_FN void TT__K(tiles_end)(void) { _tile_release(); }
 
-/* The microkernel of tiles: 32 rows (or what tiles_begin was told) and columns, or, below 17 of them, 16. k
-   is a multiple of 16 units; base_row is c_row. */
+/* Computes a block of C with tiles: 32 rows (or as many as tiles_begin was given) and 32 columns, or 16 of
+   either where 16 are enough. k is a multiple of 16 units; base_row must be c_row. */
 TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__product *p)
 {
     const bool below = rows > 16, beside = cols > 16;
@@ -248,7 +252,7 @@ TT__TILES_FN void TT__K(tiles_micro)(int64_t rows, int64_t cols, const tt__produ
     TT__TILES_FENCE;
 }
 
-TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* as peak_loop */
+TT__TILES_FN double TT__K(peak_tiles)(int64_t n, float *sink) /* see peak_loop */
 {
     TT__K(tiles_begin)(32);
     for (int64_t round = 0; round < n; round++) {
@@ -266,7 +270,8 @@ TT__INLINE void TT__K(tiles_begin)(int64_t rows) { (void)rows; }
 TT__INLINE void TT__K(tiles_end)(void) {}
 #endif
 
-/* These read, add to sums, or write elements [col, col + n) of a row. Sums are whole vectors. */
+/* gemm_take, gemm_add and gemm_keep read, add to sums, or write elements [col, col + n) of a row. Sums are
+   whole vectors. */
 TT__INLINE void TT__K(gemm_take)(float *to, const tt__mat *m, int64_t row, int64_t col, int64_t n)
 {
     TT__K(gemm_read)(to, m->data, m->dtype, TT_F32, row * m->ld + col, n);
@@ -294,15 +299,16 @@ TT__INLINE void TT__K(gemm_keep)(const tt__mat *m, int64_t row, int64_t col, con
     else TT__K(row_narrow)((uint16_t *)m->data + at, sums, m->dtype, n);
 }
 
-/* C = act(sums + more sums + bias) + residual + old C for a part of C that begins at (row, col). Changes
-   sums, whose rows are whole vectors; rows of `more` lie as those of sums do. Rows of a microkernel's tile
-   are short, and lie behind each other: several at a time are rounded and go through act. */
+/* Computes C = act(sums + more + bias) + residual + old C for a part of C that begins at (row, col), or with
+   `saved` act'(saved) in place of act. Changes sums, whose rows are whole vectors; rows of `more` are as far
+   apart as rows of sums. Rows of a microkernel's tile are short and follow one another, so several at a time
+   are rounded and go through act. */
 TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col, int64_t rows, int64_t cols,
                                float *sums, float *more, int64_t sums_row)
 {
     enum { STRIP = TT__GEMM_TILE_N, TOGETHER = 2 * STRIP };
     const int64_t most = cols == sums_row && cols <= STRIP ? TOGETHER / cols : 1;
-    /* act works on what would be kept, so that it can be computed again from that */
+    /* act works on the numbers as they would be saved, so that it can be recomputed from the saved ones */
     const tt_dtype kept = g->pre.data ? g->pre.dtype : g->c.dtype;
     const bool keeps = g->pre.data && g->act != TT__ACT_NONE;
     uint16_t half[TOGETHER];
@@ -321,7 +327,7 @@ TT__FN void TT__K(gemm_finish)(const tt__gemm_args *g, int64_t row, int64_t col,
                 if (g->saved.data) TT__K(gemm_take)(saved + t * n, &g->saved, r + t, at, n);
                 else if (keeps) TT__K(gemm_keep)(&g->pre, r + t, at, x + t * n, n);
             }
-            if (g->saved.data) { /* without a bias */
+            if (g->saved.data) { /* never with a bias */
                 TT__K(act_row)(g->act, x, x, saved, some * n);
             } else if (g->act != TT__ACT_NONE) {
                 if (kept != TT_F32) {

@@ -7,14 +7,14 @@
 #include "../../cpu/rows.h"
 
 /* ------------------------------------------------------------------------------------------- matrix product
-   One driver for every transposition and dtype: blocks of A and B are packed into panels, [k][MR] and
-   [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for AMX, A by tiles or
-   where it lies); tiles of C are then handed out. An element of C is computed by one task, its sum over k in
-   blocks that depend on k alone, so neither tiles nor threads change a bit. */
+   One driver for every transposition and dtype. Blocks of A and B are packed into panels, [k][MR] and
+   [k][NR], of fp32 or pairs of bf16, so that the microkernel reads both in sequence (for AMX, A is packed as
+   tiles or read in place). Tiles of C are then shared out. One task computes an element of C, and sums over k
+   in blocks that depend on k alone, so neither tiles nor threads change a bit. */
 
-/* The heights in rows and widths in vectors of the microkernels for panels and for attention's blocks: their
-   accumulators, one row of B and a broadcast fill the 32 (AVX-512, NEON) or 16 registers. AVX-512: 8 x 48
-   loads less often than 12 x 32 does and is 7% faster on Granite Rapids. */
+/* Heights in rows and widths in vectors of the microkernels, for panels and for attention's blocks. The
+   accumulators, one row of B and a broadcast fill the 32 (AVX-512, NEON) or 16 registers. With AVX-512, 8 x
+   48 loads less often than 12 x 32 and is 7% faster on Granite Rapids. */
 #if TT__LANES == 16
 #define TT__GEMM_MR 8
 #define TT__GEMM_NV 3
@@ -32,10 +32,10 @@
 #define TT__ATTENTION_NV 2
 #endif
 #define TT__GEMM_NR (TT__GEMM_NV * TT__LANES)
-#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* panel */
+#define TT__GEMM_WIDEST (TT__GEMM_MR > TT__GEMM_NR ? TT__GEMM_MR : TT__GEMM_NR) /* max lines of a panel */
 #define TT__GEMM_TILES 32 /* rows and columns of C that four tiles hold */
 
-/* Reads n numbers from element `at` on, rounding floats to `narrow` unless that is TT_F32. */
+/* Reads n numbers from element `at` on as float. Rounds f32 numbers to `narrow` unless that is TT_F32. */
 TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dtype narrow, int64_t at,
                              int64_t n)
 {
@@ -51,7 +51,8 @@ TT__FN void TT__K(gemm_read)(float *to, const void *from, tt_dtype dtype, tt_dty
     }
 }
 
-/* Pairs of bf16, the lower k in the low half, in the place of a row of floats; odd may be NULL, for zeros. */
+/* Writes n pairs of bf16, each in the place of a float, with the number of lower k in the lower half. `odd`
+   may be NULL and then counts as zeros. */
 TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16_t *odd, int64_t n)
 {
     int64_t i = 0;
@@ -67,8 +68,9 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 
 /* ---- packing ---- */
 
-/* LOW, HIGH: the first, last two of each four lanes of a and b, alternating; FIRST, LAST: a's, then b's. */
-#if TT__LANES == 16 /* masked with all ones, as max */
+/* LOW, HIGH alternate the first or last two of each four lanes of a and b; FIRST, LAST take these lanes of a,
+   then of b. */
+#if TT__LANES == 16 /* masked with all ones, see max */
 #define TT__LOW(a, b) (tt__vf)_mm512_maskz_unpacklo_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__HIGH(a, b) (tt__vf)_mm512_maskz_unpackhi_ps(0xffff, (__m512)(a), (__m512)(b))
 #define TT__FIRST(a, b) (tt__vf)_mm512_maskz_shuffle_ps(0xffff, (__m512)(a), (__m512)(b), 0x44)
@@ -87,7 +89,7 @@ TT__FN void TT__K(gemm_interleave)(float *to, const uint16_t *even, const uint16
 #define TT__LAST(a, b) TT__SHUFFLE(a, b, 2, 3, 6, 7)
 #endif
 
-/* In each four lanes, lane j of vector i becomes lane i of vector j. */
+/* Transposes each four lanes: lane j of vector i becomes lane i of vector j. */
 TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
 {
     tt__vf a = TT__LOW(r[0], r[1]), b = TT__HIGH(r[0], r[1]), c = TT__LOW(r[2], r[3]),
@@ -98,7 +100,7 @@ TT__INLINE void TT__K(transpose_quads)(tt__vf r[4])
     r[3] = TT__LAST(b, d);
 }
 
-/* Lane j of vector i becomes lane i of vector j. */
+/* Transposes: lane j of vector i becomes lane i of vector j. */
 TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 {
     TT__UNROLL(4)
@@ -132,16 +134,17 @@ TT__INLINE void TT__K(transpose)(tt__vf r[TT__LANES])
 #undef TT__QUARTERS
 #undef TT__HALVES
 
-/* One operand seen as lines (rows of A, columns of B) of k elements: element (line, k) is at line * line_step
-   + k * k_step. Panels hold units, which k counts: floats or, for dot products and tiles, pairs of bf16. */
+/* An operand as lines (rows of A, columns of B) of k elements: element (line, k) is at
+   line * line_step + k * k_step. Panels hold units, which k counts: floats or, for dot products and tiles,
+   pairs of bf16. */
 typedef struct TT__K(gemm_operand) {
     const void *data;
-    tt_dtype dtype, narrow; /* narrow: see gemm_args.b_narrow */
+    tt_dtype dtype, narrow; /* narrow: see tt__gemm_args.b_narrow */
     bool pairs;
     int64_t lines, line_step, k_step, elements; /* elements: of a line */
 } TT__K(gemm_operand);
 
-/* n units of a line from unit k on; for k_step 1. */
+/* Reads n units of a line from unit k on; for k_step 1. */
 TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k, int64_t n)
 {
     if (!x->pairs) { TT__K(gemm_read)(to, x->data, x->dtype, x->narrow, line * x->line_step + k, n); return; }
@@ -153,9 +156,9 @@ TT__INLINE void TT__K(gemm_line)(float *to, const TT__K(gemm_operand) *x, int64_
 }
 
 #define TT__GEMM_CHUNK 32    /* units of a line widened or transposed at a time                          */
-#define TT__GEMM_STRAIGHT 96 /* lines copied at a time, where those of one k lie side by side: whole panels */
+#define TT__GEMM_STRAIGHT 96 /* lines copied at a time if line_step is 1: whole panels */
 
-/* Unit k of n lines, at most STRAIGHT; for line_step 1. */
+/* Reads unit k of n lines, at most STRAIGHT; for line_step 1. */
 TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t k,
                                    int64_t n)
 {
@@ -174,15 +177,16 @@ TT__INLINE void TT__K(gemm_column)(float *to, const TT__K(gemm_operand) *x, int6
     }
 }
 
-/* Packs `lines` lines from `line`, k units from k0, as panels [k][width] that begin `panel` floats from each
-   other; what the last panel lacks is 0. A vector that is several panels wide serves as many times the k. */
+/* Packs `lines` lines from `line` on, k units from k0 on, as panels [k][width] that begin `panel` floats
+   apart; missing lines of the last panel become 0. Where a vector is as wide as several panels, one
+   transposition serves that many times the k. */
 TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int width,
                                             const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                             int64_t k0, int64_t k)
 {
     enum { L = TT__LANES };
     const int parts = width < L && L % width == 0 ? L / width : 1;
-    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* of lines that are not whole or not float */
+    float copy[TT__GEMM_WIDEST * TT__GEMM_CHUNK]; /* copy of lines that are not whole or not float */
     for (int64_t done = 0; done < lines; done += width, to += panel) {
         int64_t present = tt__min(width, lines - done);
         for (int64_t kk = 0; kk < k; kk += TT__GEMM_CHUNK) {
@@ -227,8 +231,9 @@ TT__INLINE void TT__K(gemm_pack_transposed)(float *to, int64_t panel, const int 
     }
 }
 
-/* The same where the lines of one k lie side by side. A panel is narrower than a vector, which then spills
-   into the next k's place before that is written (the last k is stored exactly), or whole vectors wide. */
+/* Packs as gemm_pack_transposed does, where the lines of one k are side by side. A panel is whole vectors
+   wide, or narrower than a vector. A narrower panel's vector spills into the place of the next k before that
+   is written; the last k is stored exactly. */
 TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int width,
                                           const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                           int64_t k0, int64_t k)
@@ -238,7 +243,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
     for (int64_t kk = 0; kk < k; kk++) {
         for (int64_t strip = 0; strip < lines; strip += TT__GEMM_STRAIGHT) {
             int64_t some = tt__min(TT__GEMM_STRAIGHT, lines - strip);
-            /* lines read beyond the last panel's */
+            /* lines that are read beyond the last panel */
             const int spill = (width + TT__LANES - 1) / TT__LANES * TT__LANES - width;
             bool copied = x->dtype != TT_F32 || x->narrow != TT_F32 || some % width
                 || line + strip + some + spill > x->lines;
@@ -260,7 +265,7 @@ TT__INLINE void TT__K(gemm_pack_straight)(float *to, int64_t panel, const int wi
 }
 
 #if defined(TT__DOT) && TT__DOT_DEPTH == 4
-/* Two units of a line side by side: [k / 2][width][2]; k is even. */
+/* Puts each two units of a line side by side: [k / 2][width][2]; k is even. */
 TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int width, int64_t lines, int64_t k)
 {
     for (float *end = panels + tt__ceil_div(lines, width) * panel; panels < end; panels += panel) {
@@ -277,7 +282,7 @@ TT__INLINE void TT__K(gemm_regroup)(float *panels, int64_t panel, const int widt
 #endif
 
 #ifdef TT__TILES
-/* Panels of 32 lines for the rows of tiles, [k / 16][32][16] units; only lines that exist are written. */
+/* Packs panels of 32 lines for the rows of tiles, [k / 16][32][16] units; writes only lines that exist. */
 TT__FN void TT__K(gemm_pack_tiles)(float *to, const TT__K(gemm_operand) *x, int64_t line, int64_t lines,
                                    int64_t k0, int64_t k)
 {

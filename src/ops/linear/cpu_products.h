@@ -10,24 +10,25 @@
 
 /* ---- the packed product ---- */
 
-/* The work at hand: rows [row, row + rows), columns [col, col + cols), sums over units [k0, k0 + k). */
+/* A step of the product: rows [row, row + rows), columns [col, col + cols), sums over units [k0, k0 + k). */
 typedef struct TT__K(gemm_block) {
     const tt__gemm_args *args;
     TT__K(micro_fn) micro;
     int mr, nr;                           /* lines of the panels of A and B */
-    bool tiles, in_place;                 /* by tiles; rows of A where they are */
-    bool direct;                          /* sums are kept in C itself, on top of `base`, if that has data */
+    bool tiles, in_place;                 /* whether tile kernels run; whether they read A in place */
+    bool direct;                          /* sums are kept in C itself, on top of `base` if that has data */
     tt__mat base;
     TT__K(gemm_operand) a, b;
-    /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0) */
+    /* partial[panel of columns][partial_rows][NR]: the sums over [0, k0). */
     float *a_panels, *b_panels, *partial;
     int64_t row, rows, col, cols, k0, k, partial_rows;
-    bool last;                            /* k block */
-    int64_t a_tasks, pack_tasks;          /* of packing: for A, and in all: those for B lie between them */
+    bool last;                            /* this is the last block of k */
+    int64_t a_tasks, pack_tasks;          /* packing tasks: for A, and in all; B's are spread among A's */
     int64_t tile_rows, tile_cols, tiles_across;
 } TT__K(gemm_block);
 
-/* Task `task` of packing an operand: some lines, or, where those of one k lie side by side, some k of all. */
+/* Runs task `task` of packing an operand: some lines, or some k of all lines where the lines of one k are
+   side by side. */
 TT__FN void TT__K(gemm_pack_some)(const TT__K(gemm_block) *w, int64_t task, float *to, int width,
                                   const TT__K(gemm_operand) *x, int64_t line, int64_t lines)
 {
@@ -67,7 +68,8 @@ TT__FN void TT__K(gemm_pack_task)(void *arg, int64_t task, int thread)
     TT__K(gemm_pack_some)(w, a, w->a_panels, w->mr, &w->a, w->row, w->rows);
 }
 
-/* Asks for part of a matrix, unless it is absent, so that it is there when the sums for it are ready. */
+/* Prefetches part of a matrix, unless it is absent, so that the part is in the cache when the sums for it are
+   ready. */
 TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col, int64_t rows, int64_t cols)
 {
     const int64_t item = (int64_t)tt_dtype_bytes(m->dtype), step = m->ld * item, last = (cols - 1) * item;
@@ -79,7 +81,7 @@ TT__INLINE void TT__K(gemm_prefetch)(const tt__mat *m, int64_t row, int64_t col,
     }
 }
 
-/* The microkernel on the panels of row i and column j of the block. */
+/* Runs the microkernel on the panels of row i and column j of the block. */
 TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
                                    int64_t cols, float *c, int64_t c_row, const float *base, int64_t base_row)
 {
@@ -88,7 +90,8 @@ TT__INLINE void TT__K(gemm_panels)(const TT__K(gemm_block) *w, int64_t i, int64_
     w->micro(rows, cols, &p);
 }
 
-/* A tile that needs no more than sums; at the edge of C, where it is smaller, it is computed in a copy. */
+/* Computes a tile that needs only sums, in C itself. A smaller tile at the edge of C is computed in a
+   copy. */
 TT__INLINE void TT__K(gemm_direct)(const TT__K(gemm_block) *w, int64_t i, int64_t j, int64_t rows,
                                    int64_t cols)
 {
@@ -179,7 +182,7 @@ TT__FN void TT__K(gemm_tiles_task)(void *arg, int64_t task, int thread)
 }
 #endif
 
-/* Tiles small enough that there are some for every thread, even for few rows. */
+/* Chooses tiles small enough that every thread has some, even for few rows. Returns their number. */
 TT__FN int64_t TT__K(gemm_tile_count)(TT__K(gemm_block) *w)
 {
     int64_t rows = TT__GEMM_TILE_M, cols = TT__GEMM_TILE_N;
@@ -230,7 +233,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
     if (g->bias.data) w.base = g->bias;
     else if (g->residual.data) w.base = g->residual;
     else if (g->accumulate) w.base = g->c;
-    if (g->bias.data) w.base.ld = 0; /* the same for every row */
+    if (g->bias.data) w.base.ld = 0; /* the same bias for every row */
     w.direct = g->c.dtype == TT_F32 && g->act == TT__ACT_NONE && addends <= 1
         && (!w.base.data || w.base.dtype == TT_F32);
     int64_t depth = tt__gemm_block(units, TT__GEMM_K, 16);
@@ -247,7 +250,7 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                const bool whole = w.k == units; /* what was packed for the block before is still there */
+                const bool whole = w.k == units; /* the panels of the block before can be used again */
                 if (whole && w.col > 0 && w.rows == g->m) w.a_tasks = 0;
                 else if (!w.tiles) w.a_tasks = TT__K(gemm_pack_count)(&w, &w.a, w.rows);
                 else w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, TT__GEMM_PACK_LINES);
@@ -271,7 +274,8 @@ typedef struct TT__K(gemm_few) {
     int64_t a_row;
 } TT__K(gemm_few);
 
-/* sums[i * STRIP + j] += A(i, [0, k)) . b[j]: 4 rows, 2 columns at most, to load less than it multiplies. */
+/* Computes sums[i * STRIP + j] += A(i, [0, k)) . b[j] for at most 4 rows and 2 columns, so that it loads less
+   than it multiplies. */
 TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a, int64_t a_row,
                                  const float *b, int64_t b_col, int64_t k, float *sums)
 {
@@ -292,7 +296,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         TT__EACH(i, rows)
             TT__EACH(j, cols) sum[2 * i + j] = TT__K(fma)(x[i], y[j], sum[2 * i + j]);
     }
-    /* Transposed, the lanes of all sums are added at once. */
+    /* After a transposition, the lanes of all sums are added at once. */
     TT__UNROLL(2)
     for (int first = 0; first < 8; first += TT__LANES) {
         tt__vf r[TT__LANES];
@@ -309,7 +313,7 @@ TT__INLINE void TT__K(gemm_dots)(const int rows, const int cols, const float *a,
         for (int j = 0; j < cols; j++) sums[i * TT__GEMM_STRIP + j] += total[2 * i + j];
 }
 
-/* Columns of B contiguous: dot products. */
+/* Computes sums where columns of B are contiguous: by dot products. */
 TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -345,7 +349,8 @@ TT__FN void TT__K(gemm_few_dots)(const TT__K(gemm_few) *w, int64_t col, int64_t 
     }
 }
 
-/* Rows of B contiguous: sums of rows of B, four at a time so that the sums are loaded less often. */
+/* Computes sums where rows of B are contiguous: adds rows of B, four at a time so that the sums are loaded
+   less often. */
 TT__FN void TT__K(gemm_few_rows)(const TT__K(gemm_few) *w, int64_t col, int64_t cols, float *sums)
 {
     const tt__gemm_args *g = w->args;
@@ -411,7 +416,8 @@ TT__FN void TT__K(gemm_few_go)(tt__pool *pool, const tt__gemm_args *g)
 }
 
 #ifdef TINYTRAIN_CBLAS
-/* ---- the product by a CBLAS: into C, or by the block into the workspace, where it is finished ---- */
+/* ---- the product by a CBLAS: into C, or block by block into the workspace, where gemm_finish takes it
+   ---- */
 
 typedef struct TT__K(gemm_product) {
     const tt__gemm_args *args;
@@ -447,7 +453,7 @@ TT__FN void TT__K(gemm_cblas)(tt__pool *pool, const tt__gemm_args *g)
 }
 #endif
 
-/* workspace: tt__gemm_workspace(m, n, k) bytes. */
+/* Computes the product of `args`, whose workspace has tt__gemm_workspace(m, n, k) bytes. */
 TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
 {
     if (args->m <= 0 || args->n <= 0) return;
@@ -458,8 +464,8 @@ TT__FN void TT__K(gemm)(tt__pool *pool, const tt__gemm_args *args)
     else TT__K(gemm_packed)(pool, args);
 }
 
-/* The most that one thread can do: n rounds of multiply-adds that do not wait for each other. Returns the
-   FLOPs done; *sink keeps the compiler from dropping them. */
+/* Runs n rounds of multiply-adds that do not wait for one another, the most that one thread can do. Returns
+   the FLOPs done; *sink keeps the compiler from dropping them. */
 TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
 {
     enum { SUMS = TT__GEMM_MR * TT__GEMM_NV >= 24 ? 24 : 12 }; /* of 32 or 16 registers */
@@ -467,7 +473,7 @@ TT__FN double TT__K(peak_loop)(int64_t n, float *sink)
     TT__EACH(i, SUMS) sum[i] = TT__K(splat)((float)i);
     for (int64_t round = 0; round < n; round++) {
         TT__UNROLL(24)
-#ifdef TT__NEON /* its instruction overwrites what it adds to: the other way round would copy y */
+#ifdef TT__NEON /* NEON's instruction overwrites the addend: the other order would copy y */
         for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(x, y, sum[i]);
 #else
         for (int i = 0; i < SUMS; i++) sum[i] = TT__K(fma)(sum[i], x, y);

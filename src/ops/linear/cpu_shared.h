@@ -2,30 +2,31 @@
 #include "../../base/base.h"
 #include "../scratch.h"
 
-/* ---- matrix product: what all instruction sets share ---- */
+/* ---- matrix product: shared by all instruction sets ---- */
 
-/* C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds what C was. A(i, k) =
-   a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one of B is 1.
-   Sums are fp32, in an order that does not depend on threads. Matrices without data are absent. */
+/* Arguments of C = act(A B + bias) + residual, or act'(saved) A B; `accumulate` adds the old C.
+   A(i, k) = a[i * a_row + k * a_col] and B(k, j) = b[k * b_row + j * b_col], where one stride of A and one
+   stride of B is 1. Sums are fp32, in an order that does not depend on threads. Matrices without data are
+   absent. */
 typedef struct tt__gemm_args {
     int64_t m, n, k;
     tt__mat a, b, c;
     int64_t a_row, a_col, b_row, b_col;
-    tt_dtype b_narrow;   /* B is float, and rounded to this when read; TT_F32: it is not             */
+    tt_dtype b_narrow;   /* f32 B is rounded to this dtype when read; TT_F32: not rounded            */
     bool accumulate;
     tt__bf16 bf16;       /* how products are computed where A and B are bf16                          */
     int act;
     tt__mat bias;        /* (n)                                                                       */
-    tt__mat pre;         /* (m, n): keeps A B + bias, before the act                                  */
+    tt__mat pre;         /* (m, n): gets A B + bias, the operand of act                               */
     tt__mat residual;    /* (m, n)                                                                    */
-    tt__mat saved;       /* (m, n): what act saved                                                    */
-    void *workspace;     /* of gemm_workspace bytes, 64-byte aligned                                  */
+    tt__mat saved;       /* (m, n): what act saved in the forward                                     */
+    void *workspace;     /* tt__gemm_workspace bytes, 64-byte aligned                                 */
 } tt__gemm_args;
 
-/* What a microkernel computes: C = scale * A B + base, a block whose sums stay in registers. k counts floats
-   or, where bf16 is multiplied, units: pairs of it in the place of a float. A(i, k) =
-   a[i * a_row + k * a_col], for AMX a[i * a_row + k / 16 * a_col + k % 16]; B's and C's rows lie b_row and
-   c_row floats apart. `base` is NULL, C itself, or another block. */
+/* The work of a microkernel: C = scale * A B + base, a block whose sums stay in registers. k counts floats
+   or, in bf16 products, units: pairs of bf16 in the place of a float. A(i, k) = a[i * a_row + k * a_col], for
+   AMX a[i * a_row + k / 16 * a_col + k % 16]; the rows of B and C are b_row and c_row floats apart. `base` is
+   NULL, C itself, or another block. */
 typedef struct tt__product {
     int64_t k;
     const float *a; int64_t a_row, a_col;
@@ -35,7 +36,8 @@ typedef struct tt__product {
     float scale;
 } tt__product;
 
-/* Size of equal blocks of n: at most `most`, but for the last a multiple of `multiple`, a divisor of that. */
+/* Returns the size of about equal blocks of n: at most `most`, and a multiple of `multiple`, which divides
+   `most`. */
 static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 {
     int64_t blocks = tt__max(1, tt__ceil_div(n, most));
@@ -43,7 +45,7 @@ static int64_t tt__gemm_block(int64_t n, int64_t most, int64_t multiple)
 }
 
 #ifdef TINYTRAIN_CBLAS
-/* Operands and strides that a CBLAS takes. */
+/* Returns whether a CBLAS takes the operands and strides of a product. */
 static bool tt__cblas_takes(const tt__gemm_args *g)
 {
     const int64_t sizes[] = {g->m, g->n, g->k, g->c.ld, g->a_row, g->a_col, g->b_row, g->b_col};
@@ -52,7 +54,7 @@ static bool tt__cblas_takes(const tt__gemm_args *g)
     return g->a.dtype == TT_F32 && g->b.dtype == TT_F32 && g->b_narrow == TT_F32 && g->k > 0;
 }
 
-/* c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
+/* Computes c (rows, c_row) = or += rows [row, row + rows) of A times columns [col, col + cols) of B. */
 static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows, int64_t col, int64_t cols,
                               float *c, int64_t c_row, bool add)
 {
@@ -67,7 +69,7 @@ static void tt__cblas_product(const tt__gemm_args *g, int64_t row, int64_t rows,
 }
 #endif
 
-/* tt__parallel, unless the whole product is too small to share. */
+/* Runs tasks in parallel, or one after another if the whole product is too small to share. */
 static void tt__gemm_tasks(tt__pool *pool, const tt__gemm_args *g, int64_t count, tt__task run, void *arg)
 {
     if ((double)g->m * (double)g->n * (double)g->k > TT__GEMM_ALONE) tt__parallel(pool, count, run, arg);

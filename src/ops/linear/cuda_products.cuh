@@ -11,11 +11,12 @@
 namespace {
 
 // ================================================================================================== matmuls
-// By cuBLASLt, with its epilogues where they fit, and then a pass over the result for what they leave; where
-// cuBLASLt has nothing (operands of different dtypes) by a kernel of our own. Linear layers take x (rows,
-// in), w (out, in), and give y (rows, out).
+// Products are made by cuBLASLt, with its epilogues where they fit, and a sweep over the result for the rest.
+// Where cuBLASLt has no algorithm (operands of different dtypes), a kernel of our own makes them. Linear
+// layers take x (rows, in) and w (out, in), and give y (rows, out).
 
-// C = A B, A (m, k), B (k, n): element (i, j) of A at i * a_row + j * a_col. What becomes of a sum v:
+// A product C = A B of A (m, k) and B (k, n). Element (i, j) of A is at i * a_row + j * a_col, and likewise
+// in B. These steps finish a sum v:
 //     v += bias[j];  pre[i, j] = v;  v = act(v)      or, with `saved`: v *= act'(saved[i, j])
 //     C[i, j] = v + residual[i, j] + (accumulate ? C[i, j] : 0)
 struct product {
@@ -24,16 +25,17 @@ struct product {
     tt_dtype a_type, b_type;
     int64_t a_row, a_col, b_row, b_col;
     tt__mat c, pre, saved, residual; // without data: absent
-    tt__mat sums;                    // of C's columns, beside `saved`; where sums_rows, of A's rows
+    tt__mat sums;                    // column sums of C, with `saved`; if sums_rows, row sums of A
     const void *bias;
     tt_dtype bias_type;
     int act;
     bool accumulate, add_sums;
-    bool sums_rows;        // the rows of a batch are k, else m
-    const float *unscale_a, *unscale_b; // not NULL: A and B are in fp8, to be multiplied by *unscale_a, _b
+    bool sums_rows;        // k counts the rows of a batch; otherwise m does
+    // Not NULL: A and B are in fp8 and are multiplied by *unscale_a and *unscale_b.
+    const float *unscale_a, *unscale_b;
 };
 
-// Element i of an operand. FP8: of TT__E4M3 or TT__E5M2, which load_any does not know.
+// Returns element i of an operand. FP8: of TT__E4M3 or TT__E5M2, which load_any does not know.
 template <bool FP8> __device__ __forceinline__ float factor(const void *p, tt_dtype dtype, int64_t i)
 {
     if (!FP8) return load_any(p, dtype, i);
@@ -49,7 +51,7 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     } else if (g.act) {
         if (g.pre.data) {
             store_any(g.pre.data, g.pre.dtype, i * g.pre.ld + j, v);
-            v = element(g.pre, i, j); // as it will be read for the backward
+            v = element(g.pre, i, j); // rounded as the backward will read it
         }
         v = activate(g.act, v);
     }
@@ -58,8 +60,8 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
     store_any(g.c.data, g.c.dtype, i * g.c.ld + j, v);
 }
 
-// Tiles of 64 x 64 by 256 threads, 4 x 4 sums each, in steps of 16. For small or
-// rare products, for which cuBLASLt has no algorithm.
+// Makes a product by tiles of 64 x 64, 256 threads with 4 x 4 sums each, in steps of 16. For small or rare
+// products for which cuBLASLt has no algorithm.
 template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     tt__begin_kernel();
@@ -71,7 +73,7 @@ template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
     float sum[4][4] = {};
     for (int64_t k0 = 0; k0 < g.k; k0 += 16) {
         for (int e = t; e < 1024; e += 256) {
-            // Neighbours in memory to neighbouring threads.
+            // Neighbouring threads copy neighbours in memory.
             int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64;
             int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
             a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k
@@ -112,18 +114,18 @@ cudaDataType_t lt_type(tt_dtype t)
         : t == TT__E4M3 ? CUDA_R_8F_E4M3 : t == TT__E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_32F;
 }
 
-// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB) or of
-// each column of the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul answers
-// CUBLAS_STATUS_INVALID_VALUE where there is a pointer that the kind does not use, to algorithms that
-// cublasLtMatmulAlgoGetHeuristic offers and cublasLtMatmulAlgoCheck accepts with it (so does cuBLASLt 13.1).
-// `aux`, what goes into GELU, is written or read.
+// An epilogue of cuBLASLt. `bias` is added, or gets the sum of each row of A (BGRADB) or of each column of
+// the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul returns CUBLAS_STATUS_INVALID_VALUE
+// for a pointer that the kind does not use, with algorithms that cublasLtMatmulAlgoGetHeuristic offers and
+// cublasLtMatmulAlgoCheck accepts with this pointer (cuBLASLt 13.1 does so). `aux`, the operand of GELU, is
+// written or read.
 struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
-// A product as cuBLASLt gets it: to = g's A B (+ addend), and more. In its column-major view that is C^T =
-// B^T A^T.
+// A product as cuBLASLt gets it: to = g's A B (+ addend), with an epilogue. In cuBLASLt's column-major view
+// this is C^T = B^T A^T.
 struct lt_product {
     const product *g;
-    const tt__mat *to, *addend; // addend: or NULL
+    const tt__mat *to, *addend; // addend may be NULL
     const lt_epilogue *more;
     bool tf32;
 
@@ -135,7 +137,7 @@ struct lt_product {
     const void *c() const { return addend ? addend->data : to->data; }
 };
 
-// What cuBLASLt's choice of an algorithm depends on.
+// Everything on which cuBLASLt's choice of an algorithm depends.
 struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int a_type, b_type, to_type, epilogue;
@@ -153,9 +155,10 @@ uint16_t alignment_of(const void *p)
     return (uintptr_t)p % 4 ? 2 : k;
 }
 
-// The number of rows for which an algorithm is chosen: more than 128 count as the next multiple, which has as
-// many tiles, so that batches of texts, of ever new lengths, seldom ask. It depends on nothing that happened
-// before, as the bits of a product may depend on its algorithm. `exact`: the number itself.
+// Returns the number of rows for which an algorithm is chosen. More than 128 rows count as the next multiple
+// of 128, which has as many tiles, so that batches of texts, whose lengths always vary, seldom need a new
+// choice. The number depends on nothing that happened before, as the bits of a product may depend on its
+// algorithm. `exact`: the number itself.
 int64_t rows_to_choose_for(int64_t rows, bool exact)
 {
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
@@ -164,12 +167,12 @@ int64_t rows_to_choose_for(int64_t rows, bool exact)
 product_key key_of(const lt_product &p, bool exact, bool tuned)
 {
     product_key key;
-    memset(&key, 0, sizeof key); // with what lies between fields
+    memset(&key, 0, sizeof key); // also the padding between fields
     key.m = p.g->sums_rows ? p.g->m : rows_to_choose_for(p.g->m, exact);
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
     key.lda = p.a_ld(); key.ldb = p.b_ld(); key.ldc = p.c_ld(); key.ldd = p.to->ld;
-    // Where the rows of the batch lie along memory, as in fp8, no more of them have room in a line.
+    // Where the rows of the batch run along memory, as in fp8, a line has no room for more rows.
     if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
     key.a_type = lt_type(p.g->a_type); key.b_type = lt_type(p.g->b_type); key.to_type = lt_type(p.to->dtype);
@@ -181,8 +184,8 @@ product_key key_of(const lt_product &p, bool exact, bool tuned)
     return key;
 }
 
-// The entry of a key, or a free one, in a table that is emptied when three quarters of it are in use. NULL:
-// no memory.
+// Returns the entry of a key, or a free entry, of a table that is emptied once three quarters are in use;
+// NULL if memory is out.
 product_choice *choice_of(tt__device *d, const product_key &key)
 {
     if (!d->choices) d->choices = (product_choice *)calloc(TT__PRODUCT_CHOICES, sizeof *d->choices);
@@ -202,7 +205,7 @@ product_choice *choice_of(tt__device *d, const product_key &key)
     }
 }
 
-// What a product is described by to cuBLASLt, with m rows of A and k columns.
+// The description of a product for cuBLASLt, with m rows of A and k columns.
 struct lt_description {
     cublasLtMatmulDesc_t desc = NULL;
     cublasLtMatrixLayout_t a = NULL, b = NULL, c = NULL, to = NULL;
@@ -221,10 +224,10 @@ struct lt_description {
         if (g.unscale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.unscale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
-            // Hopper adds fp8 products in 14 bits; without fast accumulation cuBLASLt adds such sums up in
-            // f32 now and then, as gradients need it more than values (Transformer Engine does the same).
+            // Hopper sums fp8 products in 14 bits. Without fast accumulation, cuBLASLt adds these sums to f32
+            // sums at intervals. Gradients need this more than values (Transformer Engine does the same).
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)(g.a_type != TT__E5M2));
-            // cuBLASLt has no other.
+            // cuBLASLt accepts no other dtype of bias.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
         }
@@ -261,7 +264,7 @@ struct lt_description {
 
 constexpr int LT_OFFERS = 8; // cuBLASLt 13.1 offers no more, however many are asked for
 
-// The algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
+// Finds the algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
 cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
                       cublasLtMatmulHeuristicResult_t (&found)[LT_OFFERS], int *count)
 {
@@ -289,7 +292,7 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
     return s;
 }
 
-// Whether cuBLASLt has the algorithm for a product of the key's sizes, within the workspace.
+// Returns whether cuBLASLt has the algorithm for a product of the key's sizes, within the workspace.
 bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cublasLtMatmulAlgo_t &algo)
 {
     const lt_description of(p, key.m, key.k);
@@ -302,9 +305,9 @@ bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cu
 
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
-// What was timed of a kind of product, or learnt from a text. possible: cuBLASLt's algorithm is the fastest
-// way; else a way that is tried after this one is. met: a product of the device's programs has this key at
-// capacity.
+// The result of timing a kind of product, measured or learnt from a text. possible: cuBLASLt's algorithm is
+// the fastest way; otherwise a way that is tried later is faster. met: a product of the device's programs has
+// this key at capacity.
 struct tuned_product { product_key key; cublasLtMatmulAlgo_t algo; bool possible, met; };
 
 tuned_product *tuned_of(tt__device *d, const product_key &key)
@@ -314,9 +317,9 @@ tuned_product *tuned_of(tt__device *d, const product_key &key)
     return NULL;
 }
 
-// What was timed of the key's kind of product with as many rows; else with the fewest of those that have more
-// rows; else with the most. So what a product takes over depends on what was met, and on nothing that ran
-// before.
+// Returns the tuned entry of the key's kind of product with as many rows; otherwise the one with the fewest
+// rows above that; otherwise the one with the most rows. So what a product takes over depends on the met
+// products, and on nothing that ran before.
 const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 {
     const tuned_product *nearest = NULL;
@@ -335,13 +338,14 @@ const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 
 // Ways to make a product, in the order in which they are tried.
 enum product_way {
-    LT_WITH_SUMS,   // cuBLASLt also sums columns: of the result, or those of A's transpose
-    LT_WITH_GELU,   // ... applies GELU or its slope; kernels of our own sum
-    LT_ALONE,       // ... adds a bias at most; kernels of our own do all else
+    LT_WITH_SUMS,   // cuBLASLt also sums columns, of the result or of A's transpose
+    LT_WITH_GELU,   // cuBLASLt also applies GELU or its slope; kernels of our own sum
+    LT_ALONE,       // cuBLASLt adds a bias at most; kernels of our own do the rest
     LT_WAYS
 };
 
-// A way of a product that is timed, and what cuBLASLt offers for it; where something is known of it, that.
+// A way of a product that is timed, and the algorithms that cuBLASLt offers for it or, if a tuned entry is
+// known, the algorithm of that entry.
 struct way_trial {
     bool asked;     // cuBLASLt can make the product in this way
     product_key key;
@@ -352,8 +356,8 @@ struct way_trial {
 
 struct product_trial {
     way_trial of[LT_WAYS];
-    int way, offer; // that are made now
-    bool asks;      // lt_run finds out what is offered, and makes nothing
+    int way, offer; // the way and the algorithm that are run now
+    bool asks;      // lt_run only finds what is offered, and makes nothing
 };
 
 cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_description &of,
@@ -365,13 +369,13 @@ cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_descri
                           resident_workspace::LT_BYTES, l->device->stream);
 }
 
-// cublasLtMatmul answers so for an algorithm that it cannot use for the product.
+// Returns whether cublasLtMatmul's status means that it cannot use the algorithm for the product.
 bool lt_refuses(cublasStatus_t s)
 {
     return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// lt_run while a product is timed.
+// Does what lt_run does while a product is timed.
 cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outcome)
 {
     tt__device *d = l->device;
@@ -396,18 +400,18 @@ cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outc
     return lt_refuses(s) ? CUBLAS_STATUS_SUCCESS : s;
 }
 
-// Whether a product takes this epilogue where nothing was timed. On an H200, for GPT-2's 16,384 rows of 3,072
-// and 768, the slope of GELU with its column sums took 439 us, where the product alone took 108 and moving
-// the bytes of a kernel of our own 75; sums of A's rows took 154, with 112 and 25; but GELU 155, with 114 and
-// 50.
+// Returns whether a product takes this epilogue if nothing was timed. On an H200, for GPT-2's 16,384 rows of
+// 3,072 and 768, the slope of GELU with its column sums took 439 us; the product alone took 108 us, and
+// moving the bytes of a kernel of our own 75 us. Sums of A's rows took 154 us, against 112 and 25; but GELU
+// took 155 us, against 114 and 50.
 bool is_usual(cublasLtEpilogue_t kind)
 {
     return kind != CUBLASLT_EPILOGUE_DGELU && kind != CUBLASLT_EPILOGUE_DGELU_BGRAD &&
         kind != CUBLASLT_EPILOGUE_BGRADB;
 }
 
-// Makes the product with the algorithm that was chosen for its key, or chooses one: the tuned one, or the
-// first offered that is not refused.
+// Makes the product with the algorithm that was chosen for its key, or chooses one: the tuned algorithm, or
+// the first offered one that is not refused.
 cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_outcome *outcome)
 {
     tt__device *d = l->device;
@@ -418,9 +422,9 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     if (!choice) return CUBLAS_STATUS_ALLOC_FAILED;
     *outcome = LT_NOT_OFFERED;
     if (choice->used && !choice->possible) return CUBLAS_STATUS_SUCCESS;
-    // From another number of rows a product takes over that cuBLASLt is slower than kernels of our own, and
-    // not the algorithm: on an H200 that of 6,144 rows of 3,072 inputs took 39 us for 3,072 rows, where the
-    // one offered first took 27.
+    // From a tuned entry with another number of rows, a product takes over that cuBLASLt is slower than
+    // kernels of our own, but not the algorithm. On an H200, the algorithm for 6,144 rows of 3,072 inputs
+    // took 39 us for 3,072 rows, where the algorithm offered first took 27 us.
     const tuned_product *tuned = choice->used || exact || !l->tuned ? NULL : nearest_tuned(d, key);
     const bool same = tuned && memcmp(&tuned->key, &key, sizeof key) == 0;
     int count = 1;
@@ -438,7 +442,7 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     }
     for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
         s = lt_make(l, p, of, &found[k].algo);
-        if (lt_refuses(s)) continue; // what the heuristic had offered
+        if (lt_refuses(s)) continue; // although the heuristic offered it
         if (s != CUBLAS_STATUS_SUCCESS) return s;
         choice->algo = found[k].algo;
         *outcome = LT_DONE;
@@ -448,7 +452,7 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// The product (+ addend) with that by cuBLASLt; *done is false where it has no algorithm.
+// Makes the product (+ addend) with an epilogue by cuBLASLt; *done is false where cuBLASLt has no algorithm.
 cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
                       const tt__mat *addend, const lt_epilogue *more, bool *done)
 {
@@ -469,17 +473,17 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     return cudaErrorUnknown;
 }
 
-// Whether cuBLASLt's GELU will do. It is the tanh approximation (github.com/pytorch/pytorch/pull/104061);
-// what goes into it has the result's dtype and rows that are a multiple of 8 elements apart (cublasLt.h,
-// CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
+// Returns whether cuBLASLt's GELU can be used. It is the tanh approximation
+// (github.com/pytorch/pytorch/pull/104061). GELU's operand must have the result's dtype, and rows a multiple
+// of 8 elements apart (cublasLt.h, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
 bool lt_gelu(const product *g, const tt__mat *aux)
 {
     if (g->act != TT__ACT_GELU_TANH || g->accumulate || g->residual.data) return false;
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
 }
 
-// lt_matmul with an epilogue that also sums: sums = or +=. cuBLASLt writes them in the dtype of the result,
-// and does not add to what is there.
+// Makes a product with an epilogue that also sums: sums = or +=. cuBLASLt writes sums in the dtype of the
+// result, and cannot add to them.
 cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend,
                     lt_epilogue more, const tt__mat *sums, bool add, bool *done)
 {
@@ -494,7 +498,7 @@ cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, co
     return run_finish_sums(l->device, apart, 1, sums->cols, sums, true);
 }
 
-// The operands of a product as matrices whose rows lie along memory.
+// Return the operands of a product as matrices whose rows run along memory.
 tt__mat operand_a(const product *g)
 {
     return g->sums_rows ? tt__mat{(void *)g->a, g->a_type, g->k, g->m, g->a_col}
@@ -506,20 +510,23 @@ tt__mat operand_b(const product *g)
                          : tt__mat{(void *)g->b, g->b_type, g->n, g->k, g->b_col};
 }
 
-// The sums of g's columns, or of A's rows, by kernels of our own.
+// Sums g's columns, or A's rows, by kernels of our own.
 cudaError_t sum_apart(const tt__launch *l, const product *g)
 {
     const tt__mat a = operand_a(g);
     return run_column_sums(l, g->sums_rows ? &a : &g->c, &g->sums, g->add_sums);
 }
 
+// Returns whether cuBLASLt can make the product fast without copies: it is fp8, or tt__cuda_even holds for
+// all matrices.
 bool is_even(const product *g)
 {
     const tt__mat a = operand_a(g), b = operand_b(g);
     return g->unscale_a || (tt__cuda_even(&a) && tt__cuda_even(&b) && tt__cuda_even(&g->c));
 }
 
-// c = what becomes of the sums `sum`, of which rows are as far apart as it says.
+// Finishes the sums `sum` of a product (see struct product), whose rows are sum.ld apart, and stores them in
+// c.
 __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
 {
     tt__begin_kernel();
@@ -527,8 +534,9 @@ __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
     if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
 }
 
-// A product that is not even, of copies at the end of the workspace (tt__cuda_padded_bytes) of so many rows
-// of activations at a time. *done: false where there is no room, or cuBLASLt has no algorithm.
+// Makes a product that is not even from copies of its operands at the end of the workspace
+// (tt__cuda_padded_bytes), at most TT__CUDA_LOSS_CHUNK rows of activations at a time. *done: false where the
+// workspace has no room, or cuBLASLt has no algorithm.
 cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;
@@ -575,23 +583,24 @@ cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
     return e == cudaSuccess && g->sums.data ? sum_apart(l, g) : e;
 }
 
-// A product as its ways take it.
+// A product in the form that its ways take.
 struct matmul_form {
     const product *g;
-    tt__mat to;             // what the sums and the bias go to
+    tt__mat to;             // destination of the sums and the bias
     const tt__mat *addend, *aux;
     lt_epilogue plain;      // with a bias at most
     bool fits, gelu;        // cuBLASLt can make the product; can apply GELU or its slope
-    bool passes, later;     // something comes after the sum and the bias; `residual` is added at the end
+    // passes: an activation follows the sum and the bias; later: `residual` is added at the end.
+    bool passes, later;
 };
 
-// The form of g, for which a bias may be converted.
+// Sets the form of g. Converts the bias if cuBLASLt needs another dtype.
 cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
 {
     f->g = g;
     f->passes = g->act != 0 || g->saved.data;
     f->to = f->passes && g->pre.data ? g->pre : g->c;
-    // What cuBLASLt cannot add to an f32 result, as it has 16 bits, is added to it afterwards.
+    // cuBLASLt cannot add a 16-bit residual to an f32 result, so it is added afterwards.
     f->later = !f->passes && !g->accumulate && g->residual.data && g->residual.dtype != f->to.dtype &&
         f->to.dtype == TT_F32;
     f->addend = !f->passes && g->accumulate ? &g->c
@@ -601,7 +610,8 @@ cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
     f->fits = is_even(g) && !(g->accumulate && (f->passes || g->residual.data)) &&
         !(f->passes && g->residual.data) && !(f->addend && f->addend->dtype != f->to.dtype);
     const bool fp8 = f->fits && g->unscale_a && g->k > 0;
-    const tt_dtype bias_type = !fp8 || f->to.dtype != TT_F32 ? f->to.dtype : TT_BF16; // that cuBLASLt adds
+    // The dtype of a bias that cuBLASLt adds.
+    const tt_dtype bias_type = !fp8 || f->to.dtype != TT_F32 ? f->to.dtype : TT_BF16;
     cudaError_t e = cudaSuccess;
     if (f->fits && g->bias && g->bias_type != bias_type) {
         if ((size_t)g->n * tt_dtype_bytes(bias_type) <= resident_workspace::BIAS_BYTES) {
@@ -617,8 +627,8 @@ cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
     return e;
 }
 
-// Makes a product in one of the ways; *done is false where cuBLASLt cannot, which never is of LT_ALONE, but
-// while it is timed.
+// Makes a product in one of the ways. *done is false where cuBLASLt cannot; for LT_ALONE this happens only
+// while the product is timed.
 cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *done)
 {
     tt__device *d = l->device;
@@ -659,7 +669,7 @@ cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *
     return g->sums_rows && g->sums.data ? sum_apart(l, g) : cudaSuccess;
 }
 
-// Products that a launch would make.
+// The products that a launch would make.
 struct collected_products { product *list; int count, capacity; };
 
 cudaError_t collect(collected_products *to, const product *g)

@@ -13,7 +13,7 @@
 
 static bool tt__reads_fp8(const tt_tape *t, const tt__instr *i) { return tt__is_fp8(tt__in(t, i, 0)->dtype); }
 
-/* Operand k of a product is floats, or fp8 that QUANTIZE has made of floats of the same shape. */
+/* Checks operand k of a product: floats, or fp8 that QUANTIZE has made from floats of the same shape. */
 static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
 {
     if (!tt__reads_fp8(t, i)) return tt__float_in(t, i, k);
@@ -22,19 +22,19 @@ static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
     return tt__fixed_in(t, i, TT__UNSCALE_IN + k, 1, 1);
 }
 
-/* Is operand o of a product a gradient? In fp8 it is E5M2 then. */
+/* Returns whether operand o of a product is a gradient, which in fp8 is E5M2. */
 static bool tt__is_gradient_operand(const tt__instr *i, int o) { return o == 0 && i->op != TT__OP_LINEAR; }
 
-/* Does a product sum over the rows of operand o? It needs the transpose in fp8 then. */
+/* Returns whether a product sums over the rows of operand o, which in fp8 must then be transposed. */
 static bool tt__sums_rows_of(const tt__instr *i, int o)
 {
     return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
 }
 
-/* The result of a product that is the sum of operand 0's columns; 0: it has none. */
+/* Returns the number of a product's result that is the sum of operand 0's columns; 0: none. */
 static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
 
-/* The dtype that a product's result has if it is like operand 0. */
+/* Returns the dtype of a product's result that is like operand 0. */
 static tt_dtype tt__product_dtype(const tt_tape *t, const tt__instr *i)
 {
     return tt__reads_fp8(t, i) ? TT_F32 : tt__in(t, i, 0)->dtype;
@@ -52,8 +52,8 @@ static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__fixed_in(t, i, 2, 1, w->rows) && (!i->in[3] || tt__shape_in(t, i, 3, x, w->rows));
 }
 
-/* Of the rows of a weight come the columns of y; of its columns and those of x, a part of each element's sum,
-   to which only one rank adds the bias. */
+/* Sets how y is divided. If the rows of w are sharded, y is sharded by columns. If the columns of w and x are
+   sharded, y is partial, and only one rank adds the bias. */
 static bool tt__layout_LINEAR(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     const bool by_rows = in[1] == TT__ROWS, by_cols = in[1] == TT__COLS;
@@ -80,7 +80,7 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     int32_t dy = g;
     tt__instr product = *f;
     memset(&product.attr, 0, sizeof product.attr);
-    if (f->attr.act && (weights || x)) { /* through the activation, from what it saved */
+    if (f->attr.act && (weights || x)) { /* backward of the activation, from what the activation saved */
         const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "gB";
         tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
         const tt__value *y = &t->values[f->out[0]];
@@ -96,7 +96,8 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
 
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id);
 
-/* Scratch on CUDA of a product; x, w and y: its values. fp8 operands are padded when they are rounded. */
+/* Returns the bytes of scratch of a product on CUDA. x, w and y: the product's values. fp8 operands are
+   padded when they are rounded and need no scratch. */
 static size_t tt__cuda_product(const tt_tape *t, const tt__instr *i, int32_t x, int32_t w, int32_t y)
 {
     const tt__mat of_x = tt__at_capacity(t, x), of_w = tt__at_capacity(t, w), of_y = tt__at_capacity(t, y);
@@ -166,9 +167,9 @@ static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *
     return gemm > sums ? gemm : sums;
 }
 
-enum { TT__NEAR = 64 }; /* instructions that are searched for what wrote an operand */
+enum { TT__NEAR = 64 }; /* max instructions searched for the one that wrote an operand */
 
-/* Result o of instruction k, the sums of in[0]'s columns, gets an instruction of its own before it. */
+/* Gives result o of instruction k, the sums of in[0]'s columns, an instruction of its own before k. */
 static void tt__sum_columns_apart(tt_tape *t, int k, int o)
 {
     tt__instr i = t->code[k], sums = tt__instr_like(&i, TT__OP_SUM_ROWS, i.in[0], i.out[o]);
@@ -183,8 +184,8 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
-/* Which outputs of i, of those whose columns it can sum and does not yet, make up v, as bits: one, or several
-   side by side. 0: none do. Attention's backward sums what its kernels of 16-bit numbers write. */
+/* Returns, as bits, which outputs of i make up v: one output, or several side by side, whose columns i can
+   sum and does not sum yet; 0: none. Attention's backward sums only what its kernels write in 16 bits. */
 static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__value *v)
 {
     const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
@@ -207,11 +208,11 @@ static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, cons
     return columns == v->shape.cols ? parts : 0;
 }
 
-/* The last result of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that
-   wrote in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS):
-   a kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
-   where memory is the host's, as kernels there make no use of it, nor of tensor ranks, which add to gradients
-   in between. */
+/* Moves the last result of instruction k, the sums of in[0]'s columns, to the instruction that wrote in[0]
+   last, if the op of that instruction can sum columns (TT__COLUMN_SUMS). If that instruction wrote in[0] as
+   several results side by side, the sums are divided as well. A kernel that has a gradient in registers adds
+   it up at once; another kernel would read all of it a second time. Not done where memory is the host's, as
+   kernels there do not use this, nor with tensor ranks, which add to gradients in between. */
 static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];
@@ -225,7 +226,7 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
         if (from.op < 0) continue;
         if (tt__reads(t, &from, sums->base) || tt__writes(t, &from, sums->base)) return;
         if (!tt__writes(t, &from, v->base)) continue;
-        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* nothing reads it again */
+        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* no kernel of ours follows it */
         const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
         if (!parts) return;
         if (from.segment != i.segment || from.slot != i.slot) return;
@@ -257,17 +258,17 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
     tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, NULL, tt__fuse_column_sums};
 
-/* Products of one x, such as those that make queries, keys and values, and those that make the gradients of
-   their weights, are one product where the operands that they do not share lie side by side: weights and
-   their gradients row below row, biases and their gradients, results and the gradients of these column beside
-   column. The roles of such operands: in[0] to in[2], out[0] and out[1]. */
+/* Several products of one x, such as the products that make queries, keys and values, or the products that
+   make the gradients of their weights, become one product if their other operands are side by side in memory:
+   weights and their gradients row below row; biases and their gradients, results and their gradients column
+   beside column. An operand's role: 0 to 2 are in[0] to in[2], 3 and 4 are out[0] and out[1]. */
 
 enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 
-/* The role of x, which they share. */
+/* Returns the role of x, which the products share. */
 static int tt__shared_role(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW ? 1 : 0; }
 
-/* Do operands of a role lie below each other, not beside? */
+/* Returns whether operands of a role are joined row below row, not column beside column. */
 static bool tt__lies_below(const tt__instr *i, int role)
 {
     return role == (i->op == TT__OP_LINEAR_DW ? TT__RESULT_ROLE : 1);
@@ -278,7 +279,8 @@ static int32_t tt__in_role(const tt__instr *i, int role)
     return role < TT__RESULT_ROLE ? i->in[role] : i->out[role - TT__RESULT_ROLE];
 }
 
-/* Do products i and j do the same with one x, so that they are one if their operands lie side by side? */
+/* Returns whether products i and j do the same with one x, so that they are one product if their operands are
+   side by side. */
 static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__instr *j)
 {
     const bool joins = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DW;
@@ -299,7 +301,8 @@ static tt__mat *tt__mat_in_role(tt__launch *l, int role)
     return role < TT__RESULT_ROLE ? &l->in[role] : &l->out[role - TT__RESULT_ROLE];
 }
 
-/* Does b begin where a ends, below or beside it, so that both are one matrix? Two that are not there do. */
+/* Returns whether b begins where a ends, below or beside it, so that both are one matrix. Also true if both
+   are absent. */
 static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
 {
     const int64_t apart = (below ? a->rows * a->ld : a->cols) * (int64_t)tt_dtype_bytes(a->dtype);
@@ -309,8 +312,8 @@ static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
     return alike && a->dtype == b->dtype && (char *)a->data + apart == (char *)b->data;
 }
 
-/* Of n products that run together, those whose operands lie side by side become one, but for those that need
-   scratch, which is for one alone. Returns how many are left. */
+/* Joins those of n products run together whose operands are side by side. Products that need scratch are left
+   out, as the scratch is for one product. Returns how many launches are left. */
 static int tt__join_launches(tt__launch *l, int n)
 {
     int last = 0;

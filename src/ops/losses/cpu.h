@@ -10,21 +10,24 @@
 #include "../linear/cpu.h"
 
 /* ---------------------------------------------------------------------------------------------------- losses
-   counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0. */
+   The four counts of a loss: sum of weighted losses, sum of weights, sum of the weights of rows that were
+   predicted right, 0. */
 
 TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
 {
-    float scratch[TT__LANES]; /* one would do, but gcc cannot see it */
+    float scratch[TT__LANES]; /* one float would do, but gcc cannot see that */
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
-/* The weights of classes, which are f32 as all inputs; NULL: the operand has those of rows. */
+/* Returns the weights of classes, which are f32 as all inputs are; NULL if the operand has weights of
+   rows. */
 TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
 {
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
-/* The logarithm of the sum of exp(x[c]) over a row, and the largest and the sum of x[c]. */
+/* Returns the logarithm of the sum of exp(x[c]) over a row. Sets *most to the largest and *sum_x to the sum
+   of x[c]. */
 TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, float *sum_x)
 {
     tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
@@ -59,13 +62,14 @@ TT__ROWS_FN(cross_entropy_rows)
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
-        if (weights) { /* with its weights, as these differ within the row */
+        if (weights) { /* the loss includes the weights, as these differ within the row */
             float all = 0;
             for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
                           attr->smoothing / (float)n * all;
         }
-        bool right = x[targets[r]] == m; /* the first of those that are greatest, as argmax */
+        /* The prediction is the first of the largest logits, as argmax has it. */
+        bool right = x[targets[r]] == m;
         for (int64_t c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
     }
@@ -95,7 +99,7 @@ TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* What a row's gradient is multiplied by, beside its weight: upstream gradient / number of targets. */
+/* Returns the factor of a row's gradient without the row's weight: upstream gradient / number of targets. */
 TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 {
     double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[1];
@@ -110,7 +114,7 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
     if (target == l->instr->attr.ignore_index) { memset(y, 0, (size_t)n * 4); return; }
     if (weights) {
         const float factor = TT__K(loss_factor)(l, &l->in[5]), each = smoothing / (float)n;
-        float all = (1 - smoothing) * weights[target]; /* of the weights in the smoothed target */
+        float all = (1 - smoothing) * weights[target]; /* sum of the weights in the smoothed target */
         for (int64_t c = 0; c < n && smoothing > 0; c++) all += each * weights[c];
         for (int64_t c = 0; c < n; c += TT__LANES) {
             tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - lse);
@@ -129,9 +133,9 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 
 TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
-/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
-   tt__fuse_CROSS_ENTROPY), by the kernels of those ops. Gradients of logits have the dtype of x, in the place
-   of the logits. */
+/* Computes forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
+   tt__fuse_CROSS_ENTROPY), with the kernels of those ops. Gradients of logits have the dtype of x and replace
+   the logits in memory. */
 TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];

@@ -9,9 +9,11 @@
 namespace {
 
 // ================================================================================================== losses
-// counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
+// The four counts of a loss: sum of weighted losses, sum of weights, sum of the weights of rows that were
+// predicted right, 0.
 
-// The most blocks, each of which leaves one partial sum in the resident workspace. Tests make it smaller.
+// Max blocks of a loss, each of which leaves one partial sum in the resident workspace. Tests make it
+// smaller.
 #ifndef TT__LOSS_BLOCKS
 #define TT__LOSS_BLOCKS 1024
 #endif
@@ -21,7 +23,7 @@ __device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
     return weights.data ? load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
 }
 
-// What a row's gradient is multiplied by: upstream gradient / number of targets.
+// Returns the factor of a row's gradient without the row's weight: upstream gradient / number of targets.
 __device__ __forceinline__ float loss_factor(const tt__run *run, const float *dloss, const float *counts)
 {
     double norm = run ? run->loss_norm : counts[1];
@@ -61,10 +63,11 @@ __global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int
     store_counts<256>(sums, counts, loss);
 }
 
-// What a row's logits say; the same in every thread that works on it.
+// Result of a row's logits, the same in every thread that works on the row.
 struct row_result { float lse, loss; bool right; };
 
-// What the lanes of a warp know of a row, together: greatest logit, sum of exponentials relative to it, sum.
+// Merges what the lanes of a warp know of a row: m, the greatest logit; s, the sum of exponentials relative
+// to that logit; sx, the sum of logits; and `right`.
 __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &right)
 {
     const float top = warp_max(m);
@@ -74,10 +77,10 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
     m = top;
 }
 
-// The running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept
-// relative to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for
-// softmax", 2018), so that one pass is enough; sx sums the logits; `right` says whether the target's logit
-// `own` is the first of the greatest, as argmax has it.
+// Running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept relative
+// to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018),
+// so that one sweep is enough. sx sums the logits. `right` tells whether the target's logit `own` is the
+// first of the greatest, as argmax has it.
 struct logit_sums {
     float m, s, sx, own;
     bool right;
@@ -88,7 +91,7 @@ struct logit_sums {
         own = logit_of_target;
         right = own == own;
     }
-    // Columns [c, c + N); columns from n on hold -INFINITY.
+    // Adds columns [c, c + N); columns from n on hold -INFINITY.
     template <int N, class INDEX>
     __device__ __forceinline__ void add(const float (&v)[N], INDEX c, INDEX n, INDEX target, bool smooth)
     {
@@ -103,14 +106,14 @@ struct logit_sums {
         else if (target < c) right &= !(top > own);
         else TT__UNROLL for (int k = 0; k < N; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
     }
-    // The result of the row, in each of its THREADS threads: a warp or a block.
+    // Returns the result of the row, in each of its THREADS threads: a warp or a block.
     template <int THREADS> __device__ __forceinline__ row_result finish(int64_t n, float smoothing)
     {
         const int thread = (int)threadIdx.x % THREADS;
         merge_rows(m, s, sx, right);
         if (THREADS > 32) {
             TT__SHARED(float4, part, [(THREADS + 31) / 32]);
-            __syncthreads(); // those of the last row may still be read
+            __syncthreads(); // the parts of the row before may still be read
             if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
             __syncthreads();
             const bool there = thread % 32 < THREADS / 32;
@@ -123,7 +126,8 @@ struct logit_sums {
     }
 };
 
-// The result of a row of n logits, by a warp or by a block of THREADS. Target -1: only lse is wanted.
+// Returns the result of a row of n logits, computed by a warp or by a block of THREADS. Target -1: only lse
+// is wanted.
 template <int THREADS>
 __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                         int64_t target, float smoothing)
@@ -138,7 +142,8 @@ __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype 
     return sums.finish<THREADS>(n, smoothing);
 }
 
-// Of a row of n logits: the sum over classes of weight (lse - logit), by a warp or by a block of 256.
+// Returns, for a row of n logits, the sum over classes of weight (lse - logit), computed by a warp or by a
+// block of 256.
 template <int THREADS>
 __device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                 const float *class_weights, float lse)
@@ -152,8 +157,8 @@ __device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, i
     return THREADS == 32 ? warp_sum(sum) : (float)block_sum<256>(sum);
 }
 
-// Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for
-// many. With weights of classes and smoothing they are read twice.
+// Computes lse and the partial counts of rows of logits x (rows, n), by groups of GROUP threads: a warp for
+// few classes, a block for many. Each row is read once; with weights of classes and smoothing, twice.
 template <int GROUP>
 __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights,
                                                      const float *class_weights, tt__mat lse, int ignore,
@@ -182,7 +187,8 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     store_partial<256>(sums, partial);
 }
 
-// The weights of classes, operand k, which are f32 as all inputs; NULL: it has those of rows.
+// Returns the weights of classes, operand k, which are f32 as all inputs are; NULL if the operand has weights
+// of rows.
 const float *class_weights_of(const tt__launch *l, int k)
 {
     return l->instr->attr.by_class ? (const float *)l->in[k].data : NULL;
@@ -207,8 +213,8 @@ cudaError_t run_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Gradient of N logits from column c on: (softmax - target) w, where the target has 1 - smoothing more
-// than the smoothing / n of all.
+// Turns N logits from column c on into their gradients: (softmax - target) w, where the target is
+// smoothing / n for all classes and 1 - smoothing more for the target's class.
 template <int N, class INDEX>
 __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, int64_t n, int32_t target,
                                                        float lse, float smoothing, float w)
@@ -219,7 +225,8 @@ __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, i
     }
 }
 
-// The same where classes have weights, whose sum is `sum`: smoothed targets weigh each class as itself.
+// Turns 8 logits from column c on into their gradients where classes have weights, whose sum is `sum`.
+// Smoothed targets take the weight of each class.
 __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
                                                                   int32_t target, float lse, float smoothing,
                                                                   const float *weights, float sum,
@@ -233,7 +240,8 @@ __device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8],
     }
 }
 
-// dx (rows, n) [+]= ...: x and dx cross memory once. A thread does eight elements of a row at a time.
+// Computes dx (rows, n) [+]= the gradients of logits. x and dx cross memory once. A thread takes eight
+// elements of a row at a time.
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
                                                               const float *class_weights, tt__mat lse,
@@ -244,7 +252,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     const float factor = loss_factor(run, dloss, counts);
-    double sum = 0; // of the weights of classes
+    double sum = 0; // sum of the weights of classes
     if (class_weights && smoothing > 0) {
         for (int64_t c = threadIdx.x; c < n; c += 256) sum += class_weights[c];
         sum = block_sum<256>(sum);
@@ -270,7 +278,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
     }
 }
 
-enum { TT__ELEMENT_BLOCKS = 4096 }; // of kernels that go through elements: enough to fill any GPU a few times
+enum { TT__ELEMENT_BLOCKS = 4096 }; // max blocks of elementwise kernels: enough to fill any GPU a few times
 
 cudaError_t run_cross_entropy_backward(const tt__launch *l)
 {
@@ -284,7 +292,8 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Of probabilities p of all classes, in groups as cross_entropy. Logits and p cross memory twice and once.
+// Computes the statistics (lse, sum of p) and the partial counts of rows of logits x with probabilities p of
+// all classes, in groups as in cross_entropy. Logits cross memory twice, p once.
 template <int GROUP>
 __global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
                                                           tt__mat stats, bool wide, loss_sums *partial)
@@ -330,7 +339,7 @@ cudaError_t run_soft_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// dx [+]= w (softmax(x) * sum of p - p); x, p and dx cross memory once.
+// Computes dx [+]= w (softmax(x) * sum of p - p). x, p and dx cross memory once.
 __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
                                                                    tt__mat weights, tt__mat stats,
                                                                    const float *counts, tt__mat dx, bool add,
@@ -361,7 +370,8 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
                       is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
 }
 
-// Sum over x, y (rows, n) of w (x - y)^2 / n; x and y cross memory once.
+// Computes the partial counts of x, y (rows, n), whose loss is the sum of w (x - y)^2 / n; x and y cross
+// memory once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
@@ -395,7 +405,7 @@ cudaError_t run_mean_squared_error(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// dx [+]= 2 w (x - y) / n; x, y and dx cross memory once.
+// Computes dx [+]= 2 w (x - y) / n. x, y and dx cross memory once.
 __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
                                                               tt__mat weights, const float *counts,
                                                               tt__mat dx, bool add, bool wide,
@@ -426,8 +436,8 @@ cudaError_t run_mean_squared_error_backward(const tt__launch *l)
                       is_wide(dx), TT__RUN_OF(l));
 }
 
-// Sums over all rows of what linear_cross_entropy left of each, loss and hit, or with NULL of the weights
-// only. Moves up to 16 bytes a row.
+// Sums over all rows the loss and hit that linear_cross_entropy left of each or, if row_loss is NULL, the
+// weights only. Moves up to 16 bytes a row.
 __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows,
                                                            const int32_t *targets, tt__mat weights,
                                                            int ignore, float *counts, float *loss)
@@ -445,9 +455,9 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
     store_counts<1024>(sums, counts, loss);
 }
 
-// A chunk's logits z (rows, n), f32 in rows of whole 32 bytes: loss and hit of each row and, unless dz.data
-// is NULL, their gradients dz in the rows' place, in the dtype that it says, with zeros up to the end of a
-// row of z. A block a row, which it reads twice.
+// Computes loss and hit of each row of a chunk's logits z (rows, n), f32 in rows of whole 32 bytes. Unless
+// dz.data is NULL, also writes the gradients dz in place of the rows, in dz's dtype, with zeros up to the end
+// of a row of z. A block takes a row, which it reads twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
@@ -471,15 +481,15 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
             cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
             TT__UNROLL for (int k = 0; k < 8; k++) if (c + k >= n) v[k] = 0;
         }
-        __syncthreads(); // 16-bit gradients take the place of logits that other threads read in this round
+        __syncthreads(); // 16-bit gradients replace logits that other threads read in this round
         if (c < n) store8(row_at(dz, r), dz.dtype, c, 8, true, v);
     }
 }
 
-// linear_cross_entropy with gradients, of rows that fit into shared memory. The resident blocks walk over the
-// rows; each thread copies its own columns, four of every 4,096, and asks for those of the block's next row
-// as soon as it has written the gradients of this one. It sums the first of a row's ROW_PARTS parts while the
-// others are on their way. Moves n (4 + dz's size) bytes a row.
+// Computes what linear_cross_entropy does, with gradients, for rows that fit into shared memory. The resident
+// blocks walk over the rows. Each thread copies its own columns, four of every 4,096, and fetches those of
+// the block's next row as soon as it has written the gradients of the current row. It sums the first of a
+// row's ROW_PARTS parts while the others are in flight. Moves n (4 + dz's size) bytes a row.
 enum { ROW_PARTS = 4 };
 __global__ void __launch_bounds__(1024, 1)
     linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
@@ -503,7 +513,7 @@ __global__ void __launch_bounds__(1024, 1)
         const int64_t next = r + gridDim.x;
         const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
         logit_sums sums;
-        const int32_t of_next = x ? targets[next] : ignore; // there by the time that it is needed
+        const int32_t of_next = x ? targets[next] : ignore; // arrives by the time that it is needed
         const float w = factor * row_weight(weights, r);
         sums.begin(own);
         const auto add = [&](int part) { // of the thread's own columns
@@ -541,7 +551,7 @@ __global__ void __launch_bounds__(1024, 1)
                     ((uint2 *)to)[place] = make_uint2(pack_as(dz.dtype, v[0], v[1]),
                                                       pack_as(dz.dtype, v[2], v[3]));
                 }
-                if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
+                if (x) tt__cp_async_16(logits + c, x + c); // after the store, which has read the old logits
             }
             tt__cp_async_commit();
         }
@@ -564,12 +574,13 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-#ifndef TT__LOSS_CACHE // the most bytes of a row's logits that stay in shared memory; tests make it smaller
+#ifndef TT__LOSS_CACHE // max bytes of a row's logits in shared memory; tests make it smaller
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// What a chunk's share of a gradient is added to: the gradient, or where it has 16 bits and there are several
-// chunks, f32 sums at *at in the workspace, of which it is made at the end.
+// Returns the matrix to which chunks add their shares of a gradient: the gradient itself or, if it has 16
+// bits and there are several chunks, f32 sums at *at in the workspace, from which the gradient is made at the
+// end.
 tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 {
     tt__mat sums = *m;
@@ -581,17 +592,17 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
     return sums;
 }
 
-// The classes beyond the last multiple of 64, where their number is not a multiple of 8. cuBLASLt has only
-// slow kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200),
-// so that these classes have products of their own, of copies that end with zeros: rows of the weight, and
-// elements of the bias, up to a multiple of 8. Rounding w itself up where it lies would need room behind it
-// wherever it lies: in its home, in pieces, gathered, offloaded and cast.
+// The classes beyond the last multiple of 64, if their number is not a multiple of 8. cuBLASLt has only slow
+// kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200). So
+// these classes have products of their own, from copies that end with zeros: rows of the weight, and elements
+// of the bias, up to a multiple of 8. Padding w itself would need room after it wherever it is stored: as the
+// parameter, as shards, gathered, offloaded and cast.
 struct class_tail {
-    int64_t first, count; // classes; count 0: there are none
+    int64_t first, count; // classes; count 0: none
     tt__mat w, b, dw, db; // (rows, in) and (1, rows), rows: count up to a multiple of 8; f32 gradients
 };
 
-// Copies x to the upper left of `to`, and fills the rest of it with zeros. A thread has eight columns.
+// Copies x to the upper left of `to`, and fills the rest with zeros. A thread copies eight columns.
 __global__ void __launch_bounds__(256) copy_padded(tt__mat x, tt__mat to)
 {
     tt__begin_kernel();
@@ -631,8 +642,8 @@ cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, b
     return e;
 }
 
-// The three products of a chunk of the loss: logits z, of which dz are the gradients, are f32 in rows that
-// have room for the tail's zeros.
+// The three products of a chunk of the loss. The logits z and their gradients dz are in rows that have room
+// for the tail's zeros; z is f32.
 struct loss_products {
     const tt__launch *l;
     tt__mat w, b; // w's first classes, and all of b
@@ -652,7 +663,8 @@ struct loss_products {
         if (e == cudaSuccess && tail.count) e = linear_dx(l, &rest, &tail.w, dx, add || tail.first > 0);
         return e;
     }
-    // first: of the chunks. The tail's are summed beside dw and db.
+    // Adds a chunk to dw and db; the tail's gradients are summed beside dw and db. first: whether the chunk
+    // is the first.
     cudaError_t dw(const tt__mat *dz, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w,
                    bool add_b, bool first) const
     {
@@ -664,7 +676,7 @@ struct loss_products {
         if (e == cudaSuccess && tail.count) e = linear_dw(l, &rest, x, &rest_w, &rest_b, !first, !first);
         return e;
     }
-    // Behind the last chunk: dw and db [+]= the tail's.
+    // Sets or adds the tail's gradients to dw and db, after the last chunk.
     cudaError_t finish(const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b) const
     {
         if (!tail.count) return cudaSuccess;
@@ -679,7 +691,7 @@ struct loss_products {
     }
 };
 
-// The rows' losses and gradients of a chunk of logits.
+// Computes the rows' losses and gradients of a chunk of logits.
 cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
                           tt__mat weights, float2 *row_loss)
 {
@@ -703,7 +715,7 @@ cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *
                       weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
 }
 
-// At the end of the workspace: of products whose operands have to be copied.
+// Returns the bytes at the end of the workspace for products whose operands have to be copied.
 int64_t loss_products_bytes(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *w = &l->in[3];
@@ -713,7 +725,8 @@ int64_t loss_products_bytes(const tt__launch *l)
                max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
 }
 
-// As the CPU's, chunk by chunk of rows. The workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
+// Computes a linear layer, its cross-entropy and their gradients, chunk by chunk of rows, as on the CPU. The
+// workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
     tt__device *d = l->device;

@@ -37,7 +37,8 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     return true;
 }
 
-/* Of a rank's rows, sums over its rows. The mean is taken later, of the sums of all ranks' counts. */
+/* Sets how the results are divided. If rows are sharded, the loss and its counts are partial; the mean is
+   taken later, from the sums of all ranks' counts. */
 static bool tt__layout_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                      tt__split *out)
 {
@@ -63,12 +64,16 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
 
 /* The linear layer and its backward that a fused loss replaces. */
 typedef struct tt__head {
-    int linear, back, last; /* instructions: of the logits, of their gradient (-1: none), the last replaced */
-    int fill;               /* one between these that stays: what a product adds a rank's rows to; 0: none  */
+    /* Instructions: the logits; their gradient (-1: none); the last that is replaced. */
+    int linear, back, last;
+    /* An instruction between these that is not replaced: it fills the memory to which a product adds a rank's
+       rows; 0: none. */
+    int fill;
     tt__instr fused;
 } tt__head;
 
-/* The backward of the loss, and the gradients that come right after it. False: they cannot be fused. */
+/* Finds the backward of the loss, and the gradients that come right after it. Returns false if they cannot be
+   fused. */
 static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
 {
     int32_t loss = t->code[k].out[0];
@@ -107,11 +112,12 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
 #define TT__LOSS_WHOLE ((int64_t)16 << 20)
 #endif
 
-/* linear + cross_entropy of many logits, and their backward, become one instruction that computes loss and
+/* Fuses linear + cross_entropy of many logits, and their backward, into one instruction. It computes loss and
    gradients chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al.,
-   arXiv 2410.10989). It stands where the last of them stood, so nothing may have read the loss until then.
-   Sums of several losses keep them apart; on a CPU so do 16-bit gradients, which each chunk would round once
-   more. On CUDA the workspace has their sums in f32. */
+   arXiv 2410.10989). The instruction is placed where the last of the replaced ones was, so nothing may read
+   the loss before that place. A sum of several losses is therefore not fused. On a CPU, 16-bit gradients are
+   not fused either, as each chunk would round them once more. On CUDA the workspace holds their sums in
+   f32. */
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
@@ -146,13 +152,15 @@ static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__l
     {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
     NULL, tt__fuse_CROSS_ENTROPY};
 
-static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /* dloss, x -> dx */
+/* Checks dloss, x -> dx. */
+static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = *tt__in(t, i, 1);
     return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
 }
 
-/* The counts, operand 5, may be of a rank's rows: where ranks have some, they are not read. */
+/* Sets how dx is divided. The counts, operand 5, may be those of a rank's rows: where rows are sharded, the
+   counts are not read. */
 static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                               tt__split *out)
 {
@@ -181,7 +189,8 @@ static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__s
 static bool tt__layout_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                             tt__split *out)
 {
-    const bool backward = i->out[1] || i->out[3] || i->out[4]; /* divides by all targets */
+    /* The backward divides by the number of all targets. */
+    const bool backward = i->out[1] || i->out[3] || i->out[4];
     bool fits = in[0] <= TT__ROWS && (in[0] == TT__WHOLE || t->accumulate || !backward);
     for (int k = 1; k < 6; k++) fits = fits && tt__laid_out(i, in, k, k < 3 ? in[0] : TT__WHOLE);
     for (int k = 0; k < TT__MAX_OUT; k++) out[k] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
@@ -208,7 +217,8 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
     return tt__loss_bytes(x->rows, classes) + most;
 }
 
-/* Where the rows of x and w are not even, which all three products of a chunk read. */
+/* Returns the bytes of scratch for the three products of a chunk if the rows of x and w, which all three
+   read, are not even. */
 static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
 {
     const tt__mat x = tt__at_capacity(t, i->in[0]), w = tt__at_capacity(t, i->in[3]);
@@ -218,10 +228,11 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* On CUDA: loss and hit of each row; where the number of classes is not a multiple of 8, copies of the
-   classes beyond the last multiple of 64 (rows of weight and bias) and f32 sums of their gradients, all up to
-   a multiple of 8; of 16-bit gradients of weight and bias, where there are several chunks, sums in f32;
-   logits of a chunk, whose rows are multiples of 8; at the end what the products need. */
+/* Returns the bytes of scratch on CUDA. The scratch holds, in this order: loss and hit of each row; if the
+   number of classes is not a multiple of 8, copies of the classes beyond the last multiple of 64 (rows of
+   weight and bias) and f32 sums of their gradients, all up to a multiple of 8; if weight and bias have 16-bit
+   gradients and there are several chunks, f32 sums of these gradients; the logits of a chunk, with rows of a
+   multiple of 8; and at the end the scratch of the products. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);

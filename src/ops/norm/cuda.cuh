@@ -10,8 +10,8 @@ namespace {
 
 // ---- layernorm
 
-// Each of a row's threads, a number of warps, has 8 of its columns: neighbours, or otherwise columns that are
-// as far apart as there are threads.
+// A thread of a row. The threads of a row are whole warps, and each has 8 of the row's columns: neighbours if
+// `vector`, otherwise columns that are as many apart as the row has threads.
 struct row_thread {
     int at, of; // the thread's number among the `of` threads of a row
     bool vector;
@@ -19,7 +19,7 @@ struct row_thread {
 };
 inline int row_threads(int64_t cols) { return (int)((cols + 255) / 256 * 32); }
 
-// Beyond the last column, and of a row that is not there, 0.
+// Loads the thread's columns of row r. Columns beyond the last, and a row that is not there, become 0.
 template <int X>
 __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int64_t r, const row_thread &t,
                                           bool there = true)
@@ -40,7 +40,7 @@ __device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int
     }
 }
 
-// m[r] = v; v becomes what was stored.
+// Stores v to row r of m. v becomes the numbers as they were stored.
 template <int X>
 __device__ __forceinline__ void put_row(const tt__mat &m, int64_t r, const row_thread &t, float (&v)[8])
 {
@@ -74,14 +74,15 @@ template <int X> __device__ __forceinline__ void add_row(float (&v)[8], const ro
     TT__UNROLL for (int j = 0; j < 8; j++) v[j] += u[j];
 }
 
-// The sums of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
-// number `first` of the block. All threads of the block call it; `part` is of all warps, and free.
+// Sums each of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
+// warp `first` of the block. All threads of the block call this; `part` has a row for each warp of the block,
+// and must be free.
 template <int MOST, int N>
 __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
 {
     const int lane = threadIdx.x % 32;
     int m = 16;
-    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // a lane goes on with half of the numbers
+    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // each lane keeps half of the numbers
         TT__UNROLL for (int k = 0; k < n / 2; k++) {
             const float keep = lane & m ? v[k + n / 2] : v[k], give = lane & m ? v[k] : v[k + n / 2];
             v[k] = keep + __shfl_xor_sync(0xffffffffu, give, m);
@@ -95,7 +96,7 @@ __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int fi
             TT__UNROLL for (int n = 0; n < N; n++) v[n] += part[first + k][n];
 }
 
-// The statistics of a row: mean and 1 / std, or of rmsnorm, which is not centred, 1 / rms alone.
+// Statistics of a row: mean and 1 / std or, for rmsnorm, which is not centred, 1 / rms alone.
 struct row_stats { bool centred; float mean, rstd; };
 
 __device__ __forceinline__ void set_stats(const tt__mat &stats, int64_t r, bool centred, float mean,
@@ -113,22 +114,24 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
     return {centred, centred ? at[0] : 0.0f, at[centred]};
 }
 
-// The dropout that a norm's kernel does too. Forward: x, which the norm reads, becomes dropout(from) +
-// residual (data NULL: 0) first. Backward: `to` becomes dropout(dx), and the sums are those of its columns.
+// Dropout in a norm's kernel. Forward: x, which the norm reads, first becomes dropout(from) + residual (no
+// residual if its data is NULL). Backward: `to` becomes dropout(dx), and the sums are column sums of `to`.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
-// A block for NARROW rows, of up to 1,024 columns, has several teams of threads (EACH), of which each has two
-// rows in its turn, or one row of operands of any dtype. For other rows, a block is one team with one row.
+// Sizes of a block. A block for NARROW rows, of up to 1,024 columns, has EACH teams of threads, and each team
+// has two rows in a turn, or one row if operands are of any dtype. For other rows, a block is one team with
+// one row.
 template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
     static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
 };
 template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
-template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>; // as sum_teams says
+template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>; // see sum_teams
 
-// y = (x - mean) / std w + b; stats gets mean and 1 / std. Not centred: the mean is taken as 0. A row in the
-// registers of its threads, read once; of typed operands, the next rows are on their way meanwhile. X: dtype
-// of x and y, W: of w and b. DROP: with dropout, of typed operands.
+// Computes y = (x - mean) / std w + b, and stores mean and 1 / std to stats. If not centred, the mean counts
+// as 0. A row stays in the registers of its threads and is read once; with typed operands, the next rows are
+// in flight meanwhile. X: dtype of x and y, W: dtype of w and b. DROP: with dropout, which needs typed
+// operands.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
@@ -152,7 +155,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
     float scale[8], shift[8];
-    // Of the thread's first row in the turn at hand or, of what is fetched ahead, the next.
+    // The thread's first row in the current turn or, in what is fetched ahead, in the next turn.
     int64_t r = (int64_t)blockIdx.x * B::TURN + team;
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
     tt__mat from = DROP ? drop.from : x;
@@ -176,7 +179,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     fetch_row(bits, b, 0, t, b.data != NULL);
     widen_row(shift, bits);
     if constexpr (DROP) drop.op.begin();
-    for (; r - team < rows; r += step) { // a whole block
+    for (; r - team < rows; r += step) { // the whole block leaves the loop together
         float v[ROWS][8], sum[ROWS], squares[ROWS];
         row_bits<X> residual[ROWS];
         uint32_t number[ROWS];
@@ -220,11 +223,11 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         }
         move_rows(step, y, stats);
         if (DROP) move_rows(step, x);
-        if (!centred) __syncthreads(); // square_part is read
+        if (!centred) __syncthreads(); // square_part has been read
     }
 }
 
-// The same for wider rows: a block a row, which is read three times.
+// Computes y and statistics of layernorm for wider rows: a block takes a row and reads it three times.
 __global__ void __launch_bounds__(TT__ROW_THREADS)
     layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred,
                    bool add)
@@ -249,8 +252,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS)
     if (stats.data && threadIdx.x == 0) set_stats(stats, r, centred, mean, rstd);
 }
 
-// Runs CODE with X, W and NARROW for rows of so many columns, up to TT__ROW_COLUMNS: kernels for dtypes x and
-// w of operands that are `typed`, alike and in vectors.
+// Runs code with X, W and NARROW for rows of `cols` columns, up to TT__ROW_COLUMNS. Operands that are `typed`
+// (of matching dtypes, in vectors) get kernels for the dtypes x and w.
 #define TT__WITH_NORM(cols, typed, x, w, ...)                                                          \
     do {                                                                                               \
         const bool typed_ = (typed) && (x) != TT_F16 && (w) != TT_F16;                                 \
@@ -283,7 +286,8 @@ cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, con
                                              centred, l->add[0], vector, drop);
 }
 
-// dropout: NULL, or what makes x of it at the same time (run_with_dropout).
+// Runs layernorm or rmsnorm. dropout: NULL, or the launch that makes x, which the kernel does at the same
+// time (run_with_dropout).
 cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -309,8 +313,8 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 
 cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 
-// What a block of TEAMS teams leaves of sums over its rows: to (2, cols) = dw and db, or (3, cols) with ds.
-// memory: (TEAMS, 4, threads of a row), if there are several.
+// Stores a block's sums over its rows to (2, cols): dw and db; or to (3, cols), with ds. memory: (TEAMS, 4,
+// threads of a row), if the block has several teams.
 template <int TEAMS>
 __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const row_thread &t, int team,
                                                   float4 *memory, const float (&dw)[8], const float (&db)[8],
@@ -325,13 +329,13 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
         store(0, dw);
         store(1, db);
         if (sums) store(2, ds);
-    } else { // of columns: over the teams; halves of 4 columns apart
+    } else { // sums over the teams; halves of 4 columns are apart
         float4 *const own = memory + team * 2 * width + t.at;
         const auto leave = [&](int place, const float (&v)[8]) {
             own[place * 2 * width] = make_float4(v[0], v[1], v[2], v[3]);
             own[place * 2 * width + width] = make_float4(v[4], v[5], v[6], v[7]);
         };
-        const auto sum_up = [&](int kind, int place, int count) { // a team does a kind
+        const auto sum_up = [&](int kind, int place, int count) { // one team sums one kind
             float all[8] = {0, 0, 0, 0, 0, 0, 0, 0};
             for (int k = place; k < place + count; k++) {
                 const float4 a = memory[k * 2 * width + t.at], b = memory[(k * 2 + 1) * width + t.at];
@@ -352,8 +356,8 @@ __device__ __forceinline__ void store_column_sums(float *to, int64_t cols, const
     }
 }
 
-// Of a row of dy (g) and of x (n): n becomes (x - mean) / std, g becomes dy w; sum gets the thread's sums of
-// g and of g n, and dw and db, which go over rows, those of dy n and dy.
+// Begins the gradient of a row of dy (g) and x (n): n becomes (x - mean) / std, and g becomes dy w. sum gets
+// the thread's sums of g and of g n. dw and db, which run over rows, get dy n and dy added.
 __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], float *sum, float (&dw)[8],
                                                float (&db)[8], const float (&scale)[8], const row_stats &of)
 {
@@ -369,12 +373,12 @@ __device__ __forceinline__ void begin_gradient(float (&g)[8], float (&n)[8], flo
     }
 }
 
-// With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
-// = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
-// added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. A row in the registers
-// of its threads, and so are sums over rows. bf16 rows of the next turn are on their way meanwhile. Bytes:
-// dy, x and dx once, and what dx is added to. DROP: with dropout, of typed operands; dx is there, and rows of
-// its dropout are as far apart.
+// Computes, with n = (x - mean) / std and g = dy w, dx = (g - avg(g) - n avg(g n)) / std, and this block's
+// sums of dw = sum dy n and db = sum dy. partial holds for each block the column sums of dw, of db and, with
+// `sums`, of dx (after dx was added to). dx.data may be NULL. X: dtype of dy, x and dx, W: dtype of w. A row
+// stays in the registers of its threads, as do the sums over rows. bf16 rows of the next turn are in flight
+// meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with dropout, which needs typed
+// operands and dx; the dropout's rows are as far apart as those of dx.
 template <int X, int W, bool NARROW, bool DROP>
 __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
@@ -400,13 +404,13 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     row_stats next[ROWS];
     uint32_t next_number[ROWS] = {};
     row_bits<W> bits;
-    // `left`: rows of the block from the thread's first in the turn at hand on. Operands and results begin at
-    // that of the turn that is fetched next, which is all in one go: a thread that waits for one of its loads
-    // may wait for all under way.
+    // `left`: rows of the block from the thread's first row in the current turn on. Operands and results
+    // begin at the thread's first row of the turn that is fetched next. All of a turn is fetched together: a
+    // thread that waits for one of its loads may wait for all loads in flight.
     const int64_t from = (int64_t)blockIdx.x * rows_each;
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
-    // Bytes from dy to x, where rows are as far apart: a pointer less to keep.
+    // Bytes from dy to x, whose rows are as far apart: one pointer less to keep.
     const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
     const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
     move_rows(from + team, dy, dx, stats);
@@ -428,7 +432,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
     if constexpr (DROP) drop.op.begin();
-    for (; left + team > 0; left -= B::TURN) { // a whole block; TURN is a power of 2
+    for (; left + team > 0; left -= B::TURN) { // the whole block leaves the loop; TURN is a power of 2
         float g[ROWS][8], n[ROWS][8], sum[2 * ROWS];
         row_bits<X> old[ROWS];
         row_stats of[ROWS];
@@ -449,8 +453,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
             TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * of[i].rstd + start[j];
         }
         if (!leaves) continue;
-        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // from what is fetched next to the turn at hand
-        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // by turns
+        const int64_t back = AHEAD ? 2 * B::TURN : B::TURN; // from the next fetch to the current turn
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // alternating
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
             const float of_n = -of[i].rstd * avg_gn, rest = -of[i].rstd * avg_g;
@@ -469,7 +473,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
                              dw, db, ds, sums);
 }
 
-// The same for wider rows: dx, a block a row. Four blocks a processor: for eight, the compiler spills
+// Computes dx for wider rows, a block a row. Four blocks a multiprocessor: for eight, the compiler spills
 // registers on compute capability 10.0.
 __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x,
         tt__mat w, tt__mat stats, tt__mat dx, bool add)
@@ -495,7 +499,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt
     }
 }
 
-// ... and the sums of dw and db over a block's rows, a column a thread.
+// Computes the sums of dw and db over a block's rows for wider rows, a column a thread.
 __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats,
         int64_t rows_each, float *partial)
 {
@@ -524,7 +528,8 @@ cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int6
                       vector, sums, 1.0f / (float)l->in[1].cols, drop);
 }
 
-// dropout: NULL, or what makes a dropout of dx at the same time (run_with_dropout).
+// Runs the backward of layernorm or rmsnorm. dropout: NULL, or the launch that makes a dropout of dx, which
+// the kernel does at the same time (run_with_dropout).
 cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
@@ -541,7 +546,7 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
     if (wide) {
         e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)),
                        TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
-        if (e == cudaSuccess && dx->data) // last, as dx may take the place of dy
+        if (e == cudaSuccess && dx->data) // last, as dx may be in the memory of dy
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
                            *w, *stats, *dx, l->add[0]);
     } else {
@@ -576,7 +581,7 @@ cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_b
 
 // ---- dropout and a norm in one kernel, where the second of two launches reads what the first writes
 
-// Have a and b no bytes in common, or the same rows at the same place?
+// Returns whether a and b have no bytes in common, or are the same rows at the same place.
 bool is_apart(const tt__mat &a, const tt__mat &b)
 {
     if (!a.data || !b.data) return true;
@@ -588,10 +593,11 @@ bool is_apart(const tt__mat &a, const tt__mat &b)
     return end(a) <= (const char *)b.data || end(b) <= (const char *)a.data;
 }
 
-// A norm of dropout's result, or dropout of what a norm's backward leaves as dx. The memory plan has the
-// first done before the second begins, so that results of the second may lie where operands of the first do;
-// in one kernel a thread reads and writes the same columns of its rows, so that this is right for the same
-// rows at the same place, and otherwise there are two kernels. The numbers are those of two kernels.
+// Runs a norm of dropout's result, or dropout of the dx of a norm's backward. The memory plan assumes that
+// the first is done before the second begins, so results of the second may be stored where operands of the
+// first are. In one kernel, a thread reads and writes the same columns of its rows, which is right if memory
+// does not overlap or holds the same rows at the same place; otherwise two kernels run. The numbers are the
+// same either way.
 cudaError_t run_with_dropout(const tt__launch *l)
 {
     const bool forward = l->instr->op == TT__OP_DROPOUT;

@@ -9,7 +9,7 @@
 
 /* ---------------------------------------------------------------------------------------------- layernorm */
 
-/* x, w, [b] -> y, as many statistics of each row as the op has parameters. */
+/* Checks x, w, [b] -> y, statistics. The op keeps as many statistics of each row as it has parameters. */
 static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0);
@@ -38,7 +38,7 @@ tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float ep
 static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm, tt__layout_of_norm,
     {NULL, "g01B", "012", TT__OP_LAYERNORM_BACKWARD} };
 
-/* dy, x, w, statistics -> [dx], [dw], [db]. */
+/* Checks dy, x, w, statistics -> [dx], [dw], [db]. */
 static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 1);
@@ -49,7 +49,7 @@ static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape
            tt__shape_in(t, i, 3, x, statistics);
 }
 
-/* A rank's own rows leave a part of the sums over rows. */
+/* Sets how the gradients are divided. If rows are sharded, the sums over rows are partial. */
 static bool tt__layout_of_norm_backward(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                         tt__split *out)
 {
