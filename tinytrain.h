@@ -33662,66 +33662,69 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
 /* ==== src/models/layout.h */
 /* ===========================================================================================================
    MODELS                                                                                          src/models/
-   Structs of named parameters and functions that record ops: BERT, ViT, decoders. Uses the public API, and
-   files for checkpoints.
+   BERT, ViT and decoders. A model is a struct of named parameters and functions that record ops. This code
+   uses the public API, and files/ to read and write checkpoints.
    ======================================================================================================== */
 
-/* ---------------------------------------------------------------------------------- what architectures share
-   Tables say where a model's struct has its parameters and its config's numbers, what files call them, and
-   their shapes. Making, checking, loading and saving them is then the same for all. Names have two spellings:
-   BERT's and DistilBERT's, or transformers' and torchvision's of ViT; each decoder has a table of its own. */
+/* ----------------------------------------------------------------------------------- tables of architectures
+   A table lists a model's parameters and the numbers of its config: the offset in the struct, the name in
+   files, and the shape. With these tables the same code makes, checks, loads and saves every architecture.
+   A file follows one of two namings: BERT's or DistilBERT's, and for ViT transformers' or torchvision's. Each
+   decoder has a table of its own, with one naming. */
 
 typedef struct tt__tensor_row {
-    size_t offset;       /* of its tt_param * in the struct of the model or of a layer */
-    const char *name[2]; /* in each spelling; a '.' at the beginning follows the prefix. NULL: it has none */
-    const char *shape;   /* a letter for each dimension, whose size the architecture tells; '1' is 1. A model
-                            lacks a tensor with a size of 0, and its parameter has no leading ones */
+    size_t offset;       /* of the tt_param * in the struct of the model or of a layer */
+    const char *name[2]; /* in each naming; a leading '.' stands for the prefix. NULL: not in that naming */
+    const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. A tensor with a dimension of
+                            size 0 is absent from the model. The parameter drops leading ones */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
-    char part;           /* spelling 1 packs three parameters into one tensor: which; 0: it does not */
-    char head;           /* true: it starts anew where a checkpoint has none; 2: and no logits depend on it */
-    char order;          /* 't': files have it transposed; 'g': rows by groups of heads, see tt__packing */
+    char part;           /* 1 to 3: which third of a packed tensor this is in naming 1; 0: not packed */
+    char head;           /* true: random initial values if a file lacks it; 2: and no logits depend on it */
+    char order;          /* 't': transposed in files; 'g': rows by groups of heads, see tt__packing */
 } tt__tensor_row;
 
 typedef struct tt__config_row {
-    const char *field, *key[2]; /* in the config's struct; in config.json in each spelling, NULL: not there */
+    const char *field, *key[2]; /* name in the config's struct; key in config.json in each naming, or NULL */
     size_t offset;              /* in the config's struct */
-    char kind;   /* an int: 'N' at least 1 and needed in config.json, 'n' at least 1, '0' at least 0; a float:
-                    'p' in [0, 1), 'f' at least 0; 'b' a bool */
-    char letter; /* in shapes; 0: none */
+    char kind;   /* an int: 'N' at least 1 and required in config.json, 'n' at least 1, '0' at least 0; a
+                    float: 'p' in [0, 1), 'f' at least 0; 'b' a bool */
+    char letter; /* letter of this number in shapes; 0: none */
 } tt__config_row;
 
-typedef int64_t tt__sizes['Z' - 'A' + 1]; /* of the letters of shapes */
+typedef int64_t tt__sizes['Z' - 'A' + 1]; /* size of each letter of shapes */
 
 typedef struct tt__architecture {
     const char *name;            /* in messages */
-    int spelling;                /* of config.json, and of the names of a new model's parameters */
+    int spelling;                /* naming of config.json and of the parameters of a new model */
     const char *class_name, *type;       /* of config.json: "architectures", "model_type" */
-    const char *activation_key, *more;   /* the activation's key; keys and values that never change */
-    const char *prefix[2];       /* of names of tensors, which files may lack; in each spelling */
-    const char *layer_prefix[2]; /* of those in layers, with %d for the layer, after the prefix */
-    const tt__tensor_row *model, *layer;
-    const tt__config_row *config;
+    const char *activation_key, *more;   /* key of the activation; constant members of config.json */
+    const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
+    const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number */
+    const tt__tensor_row *model, *layer; /* (n_model), (n_layer) */
+    const tt__config_row *config;        /* (n_config) */
     int n_model, n_layer, n_config;
-    size_t bytes, config_bytes, layer_bytes;                  /* of the structs */
+    size_t bytes, config_bytes, layer_bytes;                  /* sizes of the structs */
     size_t config_at, activation_at, names_at, new_head_at, layers_at; /* in the model's struct; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* in the config's struct; 0: it has none */
-    void (*sizes)(const void *config, tt__sizes size);        /* those that no row of the config tells */
-    void (*check)(tt__text *all, const void *config);         /* adds what else is wrong; NULL: nothing */
-    /* reads a tensor whose shape is not the parameter's in a way of its own and sets *done; NULL: none is */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config's struct; 0: none */
+    void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
+    void (*check)(tt__text *all, const void *config);         /* adds further mistakes to `all`; or NULL */
+    /* Reads a tensor whose shape differs from the parameter's, if the model can adapt it, and sets *done.
+       NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
-    size_t image_size;          /* in the config's struct */
-    void (*print)(tt__text *json, const void *self, const void *config); /* what else config.json has */
-    const char *const *buffers; /* patterns of tensors in files that are no parameters; ends with NULL */
+    size_t image_size;          /* offset in the config's struct; 0: none */
+    void (*print)(tt__text *json, const void *self, const void *config); /* prints further members; or NULL */
+    const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
 } tt__architecture;
 
-/* The last fields but four of an architecture whose structs are X, X_config and X_layer. */
+/* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
     sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
     offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \
     offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
-/* Rows of a tensor, of a linear layer's or a norm's weight and bias, and of a config. */
+/* Table rows: of a tensor, of a weight and a bias (of a linear layer or a norm), and of a config. a, b: the
+   name or key in naming 0 and in naming 1. */
 #define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head, 0}
 #define TT__WEIGHT_BIAS(X, field, a, b, shape, rows, init, head) \
     TT__TENSOR(X, field##_w, a ".weight", b ".weight", shape, init, head), \
@@ -33745,26 +33748,26 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
-/* A checkpoint that is read: its config.json and its files of tensors, opened, each of them once. */
+/* A checkpoint being read: its config.json and its open files of tensors. */
 typedef struct tt__checkpoint {
-    char path[TT__PATH];   /* of config.json, for messages */
-    tt__file_bytes text;   /* of config.json */
-    tt__json config;       /* empty: there is none */
-    tt_safetensors **file;
-    int files, spelling;   /* of the tensors' names */
+    char path[TT__PATH];   /* path of config.json, for messages */
+    tt__file_bytes text;   /* text of config.json */
+    tt__json config;       /* config.json; empty: the checkpoint has none */
+    tt_safetensors **file; /* (files) */
+    int files, spelling;   /* spelling: naming of the tensors */
 } tt__checkpoint;
 
-/* The parameters of a model, or of one that is yet to be made. */
+/* The parameters of a model that exists or is to be made. */
 typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
-    char *self, *layer_self; /* the model's struct, the first layer's; NULL: not made yet */
-    int layers, spelling;
-    const tt__checkpoint *from; /* NULL: no file is read */
+    char *self, *layer_self; /* structs of the model and of its first layer; NULL: not made yet */
+    int layers, spelling;    /* spelling: naming of the tensors */
+    const tt__checkpoint *from; /* NULL: no checkpoint is read */
     tt__sizes size;
 } tt__layout;
 
-/* In the spelling of the checkpoint, or the architecture's. */
+/* Returns the layout of a model in the naming of the checkpoint, or without one of the architecture. */
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, const tt__checkpoint *from)
 {
@@ -33786,7 +33789,8 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     return l;
 }
 
-/* Parameter number k (the model's, then each layer's): its row and name; NULL behind the last. */
+/* Returns the row of parameter k and sets its name; returns NULL if k is past the last parameter. The model's
+   own parameters come first, then those of each layer. */
 static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char name[256])
 {
     const tt__architecture *a = l->a;
@@ -33800,7 +33804,7 @@ static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char nam
     return row;
 }
 
-/* Where the model's struct has parameter number k, which tt__layout_row knows. */
+/* Returns the address of parameter k's pointer in the structs of the model. row: tt__layout_row of k. */
 static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row, int k)
 {
     const int in_layers = k - l->a->n_model;
@@ -33808,13 +33812,14 @@ static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row
     return (tt_param **)(void *)((in_layers < 0 ? l->self : l->layer_self) + layer + row->offset);
 }
 
-/* Which part of a tensor a parameter is, in the spelling that packs three; 0: all of it. */
+/* Returns which third of a packed tensor a parameter is, 1 to 3; 0 if the parameter is a whole tensor. */
 static int tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
 {
     return l->spelling == 1 ? row->part : 0;
 }
 
-/* Fills in the dimensions of a parameter, with leading ones. Returns how many, 0 if the model lacks it. */
+/* Sets the dimensions of a parameter, leading ones included. Returns their number, or 0 if the model has no
+   such parameter. */
 static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     int n = 0;
@@ -33825,16 +33830,19 @@ static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t 
     return n;
 }
 
-/* Where a file has the elements of a parameter (rows, width) of which it is not simply a copy.
-   't': the file's tensor is (width, rows), as GPT-2's are. 'g': rows are those of heads of `size` rows; the
-   parameter has all heads of queries, then of keys, then of values, the file `groups` groups of heads, each
-   with its queries, its key and its value, as in GPT-NeoX and Falcon. */
+/* The order of a parameter's elements in a file. The parameter has the shape (rows, width).
+   0: the file has the parameter's order.
+   't': the file's tensor is the transpose, (width, rows), as in GPT-2.
+   'g': a head has `size` rows. The parameter has the heads of all queries, then of all keys, then of all
+   values. The file has `groups` groups of heads, and in each group its queries, its key and its value, as in
+   GPT-NeoX and Falcon. */
 typedef struct tt__packing {
-    char kind; /* 0: a copy */
+    char kind;
     int64_t rows, width, groups, size;
 } tt__packing;
 
-/* The row of the file that row r of a parameter is ('g'), or back. */
+/* Returns the row in the file of row r of the parameter, for the order 'g'. With `back`, r is a row of the
+   file, and the result is the row of the parameter. */
 static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
 {
     const int64_t heads = o->rows / o->size, queries = heads / o->groups - 2, head = r / o->size;
@@ -33844,14 +33852,14 @@ static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
         at = head % (queries + 2);
         at = at < queries ? group * queries + at : o->groups * (queries + at - queries) + group;
     } else {
-        const int64_t all = o->groups * queries; /* heads of queries */
+        const int64_t all = o->groups * queries; /* number of query heads */
         group = head < all ? head / queries : (head - all) % o->groups;
         at = group * (queries + 2) + (head < all ? head % queries : queries + (head - all) / o->groups);
     }
     return at * o->size + r % o->size;
 }
 
-/* How a file has the elements of that row's parameter. dims: the parameter's. */
+/* Returns the order of a parameter's elements in files. dims: the parameter's dimensions. */
 static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row, int ndim,
                                  const int64_t *dims)
 {
@@ -33859,7 +33867,8 @@ static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row,
     return o;
 }
 
-/* The dimensions that files give a tensor, as tt__row_dims. */
+/* Sets the dimensions of a parameter's tensor in files. Returns their number, or 0 if the model has no such
+   parameter. */
 static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     const int n = tt__row_dims(l, row, dims);
@@ -33870,7 +33879,7 @@ static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t
     return n;
 }
 
-/* Creates the parameters. scale: the standard deviation of those that start at random */
+/* Creates the parameters. scale: standard deviation of random initial values. */
 static tt_status tt__layout_new(const tt__layout *l, float scale)
 {
     const tt__tensor_row *row;
@@ -33889,20 +33898,21 @@ static tt_status tt__layout_new(const tt__layout *l, float scale)
 }
 
 /* ==== src/models/load.h */
-/* ---- from checkpoint files: an open file is shared by the parameters that will be read from it */
+/* ---- loading from checkpoint files: the parameters that will be read from a file share the open file */
 
-enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read together */
+enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read at once */
 
+/* The source of a parameter: a tensor of a file, or a part of one. */
 typedef struct tt__checkpoint_tensor {
     tt_safetensors *file;
-    int index;
-    int64_t first;
+    int index;         /* of the tensor in the file */
+    int64_t first;     /* element of the tensor at which the parameter begins */
     tt__packing order;
-    float *band;       /* 't': rows from band_row on, which were read last; NULL: none */
-    int64_t band_row, band_rows;
+    float *band;       /* order 't': the rows that were read last, (band_rows, width); NULL: none */
+    int64_t band_row, band_rows; /* first row and number of rows of the band */
 } tt__checkpoint_tensor;
 
-/* Reads the band of rows that has row r. */
+/* Reads the band of rows that contains row r. */
 static tt_status tt__checkpoint_band(tt__checkpoint_tensor *t, int64_t r)
 {
     tt_context *ctx = t->file->ctx;
@@ -33942,7 +33952,7 @@ static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, flo
         if (status == TT_OK)
             memcpy(to, t->band + (r - t->band_row) * o->width + c, sizeof *to * (size_t)part);
         if (r + 1 < o->rows || c + part < o->width) continue;
-        tt__free(t->file->ctx, t->band); /* the end: all has been read */
+        tt__free(t->file->ctx, t->band); /* the whole parameter has been read */
         t->band = NULL;
         t->band_rows = 0;
     }
@@ -33957,7 +33967,8 @@ static void tt__checkpoint_drop(tt_context *ctx, void *source)
     tt__free(ctx, t);
 }
 
-/* Tensor `index` of s must have the shape `dims`; with `part`, three times as many rows. */
+/* Refuses tensor `index` of s if its shape is not `dims`; with `part`, the tensor must have three times as
+   many rows. */
 static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims, int part,
                                  const char *param)
 {
@@ -33976,8 +33987,8 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* p will be read from tensor `index` of s, whose shape must be `dims`; with `part`, from that third of it.
-   order NULL: a copy. */
+/* Makes tensor `index` of s, whose shape must be `dims`, the source of p. part: the third of the tensor that
+   is p; 0: the whole tensor. order NULL: the file has p's order. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
 {
@@ -34001,7 +34012,8 @@ static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, 
     return TT_OK;
 }
 
-/* The tensor of that name, with the prefix or without, also under names of older versions; -1: none. */
+/* Returns the index of the tensor `name`, looked up with and without the prefix and under the names of older
+   versions, or -1 if the file has no such tensor. */
 static int tt__find_tensor(const tt_safetensors *s, const char *name, const char *prefix)
 {
     static const char *const old[][2] = {{"LayerNorm.weight", "LayerNorm.gamma"},
@@ -34021,7 +34033,7 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
     return index;
 }
 
-/* The file that has a tensor, and its number there; NULL: none has. */
+/* Returns the file that has a tensor and sets the tensor's index, or returns NULL if no file has it. */
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
     for (int k = 0; k < l->from->files; k++) {
@@ -34031,20 +34043,22 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* A classifier (rows of C) of another number of classes than the file's starts anew. */
+/* Returns whether a tensor of the file is a classifier (C rows) with another number of classes than the
+   model, so that the model's classifier keeps its random initial values. */
 static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *info, const int64_t *dims)
 {
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
 }
 
-/* Tensor `name` is missing in the file, or all of its layer are. */
+/* Reports that tensor k, `name`, is missing; or if the tensor's whole layer is, the number of layers found.
+   */
 static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
 {
     const tt__architecture *a = l->a;
     const int layer = k < a->n_model ? 0 : (k - a->n_model) / a->n_layer;
     char other[256];
     int index;
-    bool any = layer == 0; /* tensors of this layer */
+    bool any = layer == 0; /* the checkpoint has a tensor of this layer */
     for (int i = 0; i < a->n_layer && !any; i++) {
         const tt__tensor_row *row = tt__layout_row(l, a->n_model + layer * a->n_layer + i, other);
         any = row->name[l->spelling] && tt__layout_find(l, other, &index);
@@ -34056,7 +34070,8 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
                     "%d", l->from->file[0]->path, name, layer, l->layers);
 }
 
-/* Checks that the file has each tensor of the layout, of its shape, before anything of such sizes is made. */
+/* Checks that the checkpoint has each tensor of the layout with the right shape. This happens before memory
+   of these sizes is allocated. */
 static tt_status tt__layout_check(const tt__layout *l)
 {
     const tt__tensor_row *row;
@@ -34075,22 +34090,24 @@ static tt_status tt__layout_check(const tt__layout *l)
     return TT_OK;
 }
 
-/* Is this no parameter, but what its model makes itself? */
+/* Returns whether a tensor of a file is no parameter, but a buffer or a copy that the model does not need. */
 static bool tt__is_buffer(const tt__layout *l, const char *name)
 {
     for (const char *const *pattern = l->a->buffers; pattern && *pattern; pattern++)
         if (tt__match(*pattern, name)) return true;
     if (!l->size['X' - 'A'] && (tt__match("*lm_head.weight", name) || tt__match("*embed_out.weight", name)))
-        return true; /* the embedding again */
+        return true; /* a copy of the tied embedding */
     return tt__match("*embeddings.position_ids", name);
 }
 
-/* The parameters will be read from the file, whose tensors are checked. A head that it lacks starts anew. */
+/* Makes the checkpoint, already checked, the source of the parameters. A head that the checkpoint lacks keeps
+   its random initial values, with a warning. */
 static tt_status tt__layout_attach(const tt__layout *l)
 {
     char text[2][1024];
-    tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}}; /* lacking; of others */
-    int64_t classes = 0; /* of the file */
+    /* names of tensors that the files lack, and of tensors with another number of classes */
+    tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}};
+    int64_t classes = 0; /* of the file's classifier, if they differ */
     bool new_head = false;
     const tt__tensor_row *row;
     tt_safetensors *const *files = l->from->file;
@@ -34108,7 +34125,7 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt__file_dims(l, row, dims);
         tt_safetensors *file = tt__layout_find(l, name, &index);
         const tt_tensor_info *info = file ? &file->infos[index] : NULL;
-        if (info) unused -= part < 2; /* parts of one tensor count once */
+        if (info) unused -= part < 2; /* the three parts of a packed tensor count once */
         const bool of_others = info && tt__starts_anew(row, info, dims);
         if (!info || of_others) {
             tt__print(&anew[of_others], "%s'%s'", anew[of_others].length ? ", " : "", name);
@@ -34138,16 +34155,17 @@ static tt_status tt__layout_attach(const tt__layout *l)
 }
 
 /* ==== src/models/save.h */
-/* ---- to checkpoint files */
+/* ---- saving to checkpoint files */
 
-/* A parameter that is to be saved. */
+/* A parameter to save. */
 typedef struct tt__saved_param {
     const tt_param *p;
     tt__packing order;
-    int tensor; /* that it is, or is a part of */
+    int tensor; /* number of the tensor that the parameter is, or is a part of */
 } tt__saved_param;
 
-/* Streams elements of p through `piece` into w, in dtype `as`. */
+/* Writes n elements of p from `first` on to w in dtype `as`. piece, converted: scratch for TT__PIECE floats
+   each. */
 static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, int64_t first, int64_t n,
                                    tt_dtype as, float *piece, void *converted)
 {
@@ -34162,7 +34180,7 @@ static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, 
     return status;
 }
 
-/* Writes p transposed, which takes as much memory as it has elements of fp32. */
+/* Writes p transposed. This needs memory for all of p in fp32. */
 static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as,
                                      float *piece, void *converted)
 {
@@ -34183,7 +34201,7 @@ static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_p
     return status;
 }
 
-/* Writes p as its file has it. */
+/* Writes p in the order of the file. */
 static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as, float *piece,
                                 void *converted)
 {
@@ -34197,19 +34215,19 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param 
     return status;
 }
 
-/* The tensors of a model that is saved, in one file, or in several of which each has some that follow. */
+/* The tensors of a model to save, in one file or in several. Each file holds consecutive tensors. */
 typedef struct tt__saved_files {
-    tt_tensor_info *info;
-    char (*names)[256];
-    int *file;   /* of each tensor */
+    tt_tensor_info *info; /* (tensors) */
+    char (*names)[256];   /* (tensors) */
+    int *file;    /* (tensors): number of the tensor's file */
     int tensors, files;
     size_t bytes; /* of all tensors */
-    char id[17];  /* of several files: which save they are of */
+    char id[17];  /* tells the files of one save from those of another; empty for a single file */
 } tt__saved_files;
 
-static const char tt__save_key[] = "tinytrain.save"; /* of the metadata of files that make one model */
+static const char tt__save_key[] = "tinytrain.save"; /* key of the id in the metadata of each file */
 
-/* The name of file k of those that hold a model. */
+/* Writes the name of file k of a saved model. */
 static void tt__saved_file_name(const tt__saved_files *f, int k, char name[64])
 {
     if (f->files == 1) snprintf(name, 64, "model.safetensors");
@@ -34228,7 +34246,8 @@ static void tt__print_index(tt__text *json, const void *arg)
     tt__print(json, "  }\n}\n");
 }
 
-/* Deals the tensors out to files of at most `most` bytes, or of one tensor; 0: all to one. */
+/* Assigns the tensors to files of at most `most` bytes; a larger tensor gets a file of its own. 0: one file.
+   */
 static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
 {
     size_t held = 0;
@@ -34247,8 +34266,9 @@ static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
     }
 }
 
-/* What tells a save from one before, whose files it replaces one by one: a hash of some numbers of each
-   parameter, so that the same model makes the same files. */
+/* Sets the id of a save in several files. A save replaces the files of an older save one by one, and the id
+   tells the two apart after an interruption. The id is a hash of the first numbers of each parameter, so that
+   the same model gives the same files. */
 static tt_status tt__save_id(tt__saved_files *f, const tt__saved_param *param, int params, float *piece)
 {
     enum { SOME = 1024 };
@@ -34259,12 +34279,12 @@ static tt_status tt__save_id(tt__saved_files *f, const tt__saved_param *param, i
         status = tt__param_read(param[k].p, 0, n, piece);
         if (status == TT_OK) hash = tt__hash_on(hash, piece, sizeof *piece * (size_t)n);
     }
-    status = tt__net_fail(param[0].p->ctx, status); /* others may be about to send what they have */
+    status = tt__net_fail(param[0].p->ctx, status); /* other processes may wait to send their shards */
     snprintf(f->id, sizeof f->id, "%016llx", (unsigned long long)hash);
     return status;
 }
 
-/* Writes file `file` of a model into a folder. */
+/* Writes file number `file` of a model into a folder. All processes take part. */
 static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__saved_files *f, int file,
                                const tt__saved_param *param, int params, tt_dtype dtype, float *piece)
 {
@@ -34283,12 +34303,12 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     for (int k = 0; k < params && status == TT_OK; k++)
         if (f->file[param[k].tensor] == file)
             status = tt__save_param(w, &param[k], dtype, piece, piece + TT__PIECE);
-    if (began) status = tt__net_fail(ctx, status); /* others may be about to send what they have */
+    if (began) status = tt__net_fail(ctx, status); /* other processes may wait to send their shards */
     status = tt__safetensors_end(w, status);
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* One of the files that a larger model has left, whose names tell another number of files. */
+/* A search for a file of an earlier save, whose name gives another number of files than `files`. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)
@@ -34302,6 +34322,7 @@ static bool tt__find_stale(void *arg, const char *name)
     return false;
 }
 
+/* Removes the files of earlier saves of several files from a folder. files: number of files of this save. */
 static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files)
 {
     char path[TT__PATH];
@@ -34316,8 +34337,9 @@ static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files
     }
 }
 
-/* Writes model.safetensors into a folder, which is made if need be; in the dtype of the parameters, which is
-   returned. Where that would take more than `most` bytes (0: any number may), several files and an index. */
+/* Writes model.safetensors into a folder, which is created if it does not exist. If the tensors take more
+   than `most` bytes (0: no limit), writes several files and an index. All tensors have the dtype of the first
+   parameter, or fp32 if no program holds that parameter; sets *dtype. */
 static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t most, tt_dtype *dtype)
 {
     tt_context *ctx = l->ctx;
@@ -34352,7 +34374,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         param[params].p = p;
         param[params].order = tt__row_order(l, row, ndim, dims);
         param[params++].tensor = f.tensors - (part > 1);
-        if (part > 1) continue; /* it follows the first part, in one tensor */
+        if (part > 1) continue; /* stored in the tensor of the first part */
         memcpy(f.names[f.tensors], name, sizeof name);
         f.info[f.tensors].name = f.names[f.tensors];
         f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
@@ -34361,13 +34383,13 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         f.tensors++;
     }
     if (status == TT_OK) tt__deal_out(&f, *dtype, most);
-    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* others may not have failed */
+    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells the other processes */
     if (status == TT_OK && f.files > 1) status = tt__save_id(&f, param, params, piece);
     for (int k = 0; k < f.files && status == TT_OK; k++)
         status = tt__save_file(ctx, folder, &f, k, param, params, *dtype, piece);
     const char *index = "model.safetensors.index.json", *stale = f.files > 1 ? "model.safetensors" : index;
     if (status == TT_OK && f.files > 1) status = tt__save_printed(ctx, folder, index, tt__print_index, &f);
-    if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* an older model may have it */
+    if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* left by an earlier save */
     if (status == TT_OK && tt_process(ctx) == 0) {
         ctx->options.files.remove(ctx->options.files.user, path);
         status = tt__remove_stale(ctx, folder, f.files);
@@ -34380,9 +34402,9 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
 /* ==== src/models/config.h */
 /* -------------------------------------------------------------------------------------------- config.json */
 
-/* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
-   transformers. (*last)[k]: class k is the last of its name; to be freed. names: (classes, 64);
-   TT_ERR_ARGUMENT if one is not UTF-8. */
+/* Sets (*last)[k] to whether class k is the last class with its name. Two classes may share a name, such as
+   "crane" in ImageNet; label2id then names the last of them, as in transformers. names: (classes, 64).
+   Returns TT_ERR_ARGUMENT if a name is not UTF-8. The caller frees *last. */
 static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int classes, bool **last)
 {
     const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)classes), *twice;
@@ -34426,7 +34448,7 @@ static void tt__print_labels(tt__text *json, const char (*names)[64], int classe
 
 enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* so that an int can count all tensors */
 
-/* The number of classes, from id2label or num_labels; as it is when there is neither. */
+/* Reads the number of classes from id2label or else num_labels. Without either key *classes is unchanged. */
 static tt_status tt__read_classes(const tt__json *j, int *classes)
 {
     int labels = tt__json_get(j, 0, "id2label");
@@ -34441,7 +34463,8 @@ static tt_status tt__read_classes(const tt__json *j, int *classes)
     return status;
 }
 
-/* names (classes, 64) from id2label, where it is there; cut at 63 bytes, never within a character. */
+/* Reads names (classes, 64) from id2label, if the file has that key. A longer name is cut to at most 63 bytes
+   between two characters. */
 static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int classes)
 {
     int labels = tt__json_get(j, 0, "id2label");
@@ -34458,9 +34481,11 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
     return TT_OK;
 }
 
+/* Returns whether a row of a config describes an int. */
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
-/* Reads a config as its rows say, and the number of classes. Its activation's name lives as long as j. */
+/* Reads the fields of a config that the architecture's rows describe, and the number of classes. The name of
+   the activation lives as long as j. */
 static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, void *config)
 {
     const char *act = NULL;
@@ -34491,7 +34516,7 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
-/* Records the activation of that name; NULL: there is none. */
+/* Returns the function that records the activation `name`, or NULL if no activation has that name. */
 static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
 {
     static const struct { const char *name; tt_value (*record)(tt_tape *, tt_value); } all[] = {
@@ -34501,7 +34526,7 @@ static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
     return NULL;
 }
 
-/* All that is wrong with a config, in one message. */
+/* Checks a config and reports all its mistakes in one message. */
 static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
 {
     char text[512];
@@ -34536,11 +34561,11 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
 }
 
 /* ==== src/models/model.h */
-/* ------------------------------------------------------------------------------- making, loading, saving */
+/* --------------------------------------------------------------------------- creating, loading and saving */
 
 static void tt__model_free(const tt__architecture *a, void *self)
 {
-    tt_context *ctx = (tt_context *)tt__pointer_at(self, 0); /* the first of each model's struct */
+    tt_context *ctx = (tt_context *)tt__pointer_at(self, 0); /* the first field of each model's struct */
     if (ctx) {
         tt__free(ctx, tt__pointer_at(self, a->layers_at));
         if (a->classes) tt__free(ctx, tt__pointer_at(self, a->names_at));
@@ -34548,7 +34573,7 @@ static void tt__model_free(const tt__architecture *a, void *self)
     memset(self, 0, a->bytes);
 }
 
-/* Makes a model of a config that is in order. */
+/* Creates a model from a config that has been checked. */
 static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
     const int params = ctx->n_params, classes = a->classes ? tt__int_field(config, a->classes) : 0;
@@ -34561,8 +34586,9 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(self, 0, a->bytes);
     memcpy(to, &ctx, sizeof ctx);
     memcpy(to + a->config_at, config, a->config_bytes);
-    memset(to + a->config_at + a->activation, 0, sizeof activation); /* the model may be moved: */
-    snprintf(to + a->activation_at, 32, "%s", activation);           /* its own copy says it */
+    /* The struct may be copied elsewhere, so the config gets no pointer to the model's copy of the name. */
+    memset(to + a->config_at + a->activation, 0, sizeof activation);
+    snprintf(to + a->activation_at, 32, "%s", activation);
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
@@ -34581,8 +34607,8 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
     return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
-/* Makes a model of a file's config and tensors, which are checked first. classes, image_size: those that are
-   asked for; 0: the config's. */
+/* Creates a model from a checkpoint's config and tensors, which are checked first. classes, image_size: the
+   caller's wishes; 0: as in the config. */
 static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
                                 const tt__checkpoint *from, int classes, int image_size)
 {
@@ -34594,7 +34620,7 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
-    if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
+    if (status == TT_OK && image_size) { /* after the check: only the config's size must fit the tensors */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
@@ -34643,8 +34669,9 @@ static void tt__print_config(tt__text *json, const void *arg)
                      tt__int_field(s->config, a->classes), s->last);
 }
 
-/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; most: bytes of a
-   file, 0: any number. `config` is the model's: where its owner has changed it, it must still be in order. */
+/* Writes model.safetensors and config.json into a folder. spelling: naming of the tensors. most: max bytes of
+   a file; 0: no limit. config: the model's, checked before anything is written as its owner may have changed
+   it. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, int spelling, size_t most, const char *folder)
 {
@@ -34662,7 +34689,7 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     return status;
 }
 
-/* Lists names with quotes around them, the first few of many. */
+/* Prints names in quotes, the first 8 and then the number of the others. */
 static void tt__list_names(tt__text *to, const char *const *names, int n)
 {
     const int most = 8;
@@ -34670,7 +34697,8 @@ static void tt__list_names(tt__text *to, const char *const *names, int n)
     if (n > most) tt__print(to, " and %d others", n - most);
 }
 
-/* As tt_bert_name_classes says. names: (classes, 64), the model's; kept: its classifier is a checkpoint's. */
+/* Implements tt_bert_name_classes. names: the model's, (classes, 64). kept: the model's classifier comes from
+   a checkpoint. */
 static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
 {
     if (d->n_classes != classes)
@@ -34707,9 +34735,11 @@ static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classe
 
 /* ==== src/models/checkpoint.h */
 /* ----------------------------------------------------------------------------------------------- checkpoints
-   A folder is opened: config.json, and the tensors of model.safetensors or of its shards. */
+   Opens a folder: its config.json, and its tensors in model.safetensors or in the several files that
+   model.safetensors.index.json names. */
 
-/* Opens config.json of a folder. */
+/* Opens and parses the config.json of a folder. The caller closes c with tt__checkpoint_close, also after an
+   error. */
 static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__checkpoint *c)
 {
     memset(c, 0, sizeof *c);
@@ -34734,7 +34764,8 @@ static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
     tt__shards_close(ctx, c);
 }
 
-/* Opens the files that weight_map of model.safetensors.index.json names. */
+/* Opens the files that "weight_map" of model.safetensors.index.json names, each once. Refuses files of
+   different saves. */
 static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -34779,6 +34810,7 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
     return status;
 }
 
+/* Opens a single file of tensors. */
 static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoint *s)
 {
     if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
@@ -34787,6 +34819,7 @@ static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoin
     return TT_OK;
 }
 
+/* Opens the tensors of a folder: model.safetensors, or without it the files of the index. */
 static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -34828,7 +34861,7 @@ tt_metric tt_perplexity(void)
     return m;
 }
 
-/* image_bytes 0: text. */
+/* Declares the inputs of a classifier. image_bytes: bytes of an image; 0 for text. */
 static tt_inputs tt__sequence_inputs(tt_tape *t, int max_seqs, int64_t max_rows, int64_t image_bytes)
 {
     tt_inputs in;
@@ -34857,7 +34890,7 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
     return tt__sequence_inputs(t, o->max_seqs, (int64_t)o->max_seqs * length, image_bytes);
 }
 
-/* The loss of a classifier with these logits (seqs, classes). */
+/* Records the loss of a classifier from its logits (seqs, classes), and names it "loss". */
 static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, const tt_train_options *o)
 {
     tt_cross_entropy_options c = tt_cross_entropy_options_default();
@@ -34872,13 +34905,14 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 /* ==== src/models/bert_layout.h */
 /* --------------------------------------------------------------------------------------------------- BERT */
 
-/* H hidden, I intermediate, V vocab, P positions, T types, C classes. Hidden: Q where there is a head, B in
-   BigBird, U where queries, keys and values have biases. */
+/* Letters of shapes: H hidden, I intermediate, V vocab, P positions, T types, C classes. The next letters are
+   the hidden size or 0: Q if the model has a head before the classifier, B in BigBird, U if queries, keys and
+   values have biases. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text *all, const void *config);
 static void tt__bert_print(tt__text *json, const void *self, const void *config);
 
-/* Spelling 1 is DistilBERT's. */
+/* Naming 1 is DistilBERT's, naming 0 that of the other kinds. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
 #define TT__BERT_EMBEDDINGS \
@@ -34891,7 +34925,7 @@ static const tt__tensor_row tt__bert_tensors[] = {
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
 };
-static const tt__tensor_row tt__roberta_tensors[] = { /* and BigBird's */
+static const tt__tensor_row tt__roberta_tensors[] = { /* of RoBERTa and BigBird */
     TT__BERT_EMBEDDINGS,
     T(pooler_w, ".pooler.weight", "BB", 'n', 2),
     T(pooler_b, ".pooler.bias", "B", '0', 2),
@@ -34913,7 +34947,7 @@ static const tt__tensor_row tt__bert_layer_tensors[] = {
     W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
 #undef W
 };
-/* BERT and DistilBERT have the first 12, RoBERTa 13. */
+/* BERT and DistilBERT use the first 12 rows, RoBERTa the first 13, BigBird all rows. */
 static const tt__config_row tt__bert_rows[] = {
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
     C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
@@ -34936,20 +34970,21 @@ static const tt__config_row tt__bert_rows[] = {
 #undef C
 };
 
-/* What tells a kind from the others: its files and tables, flags, its head's activation, its base model. */
+/* Flags of a kind of BERT. */
 enum {
-    TT__BERT_HEAD = 1,       /* there is a layer before the classifier; without the flag `pooler` decides */
-    TT__BERT_OFFSET = 2,     /* positions begin behind pad_token, and there is one token type */
-    TT__BERT_SPARSE = 4,     /* block_sparse, qkv_bias and scale_embeddings count */
-    TT__BERT_DROP_SUM = 8,   /* embeddings have dropout before their norm, not behind it */
-    TT__BERT_DROP_OUT = 16,  /* attention's output has dropout */
-    TT__BERT_DROP_HEAD = 32, /* what the layer before the classifier reads has dropout */
-    TT__BERT_DROP_AS = 64    /* classifier_dropout is `dropout` where config.json does not say it */
+    TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; without the flag `pooler` decides */
+    TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1, and the model has one token type */
+    TT__BERT_SPARSE = 4,     /* block_sparse, qkv_bias and scale_embeddings are read */
+    TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after it */
+    TT__BERT_DROP_OUT = 16,  /* the attention's output has dropout */
+    TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
+    TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
 };
+/* A kind of BERT: its architecture (names and tables), flags, and the defaults of its base model. */
 typedef struct tt__bert_kind {
     tt__architecture a;
     int flags;
-    tt_value (*head)(tt_tape *, tt_value); /* NULL: as the layers' */
+    tt_value (*head)(tt_tape *, tt_value); /* activation of the head; NULL: the layers' activation */
     int vocab, positions, types, pad, layers;
     const char *activation;
     float eps, classifier_dropout;
@@ -34961,7 +34996,7 @@ typedef struct tt__bert_kind {
     TT__COUNT(tt__bert_layer_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
     tt__bert_print, NULL}
 
-static const tt__bert_kind tt__bert_kinds[] = { /* by tt_bert_kind */
+static const tt__bert_kind tt__bert_kinds[] = { /* in the order of tt_bert_kind */
     {TT__BERT_FILES(bert, 12, "BERT", 0, "BertForSequenceClassification", "bert", "hidden_act",
                     "  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n", "bert.",
                     "encoder.layer"),
@@ -35068,9 +35103,9 @@ tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 }
 
 /* ==== src/models/big_bird.h */
-/* ---- BigBird's random blocks, as transformers' BigBirdBlockSparseAttention chooses them by numpy */
+/* ---- BigBird's random blocks: the blocks that transformers' BigBirdBlockSparseAttention draws by numpy */
 
-/* MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), as numpy.random.seed begins it. */
+/* State of MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), seeded as by numpy.random.seed. */
 typedef struct tt__twister { uint32_t word[624]; int at; } tt__twister;
 
 static void tt__twister_seed(tt__twister *m, uint32_t seed)
@@ -35098,7 +35133,7 @@ static uint32_t tt__twister_next(tt__twister *m)
     return y ^ y >> 18;
 }
 
-/* Shuffles x (n) as numpy.random.permutation does. */
+/* Shuffles the n numbers of x as numpy.random.permutation does. */
 static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 {
     for (int k = n - 1; k > 0; k--) {
@@ -35111,11 +35146,12 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
     }
 }
 
-/* The plan of the paper, which transformers has for 1024, 3072 and 4096 positions: blocks of the first 1024
-   tokens that are not near block i of n. Fills x and returns how many. */
+/* Writes the candidates for the random blocks of block i of n to x, and returns their number. These are the
+   blocks of the first 1024 tokens that are not near block i: the paper's plan, which transformers follows for
+   1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
-    int last = n - 1, count = 0, start = i - 2, end = i; /* blocks [start + 1, end + 1] are left out */
+    int last = n - 1, count = 0, start = i - 2, end = i; /* blocks start + 1 to end + 1 are no candidates */
     if (1024 > 2 * size) last = 1024 / size - 1;
     if (i == 1) start = 0, end = 1;
     else if (i == 2) start = 0, end = 2;
@@ -35127,20 +35163,22 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Otherwise of the first 2 listed + 5 blocks all are shuffled; a block does not list those that it sees. */
+/* Returns whether block j may be a random block of block i, for numbers of positions without a plan of the
+   paper. transformers then shuffles the first `most` = 2 listed + 5 blocks. Block i does not list itself, its
+   neighbours, or the first and the last of these blocks; blocks 1 and most - 2 do not list each other. */
 static bool tt__big_bird_may(int i, int j, int most)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == most - 1;
     return !near && !global && !(i == 1 && j == most - 2) && !(i == most - 2 && j == 1);
 }
 
-/* lists (heads, n, listed): the random blocks of each block of a sequence of n blocks of `size` rows. x: room
-   for n numbers. */
+/* Fills lists (heads, n, listed) with the random blocks of each block. The sequence has n blocks of `size`
+   rows. x: scratch for n numbers. */
 static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int size, uint32_t seed,
                                int32_t *x)
 {
-    const int64_t rows = (int64_t)n * size; /* up to a block more than there are positions */
-    const int most = 2 * listed + 5;        /* blocks; tt__roberta_check bounds their rows */
+    const int64_t rows = (int64_t)n * size; /* positions, rounded up to whole blocks */
+    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -35162,22 +35200,22 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                 if (tt__big_bird_may(i, x[k], most)) list[found++] = x[k];
         }
 }
-/* Where the embedding of positions has that of a sequence's first token. */
+/* Returns the row of the position embedding that belongs to the first token of a sequence. */
 static int tt__bert_offset(const tt_bert_config *c)
 {
     return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
 }
 
 /* ==== src/models/bert.h */
-/* ------------------------------------------------------------------------------------------ BERT and its kin
-   Records the model, and loads and saves its folder. */
+/* ----------------------------------------------------------------------------------- BERT and its variants
+   Records the model on a tape, and loads and saves its folder. */
 
-/* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
+/* Records the sum of the embeddings of token, position and type, before the norm: (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
     const int flags = tt__bert_of(c)->flags, offset = tt__bert_offset(c);
-    /* The order of these two decides the random numbers of the updates. */
+    /* The random numbers of the updates depend on the order of the next two calls. */
     tt_value places = tt_embedding_offset(t, in->positions, m->position, offset);
     tt_value words = tt_embedding(t, in->ids, m->word);
     if (flags & TT__BERT_SPARSE && c->scale_embeddings)
@@ -35187,7 +35225,8 @@ static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in
     return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
 }
 
-/* Attention of a layer. lists: room for those of BigBird, (heads, blocks, random_blocks) and blocks more. */
+/* Returns the options of a layer's attention. lists: NULL for full attention. For BigBird, room for its lists
+   of random blocks (heads, blocks, random_blocks) and scratch of `blocks` numbers after them. */
 static tt_attention_options tt__bert_attention(const tt_bert_config *c, int layer, int32_t *lists)
 {
     tt_attention_options o = tt_attention_options_default(c->heads);
@@ -35219,7 +35258,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
         return tt__handle(t, 0);
     }
-    /* All but h is (rows, hidden). */
+    /* All values but h have the shape (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
     if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
@@ -35241,7 +35280,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt_name(t, h, "layer.%d.intermediate", k);
         h = tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout);
         x = tt_add(t, h, x);
-        tt_block_end(t, x); /* not the norm, whose backward reads this */
+        tt_block_end(t, x); /* before the norm, because the norm's backward reads x */
         x = tt_layernorm(t, x, l->output_norm_w, l->output_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d", k);
     }
@@ -35251,7 +35290,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
-    tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* (seqs, hidden): [CLS] */
+    tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* [CLS] of each: (seqs, hidden) */
     const tt__bert_kind *k = tt__bert_of(&m->config);
     if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
     if (m->head_w) {
@@ -35344,7 +35383,7 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
 /* ==== src/models/vit.h */
 /* ---------------------------------------------------------------------------------------------------- ViT */
 
-#define TT__MAX_PATCH 16384 /* pixels; so that sizes multiply without overflow */
+#define TT__MAX_PATCH 16384 /* max side of a patch in pixels; products of sizes then do not overflow */
 
 tt_vit_config tt_vit_config_default(const char *size)
 {
@@ -35381,7 +35420,8 @@ static int tt__vit_tokens(const tt_vit_config *c)
     return grid * grid + 1;
 }
 
-/* H hidden, I intermediate, D channels, P patch, N tokens, C classes; B: hidden, of biases of q, k and v. */
+/* Letters of shapes: H hidden, I intermediate, D channels, P patch, N tokens, C classes; B: size of the
+   biases of q, k and v, the hidden size or 0. */
 static void tt__vit_sizes(const void *config, tt__sizes size)
 {
     const tt_vit_config *c = (const tt_vit_config *)config;
@@ -35407,7 +35447,8 @@ static void tt__vit_check(tt__text *all, const void *config)
         tt__print(all, "; resample is %d, expected one of tt_resample", (int)c->resample);
 }
 
-/* Weights of the four pixels around, at distance x in [0, 1) from the second (Keys 1981, with a = -3/4). */
+/* Computes the weights of four neighbouring pixels for a point at distance x in [0, 1) after the second pixel
+   (Keys 1981, with a = -3/4). */
 static void tt__cubic_weights(float x, float w[4])
 {
     const float a = -0.75f;
@@ -35417,8 +35458,9 @@ static void tt__cubic_weights(float x, float w[4])
     }
 }
 
-/* Positions of a grid of from x from patches, for one of to x to: bicubic, pixel centres aligned, edges
-   repeated, as transformers does; the class token's stays. old (1 + from^2, n) -> now (1 + to^2, n) */
+/* Interpolates the position embeddings of a grid of from x from patches to a grid of to x to: bicubic, pixel
+   centres aligned, edges repeated, as transformers does. The class token's embedding is copied.
+   old (1 + from^2, n) -> now (1 + to^2, n) */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);
@@ -35439,13 +35481,13 @@ static void tt__interpolate_positions(const float *old, int from, float *now, in
     }
 }
 
-static int tt__square_root(int64_t n) /* of a square; else 0 */
+static int tt__square_root(int64_t n) /* returns 0 if n is no square */
 {
     int64_t root = n > 0 && n <= INT32_MAX ? (int64_t)(sqrt((double)n) + 0.5) : 0;
     return root * root == n ? (int)root : 0;
 }
 
-/* Positions of a checkpoint for images of another size. */
+/* Interpolates the positions of a checkpoint whose images have another size than the model's. */
 static tt_status tt__vit_adapt(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index,
                                bool *done)
 {
@@ -35484,7 +35526,7 @@ static const tt__tensor_row tt__vit_tensors[] = {
 #undef T
 #undef W
 };
-static const tt__tensor_row tt__vit_layer_tensors[] = { /* parts of one tensor stand together */
+static const tt__tensor_row tt__vit_layer_tensors[] = { /* the parts of a packed tensor follow one another */
 #define W(...) TT__WEIGHT_BIAS(tt_vit_layer, __VA_ARGS__, false)
 #define P(field, name, packed, shape, init, part) \
     {offsetof(tt_vit_layer, field), {"attention.attention." name, "self_attention.in_proj_" packed}, shape, \
@@ -35520,7 +35562,7 @@ static const tt__config_row tt__vit_rows[] = {
 #undef C
 };
 
-/* Spelling 1, of tensors, is torchvision's; config.json is always transformers'. */
+/* Naming 1 of the tensors is torchvision's; config.json always has transformers' naming. */
 static const tt__architecture tt__vit = {
     "ViT", 0, "ViTForImageClassification", "vit", "hidden_act", "", {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
@@ -35607,7 +35649,7 @@ tt_image_options tt_vit_image_options(const tt_vit *m)
     tt_image_options o = tt_image_options_default(c->image_size, c->image_size);
     o.channels = c->channels;
     o.resample = c->resample;
-    if (c->resize) o.pad = c->image_size; /* as much as any image needs */
+    if (c->resize) o.pad = c->image_size; /* enough for images of any size */
     if (c->resize_shortest) o.resize_shortest = c->resize;
     else if (c->resize >= 0) o.resize_height = o.resize_width = c->resize ? c->resize : c->image_size;
     return o;
@@ -35633,7 +35675,7 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
     return tt__config_read(j, &tt__vit, c);
 }
 
-/* Size k of tensor `name`, 0 when there is none. */
+/* Returns dimension k of tensor `name`, or 0 if the tensor or the dimension does not exist. */
 static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
 {
     const tt_tensor_info *info = NULL;
@@ -35642,7 +35684,7 @@ static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
     return info && k < info->ndim && info->dims[k] <= INT32_MAX / 4 ? (int)info->dims[k] : 0;
 }
 
-/* The config of files without one, from the shapes of its tensors. */
+/* Infers the config of a checkpoint without config.json from the shapes of the tensors. */
 static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *config)
 {
     const int spelling = s->spelling;
@@ -35661,9 +35703,9 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
         return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d",
                         s->file[0]->path, config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[spelling], 1) - 1) * config->patch_size;
-    int head_size = config->hidden_size == 1280 ? 80 : 64; /* of the published sizes Ti, S, B, L; H */
+    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H, 64 in Ti, S, B and L */
     config->heads = config->hidden_size / head_size;
-    if (spelling == 1) { /* as torchvision's models were trained */
+    if (spelling == 1) { /* the values with which torchvision's models were trained */
         static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
         memcpy(config->mean, mean, sizeof mean);
         memcpy(config->std, std, sizeof std);
@@ -35687,8 +35729,8 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
                     s->file[0]->path, position[spelling], patch[spelling]);
 }
 
-/* A size of preprocessor_config.json: a number, {"height", "width"}, or {"shortest_edge"} if `shortest` is
-   not NULL. Absent: *size stays. */
+/* Reads a size from preprocessor_config.json: a number, an object with equal "height" and "width", or, if
+   `shortest` is not NULL, with "shortest_edge". Without the key *size is unchanged. */
 static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size, bool *shortest)
 {
     static const char *const keys[] = {"height", "width", "shortest_edge", "longest_edge", "max_height",
@@ -35713,8 +35755,8 @@ static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size
     return TT_OK;
 }
 
-/* How preprocessor_config.json says that images get the model's size; transformers' defaults for what it
-   leaves open. image_size: the caller's, or 0. */
+/* Reads how images get the model's size from preprocessor_config.json; missing keys have transformers'
+   defaults. image_size: the caller's, or 0. */
 static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit_config *c)
 {
     const char *type = NULL;
@@ -35753,15 +35795,15 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
                         side, model);
     c->resample = (tt_resample)resample;
     c->resize = !resizes ? -1 : !crops || (size == crop && !c->resize_shortest) ? 0 : size;
-    if (c->resize > 0 && image_size) /* the same share of an image is cropped */
+    if (c->resize > 0 && image_size) /* scaled, so that the crop keeps its share of the image */
         c->resize = (int)tt__min(TT__IMAGE_SIDE, ((int64_t)size * image_size + crop / 2) / crop);
     return TT_OK;
 }
 
-/* What preprocessor_config.json says of images. image_size: the caller's, or 0. */
+/* Reads preprocessor_config.json. image_size: the caller's, or 0. */
 static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt_vit_config *c)
 {
-    if (c->channels < 1 || c->channels > 4) return TT_OK; /* tt__vit_check refuses it: mean has room for 4 */
+    if (c->channels < 1 || c->channels > 4) return TT_OK; /* mean has room for 4; tt__vit_check refuses it */
     bool rescales = true, normalizes = true;
     float factor = 1.0f / 255;
     tt_status status = tt__vit_read_resizing(j, image_size, c);
@@ -35781,7 +35823,7 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt
         if (j->nodes[list].kind != TT__JSON_ARRAY || j->nodes[list].count != c->channels)
             return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': '%s' must be a list of %d numbers", j->path, key,
                             c->channels);
-        const float least = side ? FLT_MIN : -FLT_MAX; /* what is divided by is above 0 */
+        const float least = side ? FLT_MIN : -FLT_MAX; /* image_std is a divisor and must be above 0 */
         float *to = side ? c->std : c->mean;
         for (int k = 0, node = list + 1; k < c->channels && status == TT_OK; k++, node = j->nodes[node].after)
             status = tt__json_float_at(j, key, node, least, INFINITY, &to[k]);
@@ -35800,7 +35842,7 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     memset(m, 0, sizeof *m);
     memset(&s, 0, sizeof s);
     memset(&preprocessor, 0, sizeof preprocessor);
-    tt_status status = tt__path_join(ctx, beside, path, "model.safetensors"); /* the longest that follows */
+    tt_status status = tt__path_join(ctx, beside, path, "model.safetensors"); /* checks the path's length */
     if (status != TT_OK) return status;
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
@@ -35832,7 +35874,7 @@ static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
     if (c->resize_shortest) tt__print(json, "\"shortest_edge\": %d", size);
     else tt__print(json, "\"height\": %d, \"width\": %d", size, size);
     tt__print(json, "},\n  \"resample\": %d,\n", (int)c->resample);
-    if (c->resize) /* transformers 4 crops in DeiT's processor alone */
+    if (c->resize) /* in transformers 4 only DeiT's processor crops */
         tt__print(json, "  \"do_center_crop\": true,\n"
                   "  \"crop_size\": {\"height\": %d, \"width\": %d},\n", c->image_size, c->image_size);
     tt__print(json, "  \"do_rescale\": true,\n  \"rescale_factor\": 0.00392156862745098,\n"
@@ -35860,20 +35902,20 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
 
 /* ==== src/models/lm_layout.h */
 /* ----------------------------------------------------------------------------------------------- decoders
-   A table for each architecture says what its files call the tensors of tt_lm and the numbers of
-   tt_lm_config. How the layers compute follows from what is there. */
+   A table for each architecture gives the names in files of the tensors of tt_lm and of the numbers of
+   tt_lm_config. The tensors that a model has decide how its layers compute. */
 
-/* What tells a kind from the others, beside its tables. */
+/* Flags of a kind of decoder. */
 enum {
     TT__LM_POSITIONS = 1,     /* positions are learned, not rotary */
-    TT__LM_EQUAL_HEADS = 2,   /* there are as many key heads as heads */
-    TT__LM_LLAMA = 4,         /* heads have any size, and config.json says a sliding_window, be it null */
-    TT__LM_MLP_4 = 8,         /* an MLP has 4 * hidden_size columns where config.json does not say them */
+    TT__LM_EQUAL_HEADS = 2,   /* key_heads must equal heads */
+    TT__LM_LLAMA = 4,         /* heads may have any size; config.json gets a sliding_window, possibly null */
+    TT__LM_MLP_4 = 8,         /* intermediate_size defaults to 4 * hidden_size if config.json lacks it */
     TT__LM_QKV_BIAS = 16,     /* queries, keys and values always have biases, attention's output never */
-    TT__LM_ONE_BIAS = 32,     /* the MLP has biases where attention has */
-    TT__LM_WINDOW = 64,       /* sliding_window is read ... */
-    TT__LM_WINDOW_FROM = 128, /* ... and from what layer on there are windows */
-    TT__LM_FALCON = 256       /* multi_query and others tell the numbers of key heads and norms */
+    TT__LM_ONE_BIAS = 32,     /* the MLP has biases if the attention has biases */
+    TT__LM_WINDOW = 64,       /* config.json may have a sliding_window */
+    TT__LM_WINDOW_FROM = 128, /* config.json may say from which layer on the window applies */
+    TT__LM_FALCON = 256       /* multi_query and other keys decide the numbers of key heads and norms */
 };
 static int tt__lm_flags(const tt_lm_config *c);
 
@@ -35898,9 +35940,10 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
 
-/* H hidden, I intermediate, V vocab, P positions, X vocab of an untied head, D head size, G key heads;
-   A columns of all queries, K of all keys, S of both and all values. Rows of biases: Q of queries, L of keys,
-   T of all three, B of the attention's output, M and N of the MLP's. Norms of Falcon: E, F, O. */
+/* Letters of shapes: H hidden, I intermediate, V vocab, P positions, X vocab of an untied head, D head size,
+   G key heads; A columns of all queries, K of all keys, S of all queries, keys and values. Sizes of biases,
+   0 without them: Q of queries, L of keys or values, T of queries, keys and values together, B of the
+   attention's output, M and N of the MLP. Sizes of Falcon's norms, 0 without them: E, F, O. */
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -35924,7 +35967,7 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
 #undef S
 }
 
-/* A row of one spelling: a tensor, a linear layer's weight and bias, a norm's. */
+/* Table rows with one naming: of a tensor, of a linear layer's weight and bias, of a norm's. */
 #define TT__LM(X, field, name, shape, init, order) \
     {offsetof(X, field), {name, NULL}, shape, init, 0, false, order}
 #define TT__LM_LINEAR(field, name, shape, rows, weight_order, bias_order) \
@@ -35981,7 +36024,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* of rows with the same place, one has a size */
+static const tt__tensor_row tt__falcon_layer[] = { /* of rows with the same field, at most one has a size */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
@@ -36027,8 +36070,8 @@ static const char *const tt__lm_buffers[] = {
     "*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias",
     "*rotary_emb.inv_freq", NULL};
 
-/* A kind: its files and tables, flags, keys of config.json for the base and share of rotary positions, the
-   modules that get adapters, and transformers' defaults. */
+/* A kind of decoder: its architecture (names and tables), its flags, the keys of config.json for the base and
+   the share of rotary positions, the modules that get adapters by default, and transformers' defaults. */
 typedef struct tt__lm_kind {
     tt__architecture a;
     int flags;
@@ -36107,7 +36150,7 @@ tt_lm_config tt_lm_config_default(const char *kind)
     return c;
 }
 
-/* Lists the kinds that there are. */
+/* Prints the names of all kinds, with commas between. */
 static const char *tt__lm_names(char to[256])
 {
     tt__text all = {to, 256, 0};
@@ -36116,7 +36159,8 @@ static const char *tt__lm_names(char to[256])
     return to;
 }
 
-/* Fills in what the caller may leave at 0. NULL: the kind is unknown, an error. */
+/* Sets the fields that the caller may leave at 0. Returns the architecture, or NULL with an error if the kind
+   is unknown. */
 static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 {
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);
@@ -36137,7 +36181,8 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 /* ==== src/models/lm_config.h */
 /* ------------------------------------------------------------------------ config.json of a language model */
 
-/* Writes the value of a member of an object, which begins at `from` in JSON that was parsed, on one line. */
+/* Writes the value of a member of a JSON object on one line. from: the value's first character in text that
+   has been parsed. */
 static void tt__print_member(tt__text *to, const char *from)
 {
     bool quoted = false;
@@ -36150,11 +36195,11 @@ static void tt__print_member(tt__text *to, const char *from)
     }
 }
 
-/* Who writes a member of config.json? */
+/* The source of a member of config.json when a model is saved. */
 typedef enum tt__lm_writer {
-    TT__LM_KEPT,  /* what it said is written again */
-    TT__LM_SHAPE, /* so it is while the model has that shape, else tt__lm_print says the new one */
-    TT__LM_OWN    /* tt_lm_save by itself */
+    TT__LM_KEPT,  /* copied from the config.json that was loaded */
+    TT__LM_SHAPE, /* copied while tt__lm_has_shape holds; otherwise tt__lm_print writes the new value */
+    TT__LM_OWN    /* never copied: tt_lm_save writes it from the model */
 } tt__lm_writer;
 
 static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key)
@@ -36172,7 +36217,7 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     return strcmp(key, a->activation_key) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
-/* What a file may not ask for: the key must be absent, null or have this value. */
+/* Refuses a file in which the boolean `key` has another value than `only`. The key may be absent or null. */
 static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
 {
     bool value = only;
@@ -36182,15 +36227,15 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
                     value ? "true" : "false", only ? "true" : "false");
 }
 
-/* The columns of each head that turn. Of kinds with a share_key (GPT-NeoX) a share may: of the object `at`,
-   or else of that key. The others turn all: what they say of a share transformers ignores where positions
-   are not scaled, and computes nothing with where they are. */
+/* Reads the number of columns of each head that rotary positions turn. A kind with a share_key (GPT-NeoX) may
+   turn a share of the columns; the object `at` gives the share, or else the share_key. Other kinds turn all
+   columns: transformers ignores a share if the positions are not scaled, and fails if they are. */
 static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
 {
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
     const bool shared = kind->share_key != NULL;
     const char *const keys[] = {shared ? kind->share_key : "partial_rotary_factor", "partial_rotary_factor"};
-    double share = kind->turns; /* as a double, which transformers multiplies too */
+    double share = kind->turns; /* a double, because transformers multiplies doubles */
     c->rotary.size = c->head_size;
     if (!shared && (!scaled || c->alibi)) return TT_OK;
     for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
@@ -36209,8 +36254,8 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     return TT_OK;
 }
 
-/* The frequencies of rotary positions: rope_parameters of transformers 5, or what older versions have, which
-   has the last word where both are there. */
+/* Reads the frequencies of rotary positions from rope_scaling, the key of older versions of transformers, or
+   if that is absent or empty from rope_parameters, the key of transformers 5. */
 static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
 {
     tt_rotary_options *r = &c->rotary;
@@ -36230,7 +36275,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const bool scaled = status == TT_OK && strcmp(type, "default") != 0;
     if (status == TT_OK) status = tt__lm_read_columns(j, at, scaled, c);
     if (status != TT_OK || !scaled) return status;
-    static const struct { const char *type, *low, *high; } all[] = { /* by tt_rotary_scaling */
+    static const struct { const char *type, *low, *high; } all[] = { /* in the order of tt_rotary_scaling */
         {"", NULL, NULL}, {"linear", NULL, NULL}, {"llama3", "low_freq_factor", "high_freq_factor"},
         {"yarn", "beta_slow", "beta_fast"}};
     int kind = TT__COUNT(all) - 1;
@@ -36240,7 +36285,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const struct { const char *key; int at; float least, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
-        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* has the last word in transformers 5 */
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* takes precedence in transformers 5 */
         {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
@@ -36261,8 +36306,8 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* What the rows of Falcon's config do not say: names of older versions, which the rows' replace, key heads
-   and norms. */
+/* Reads the parts of Falcon's config that no table row covers: the older names n_layer and n_head, which the
+   names of the table override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
     bool wide = false, one = true; /* new_decoder_architecture; multi_query */
@@ -36287,7 +36332,7 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Mistral's and Qwen2's sliding window: of all layers, or from one on. */
+/* Reads the sliding window of Mistral (all layers) or Qwen2 (from some layer on). */
 static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
 {
     const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM;
@@ -36299,7 +36344,7 @@ static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
         status = tt__json_read_int(j, 0, "max_window_layers", false, 0, INT32_MAX / 4, &from);
     if (status != TT_OK) return status;
     const int types = layers && used && window ? tt__json_get(j, 0, "layer_types") : -1;
-    if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* it has the last word */
+    if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* layer_types overrides max_window_layers */
         from = 0;
         for (int k = 0, at = types + 1; k < j->nodes[types].count; k++, at = j->nodes[at].after) {
             const char *type = tt__json_text(j, at);
@@ -36362,7 +36407,7 @@ static void tt__lm_check(tt__text *all, const void *config)
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
     const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
-    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers computes nothing there either */
+    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers fails here, too */
         tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
@@ -36377,8 +36422,9 @@ static void tt__lm_check(tt__text *all, const void *config)
         tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
 }
 
-/* The share of a head's columns that turn, so that its product with head_size, as a double, is not below
-   size: 58 / 200 is 0.29, of which 200 are 57.99999999999999. */
+/* Prints the share of a head's columns that turn, with as many digits as are needed for the product of the
+   share and head_size, in double precision, to give the number of columns when cut to an integer. 58 of 200
+   columns show why: 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
 static const char *tt__lm_share(const tt_lm_config *c, char to[32])
 {
     const int size = c->rotary.size ? c->rotary.size : c->head_size;
@@ -36390,7 +36436,7 @@ static const char *tt__lm_share(const tt_lm_config *c, char to[32])
     return to;
 }
 
-/* Does the model have the windows, rotary positions and heads that it had when it was read? */
+/* Tests whether the model still has the windows, rotary positions and heads of the config that was loaded. */
 static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 {
     return strcmp(c->kind, read->kind) == 0 && c->layers == read->layers && c->heads == read->heads &&
@@ -36402,8 +36448,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* The members that tell rotary positions, but those that `said` has (NULL: none). transformers 5 reads
-   rope_parameters, older versions the others, for which a base is 10,000 where they find none. */
+/* Prints the members of config.json for rotary positions, but not the members that `said` (or NULL) has.
+   transformers 5 reads rope_parameters; older versions read the other keys, and take a missing base as
+   10,000. */
 static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
@@ -36414,7 +36461,7 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt_
     tt__lm_share(c, share);
     if (kind->share_key && !tt__lm_said(said, kind->share_key))
         tt__print(json, "  \"%s\": %s,\n", kind->share_key, share);
-    const char *const bases[] = {kind->base_key, "rope_theta"}; /* at times the same */
+    const char *const bases[] = {kind->base_key, "rope_theta"}; /* may be the same key */
     for (int k = strcmp(bases[0], bases[1]) == 0; k < 2; k++)
         if (!tt__lm_said(said, bases[k]))
             tt__print(json, "  \"%s\": %s,\n", bases[k], tt__shortest(r->base, a));
@@ -36438,7 +36485,7 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt_
     }
 }
 
-/* The members of config.json that are no rows of the config. */
+/* Prints the members of config.json that have no row in the config's table. */
 static void tt__lm_print(tt__text *json, const void *self, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -36455,7 +36502,7 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
         tt__print_member(json, m->kept->text.bytes + j->nodes[at].offset);
         tt__print(json, ",\n");
     }
-    if (!j) { /* a new model's, as transformers has defaults of its own for each kind */
+    if (!j) { /* a new model: without these keys transformers would use the kind's default tokens */
         char end[16] = "null";
         if (c->end_token >= 0) snprintf(end, sizeof end, "%d", c->end_token);
         tt__print(json, "  \"bos_token_id\": null,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",
@@ -36480,7 +36527,7 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
 }
 
 /* ==== src/models/lm.h */
-/* --------------------------------------------------------------- making, loading, saving a language model */
+/* -------------------------------------------------------- creating, loading and saving a language model */
 
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
 {
@@ -36501,10 +36548,11 @@ void tt_lm_free(tt_lm *m)
     if (m->kept) tt__checkpoint_close(m->ctx, m->kept);
     void *const owned[] = {m->stop, m->generation, m->kept, m->base, m->lora};
     tt__free_all(m->ctx, owned, TT__COUNT(owned));
-    tt__model_free(&tt__lm_kinds[0].a, m); /* the structs of all kinds are the same */
+    tt__model_free(&tt__lm_kinds[0].a, m); /* all kinds have the same structs */
 }
 
-/* Refuses a last product's weight of its own that config.json ties to the embedding: transformers uses it. */
+/* Refuses a file that has a last product's weight different from the embedding although config.json ties the
+   two: transformers would use that weight. */
 static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
 {
     static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
@@ -36532,8 +36580,8 @@ static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
     return TT_OK;
 }
 
-/* The ids of an "eos_token_id", a number or a list, as far as they are tokens of the model. *ids is to be
-   freed. */
+/* Reads "eos_token_id", a number or a list of numbers, and keeps the ids below `vocab`. The caller frees
+   *ids. */
 static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, int *n)
 {
     const int node = tt__json_get(j, 0, "eos_token_id");
@@ -36553,7 +36601,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     return TT_OK;
 }
 
-/* What a folder says about generation. */
+/* Reads generation_config.json, if the folder has one, and the ids that end an answer from that file or else
+   from config.json. */
 static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
 {
     char path[TT__PATH];
@@ -36621,8 +36670,8 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
 
 /* ==== src/models/adapters.h */
 /* ------------------------------------------------------------------------------------- low-rank adapters
-   What a module (a linear layer, as peft calls it) computes gets scale * x A^T B^T added, with A (rank, in)
-   and B (out, rank), which alone are trained. Files have the rows of B where they have the weight's. */
+   An adapter adds scale * x A^T B^T to the output of a module (peft's word for a linear layer). Only
+   A (rank, in) and B (out, rank) are trained. Files order the rows of B as they order the weight's rows. */
 
 tt_lora_options tt_lora_options_default(void)
 {
@@ -36633,7 +36682,7 @@ tt_lora_options tt_lora_options_default(void)
     return o;
 }
 
-/* y = x W^T + b, and what an adapter of W adds. x (rows, in) -> (rows, out) */
+/* Records y = x W^T + b, plus the output of W's adapter if W has one. x (rows, in) -> (rows, out) */
 static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
     tt_value y = tt_linear(t, x, w, b);
@@ -36647,8 +36696,8 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* The modules' weights in order: number k, counted from 0, its module's name, and how files order its rows.
-   NULL: there are no more. */
+/* Returns the weight of module k, counted from 0 in the order of the layout, and sets the module's name and
+   the order of the weight's rows in files. Returns NULL if the model has no more than k modules. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -36666,6 +36715,7 @@ static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packin
     return NULL;
 }
 
+/* Sets the shapes of A (rank, in) and B (out, rank) for a weight (out, in). */
 static void tt__lora_dims(const tt_param *weight, int rank, int64_t a[2], int64_t b[2])
 {
     a[0] = b[1] = rank;
@@ -36673,7 +36723,7 @@ static void tt__lora_dims(const tt_param *weight, int rank, int64_t a[2], int64_
     b[0] = tt_param_dims(weight)[0];
 }
 
-/* Adds an adapter to a module. */
+/* Adds an adapter with new parameters to a module. B starts at 0, so the model's output does not change. */
 static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, int rank)
 {
     char name[300];
@@ -36691,7 +36741,7 @@ static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, in
     return TT_OK;
 }
 
-/* Room for an adapter of each module, of a model that has none. */
+/* Checks the options and allocates room for one adapter per module. A model with adapters is refused. */
 static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
 {
     char name[256], text[400] = "";
@@ -36710,7 +36760,8 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
     return m->lora ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Does one of the patterns, which have commas between, match the name or its end? */
+/* Tests whether one of the comma-separated patterns matches the module's name, or the end of the name after
+   a dot. */
 static bool tt__lora_targets(const char *patterns, const char *module)
 {
     char pattern[256];
@@ -36725,7 +36776,7 @@ static bool tt__lora_targets(const char *patterns, const char *module)
     return false;
 }
 
-/* Refuses a pattern that no module matches. */
+/* Refuses a list of patterns that is empty or has a pattern that no module matches. */
 static tt_status tt__lora_check_targets(const tt_lm *m, const char *patterns)
 {
     char one[256], name[256];
@@ -36745,7 +36796,8 @@ static tt_status tt__lora_check_targets(const tt_lm *m, const char *patterns)
                     "first is '%s'", any ? one : "", name);
 }
 
-/* Without adapters, after a failure: parameters that were made stay with the context. */
+/* Removes the adapters if `status` is an error, and returns `status`. The context keeps the parameters that
+   were already created. */
 static tt_status tt__lora_drop(tt_lm *m, tt_status status)
 {
     if (status == TT_OK) return status;
@@ -36755,7 +36807,7 @@ static tt_status tt__lora_drop(tt_lm *m, tt_status status)
     return status;
 }
 
-/* Only adapters are trained. */
+/* Freezes all parameters of the model but the adapters, so that training changes only the adapters. */
 static void tt__lora_freeze(tt_lm *m)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -36785,12 +36837,12 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     return tt__lora_drop(m, status);
 }
 
-/* Rows of B (out, rank) as files have them, or back. */
+/* Copies the rows of B (out, rank) into the order of the file; with `back`, into the order of memory. */
 static void tt__lora_rows(const tt__packing *order, int rank, const float *from, float *to, bool back)
 {
     const size_t bytes = sizeof *from * (size_t)rank;
     for (int64_t r = 0; r < order->rows; r++) {
-        const int64_t other = order->kind == 'g' ? tt__packing_row(order, r, false) : r; /* row of the file */
+        const int64_t other = order->kind == 'g' ? tt__packing_row(order, r, false) : r; /* row in the file */
         memcpy(to + (back ? r : other) * rank, from + (back ? other : r) * rank, bytes);
     }
 }
@@ -36818,7 +36870,7 @@ static void tt__lora_print(tt__text *json, const void *arg)
     tt__print(json, "  ]\n}\n");
 }
 
-/* Writes the tensors of the adapters. */
+/* Writes the adapters' tensors, A and B of each, to one file. info, names: scratch for 2 * n_lora entries. */
 static tt_status tt__lora_write(const tt_lm *m, const char *path, tt_tensor_info *info, char (*names)[300])
 {
     static const char *const metadata[] = {"format", "pt", NULL};
@@ -36866,7 +36918,8 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
     return status;
 }
 
-/* What a config says, where that is what is done here; *base: what it is for, NULL if it does not say. */
+/* Reads adapter_config.json and refuses settings that this library does not support. Sets *base to the name
+   of the base model, which lives as long as j; *base is unchanged if the file does not name it. */
 static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};
@@ -36907,7 +36960,7 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
     return status != TT_OK ? status : tt__json_read_string(j, 0, "base_model_name_or_path", false, base);
 }
 
-/* Number k of the tensors of a module's adapter in a file, 0 for A, 1 for B: into p. */
+/* Reads one tensor of a module's adapter from a file into p. k: 0 for A, 1 for B. */
 static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int k, tt_param *p,
                                const tt__packing *order, int rank)
 {
@@ -36929,6 +36982,8 @@ static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int 
     return status;
 }
 
+/* Adds an adapter to each module whose A is in the file, and reads A and B. Refuses a file with a tensor that
+   belongs to no module. */
 static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
 {
     char name[256], a[300];
@@ -37029,13 +37084,13 @@ tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
     return in;
 }
 
-/* Inputs of a program that generates. Keys and values of `rows` tokens are kept, in slots of equal length for
-   a sequence each: `at` i32 (tokens, 1) says which of these rows the tokens of a run have, `start` i32
-   (slots + 1, 1) where slots begin. A token sees its slot up to itself, so rows that are not written yet, or
-   are of another sequence before, do not count. */
+/* The caches of a program that generates: keys and values of `rows` tokens, in slots of equal length, one
+   slot per sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run. `start`,
+   i32 (slots + 1, 1), gives the first row of each slot. A token sees the rows of its slot up to its own, so
+   rows that are unwritten or left from an earlier sequence have no effect. */
 typedef struct tt__lm_cache { tt_value at, start; int64_t rows; } tt__lm_cache;
 
-/* Attention of layer k. h: its normed input (rows, hidden) -> (rows, heads * head_size) */
+/* Records the attention of layer k. h: the normed input (rows, hidden) -> (rows, heads * head_size) */
 static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache,
                               int k, tt_value h)
 {
@@ -37078,7 +37133,7 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
     return tt_attention_rows(t, q, key, v, cache->start, cache->at, &o);
 }
 
-/* LayerNorm, or RMSNorm where there is no bias. */
+/* Records a LayerNorm, or an RMSNorm if there is no bias. */
 static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
     return b ? tt_layernorm(t, x, w, b, m->config.norm_eps) : tt_rmsnorm(t, x, w, m->config.norm_eps);
@@ -37120,7 +37175,7 @@ tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
     return tt__lm_hidden(m, t, in, NULL);
 }
 
-/* hidden (rows, hidden) -> (rows, vocab) */
+/* Records the logits. hidden (rows, hidden) -> (rows, vocab) */
 static tt_value tt__lm_head(const tt_lm *m, tt_tape *t, tt_value hidden)
 {
     tt_value logits = tt_linear(t, hidden, m->head ? m->head : m->word, NULL);
@@ -37153,17 +37208,17 @@ tt_model tt_lm_model(const tt_lm *m)
 
 /* ==== src/models/generate.h */
 /* --------------------------------------------------------------------------------------------- generation
-   A slot holds one sequence: its tokens here, their keys and values in the program's caches. A run takes one
-   token of each slot, or more where prompts are still to be read, and gives the logits that follow the last
-   ones. A slot whose sequence has ended takes the next prompt. */
+   A slot holds one sequence. Its tokens are in tt__continued, their keys and values in the program's caches.
+   A run reads one token of each slot, or several while the slot's prompt is not yet read, and computes the
+   logits after the last token of each slot. When its sequence ends, a slot takes the next prompt. */
 
 typedef struct tt__continued {
-    int seq;        /* -1: it is free */
-    int length;     /* of prompt and answer, so far */
-    int fed;        /* of these, the program has seen so many */
-    int take;       /* and sees so many in this run */
-    int32_t *token; /* (context) */
-    uint8_t *seen;  /* a bit for each token of the vocabulary */
+    int seq;        /* number of the sequence; -1: the slot is free */
+    int length;     /* tokens of the prompt and of the answer so far */
+    int fed;        /* tokens that the program has read in earlier runs */
+    int take;       /* tokens that the program reads in this run */
+    int32_t *token; /* (context): the tokens */
+    uint8_t *seen;  /* a bit for each token of the vocabulary: the sequence has that token */
 } tt__continued;
 
 struct tt_generator {
@@ -37172,11 +37227,11 @@ struct tt_generator {
     int max_seqs, context, max_tokens, vocab;
     tt_program *program;
     tt_value ids, positions, at, start, last, logits;
-    tt__continued *slot;                                        /* (max_seqs) */
-    int32_t *row_id, *row_position, *row_at;               /* (max_tokens) */
-    int32_t *starts, *picked, *picked_slot;                /* (max_seqs + 1) */
-    float *scores;                                         /* (max_seqs, vocab) */
-    int32_t *order;                                        /* (vocab): a heap of tokens */
+    tt__continued *slot;                     /* (max_seqs) */
+    int32_t *row_id, *row_position, *row_at; /* (max_tokens): inputs ids, positions and at */
+    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): inputs start and last; slots of logits rows */
+    float *scores;                           /* (max_seqs, vocab): logits */
+    int32_t *order;                          /* (vocab): scratch, a heap of tokens */
 };
 
 tt_generator_options tt_generator_options_default(void)
@@ -37232,7 +37287,7 @@ static tt_status tt__generator_allocate(tt_generator *g)
     return TT_OK;
 }
 
-/* Records and compiles what a run computes. */
+/* Records and compiles the program that computes a run. */
 static tt_status tt__generator_compile(tt_generator *g, const tt_generator_options *o)
 {
     tt_tape *t = tt_tape_new(g->ctx);
@@ -37253,12 +37308,12 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     if (g->logits.id) t->values[g->logits.id].pinned_f32 = true;
     tt_compile_options c = o->compile;
     const tt_program *share = c.share;
-    if (share) { /* the parameters stay where its program has put them */
+    if (share) { /* the parameters keep the placement that the program `share` gave them */
         const char *name = share->settings.crew->name;
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* less " in 4 processes" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* no " in 4 processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -37310,13 +37365,13 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
 
 const tt_program *tt_generator_program(const tt_generator *g) { return g->program; }
 
-/* A likelier token than the other; of equal ones the first. */
+/* Returns whether token a ranks before token b: by likelihood, and of equally likely tokens the lower id. */
 static bool tt__likelier(const float *x, int32_t a, int32_t b)
 {
     return x[a] > x[b] || (x[a] == x[b] && a < b);
 }
 
-/* Puts the token at `at` in its place in a heap of n whose first is the likeliest. */
+/* Sifts the token at index `at` down in a heap of n tokens whose first token is the likeliest. */
 static void tt__sift(int32_t *heap, int n, int at, const float *x)
 {
     for (int child; (child = 2 * at + 1) < n; at = child) {
@@ -37328,14 +37383,15 @@ static void tt__sift(int32_t *heap, int n, int at, const float *x)
     }
 }
 
-/* In (0, 1): for token `position` of sequence `seq`. */
+/* Returns the random number in (0, 1) for token `position` of sequence `seq`. */
 static double tt__token_number(uint64_t seed, int seq, int position)
 {
     const uint64_t key = tt__stream_key(seed, TT__RANDOM_TOKEN, (uint64_t)seq, (uint64_t)position);
     return ((double)(key >> 11) + 0.5) * 0x1p-53;
 }
 
-/* Draws a token from the scores x (vocab), which it may change. u in (0, 1). order (vocab): scratch */
+/* Draws a token by its score. x (vocab): scores, which may be overwritten. u: random number in (0, 1).
+   order (vocab): scratch. */
 static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double u, int32_t *order)
 {
     int32_t best = 0;
@@ -37347,7 +37403,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - most) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the order is that of scores, which differ where weights do not */
+        if (all) x[v] = weight; /* else the heap needs the scores: unequal scores may have equal weights */
     }
     if (all) {
         double left = u * sum;
@@ -37357,9 +37413,9 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
             last = v;
             if ((left -= x[v]) < 0) return v;
         }
-        return last; /* rounding */
+        return last; /* reached only by rounding of `left` */
     }
-    /* The likeliest are taken off a heap, and kept behind it, the first at the end. */
+    /* Tokens leave the heap by falling likelihood and fill `order` from its end, the likeliest last. */
     const int most_kept = s->top_k ? (int)tt__min(s->top_k, vocab) : vocab;
     int kept = 0;
     double held = 0;
@@ -37373,7 +37429,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
         tt__sift(order, vocab - kept, 0, x);
         held += expf((x[v] - most) * slope);
     }
-    if (s->top_k) { /* the fewest of these */
+    if (s->top_k) { /* of the top_k tokens, keep the fewest whose weights reach top_p */
         const double enough = s->top_p * held;
         int k = 0;
         for (held = 0; k < kept && (held < enough || !k); k++)
@@ -37422,8 +37478,9 @@ static void tt__continue_with(tt__continued *slot, int32_t id)
     slot->seen[id >> 3] |= (uint8_t)(1 << (id & 7));
 }
 
-/* Runs some tokens of each slot that has a sequence: one, and of prompts as many as there is room for. Row k
-   of the scores is then of slot picked_slot[k]: *picked slots, of which all tokens have been seen. */
+/* Runs the program on one token of each slot in use, and on more tokens of unread prompts, max_tokens in all
+   at most. Sets *picked to the number of slots whose tokens have now all been read; row k of the scores
+   belongs to slot picked_slot[k]. */
 static tt_status tt__generator_run(tt_generator *g, int *picked)
 {
     int rows = 0, left = g->max_tokens;
@@ -37447,7 +37504,7 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     const struct { tt_value v; const int32_t *data; int64_t rows; } inputs[] = {
         {g->ids, g->row_id, rows}, {g->positions, g->row_position, rows}, {g->at, g->row_at, rows},
         {g->start, g->starts, g->max_seqs + 1}, {g->last, g->picked, *picked}};
-    const bool none = *picked == 0; /* logits of some row are computed all the same */
+    const bool none = *picked == 0; /* the program still needs a row to compute logits of: row 0 */
     tt_status status = TT_OK;
     if (none) g->picked[0] = 0;
     for (int k = 0; k < TT__COUNT(inputs) && status == TT_OK; k++)
@@ -37461,13 +37518,13 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     return status;
 }
 
-/* The token that follows the slot's, of which x (vocab) has the scores. */
+/* Draws the token after the slot's tokens and sets *id. x (vocab): the scores, which are overwritten. */
 static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
                                 int32_t *id)
 {
     for (int v = 0; v < g->vocab; v++) {
         if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
-            for (int k = 0; k < g->program->stages; k++) /* keys and values may not be finite either */
+            for (int k = 0; k < g->program->stages; k++) /* the next run clears the caches of NaN, infinity */
                 g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
                             "token %d is not finite", slot->seq, slot->length, v);
@@ -37518,11 +37575,11 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
     return status;
 }
 
-/* Gives a text to `put` as tokens are decoded. known: what is still to come of the text that is continued. */
+/* Passes the answer's text to `put` as its tokens are decoded, without the prompt's text. */
 typedef struct tt__answer {
     tt_decode_stream *stream; /* NULL: tokens are bytes */
-    char *text;               /* that is continued */
-    const char *known;
+    char *text;               /* the prompt's text */
+    const char *known;        /* the rest of the prompt's text that the stream has not yet returned */
     bool (*put)(void *user, const char *text, size_t bytes);
     void *user;
     bool no_memory;
@@ -37534,8 +37591,8 @@ static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
     w->no_memory = w->no_memory || !text;
     if (!text) return false;
     while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
-    const bool other = known < bytes && w->known[known]; /* bytes that end the known text may be another with
-                                                            those behind: from that character on */
+    const bool other = known < bytes && w->known[known]; /* the bytes at the prompt's end may form another
+                                                            character with later bytes; put from there on */
     while (other && known && (text[known] & 0xc0) == 0x80) known--;
     w->known = other ? "" : w->known + known;
     return known == bytes || w->put(w->user, text + known, bytes - known);
@@ -37552,14 +37609,14 @@ static bool tt__answer_token(void *user, int seq, int32_t id)
     return tt__answer_text(w, text, bytes);
 }
 
-/* Writes the tokens of a text, at most `room`, and returns how many it has; -1: no memory. end: what a text
-   without a token is continued from. */
+/* Writes the tokens of a text to ids, at most `room`, and returns the number of tokens that the text has, or
+   -1 without memory. end: the token that stands in for a text without tokens; below 0: token 0. */
 static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
                           int64_t room)
 {
     const size_t bytes = strlen(text);
     int64_t n = (int64_t)bytes;
-    int32_t first; /* of what the tokenizer puts around a text */
+    int32_t first; /* the first special token that the tokenizer puts around a text */
     if (k) n = tt_tokenizer_encode(k, text, bytes, true, ids, room);
     else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
     if (k && n > 1 && ids[0] == ids[1] && tt_tokenizer_encode(k, "", 0, true, &first, 1) && first == ids[0]) {
@@ -37572,11 +37629,11 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     return n;
 }
 
-/* The answer continues the text of n tokens. False: no memory. */
+/* Prepares w for an answer to a prompt of n tokens. Returns false without memory. */
 static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
                              int64_t n)
 {
-    size_t done; /* bytes of the text that the stream gives at once */
+    size_t done; /* bytes of the prompt's text that the stream returns at once */
     const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
     w->text = length < 0 ? NULL : (char *)tt__alloc(ctx, (size_t)length + 1);
     w->stream = w->text ? tt_decode_stream_new(k, true) : NULL;
