@@ -31189,22 +31189,22 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 /* ==== src/data/resize.h */
 /* ===========================================================================================================
    DATA                                                                                              src/data/
-   Images, datasets, tables, and loaders that deal the micro-batches of a step. Uses base, files and text.
+   Images, datasets, tables, token streams, and loaders that cut a step's examples into micro-batches. This
+   code uses base/, files/ and text/.
    ======================================================================================================== */
 
 /* ------------------------------------------------------------------------------------------------ images */
 
-#define TT__IMAGE_SIDE 65535 /* the largest height and width: that of JPEG */
-#define TT__WEIGHT_BITS 22   /* a weight's fraction: with the 8 bits of a pixel and 2 to spare, 32 */
+#define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight; with 8 bits of a pixel and 2 spare bits, 32 */
 
-/* One axis resampled from `in` to `out` places: output x is the sum of weights[x * taps + t] times input
-   first[x] + t, t < used[x]. */
+/* A filter that resamples one axis from `in` to `out` places. Output x is the sum over t < used[x] of
+   weights[x * taps + t] times input first[x] + t. */
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
     int32_t *first, *used; /* (out) */
-    /* (out, taps) times 2^TT__WEIGHT_BITS; those of an output add up to 1, but for their rounding */
-    int32_t *weights;
+    int32_t *weights;      /* (out, taps), times 2^TT__WEIGHT_BITS; an output's sum to 1, but for rounding */
     tt__buffer memory;
 } tt__filter;
 
@@ -31218,19 +31218,20 @@ static double tt__cubic(double x) /* Keys 1981, a = -1/2 */
 static double tt__sinc(double x) { x *= 3.14159265358979323846; return x == 0 ? 1 : sin(x) / x; }
 static double tt__lanczos(double x) { return x >= -3 && x < 3 ? tt__sinc(x) * tt__sinc(x / 3) : 0; }
 
-/* A filter of Pillow (src/libImaging/Resample.c): a function over some inputs to both sides, stretched by the
-   factor of a reduction, and normalised over the inputs that there are. The nearest input is where Pillow's
-   sum of steps leads (src/libImaging/Geometry.c). */
+/* Computes a filter as Pillow does (src/libImaging/Resample.c). The weights are a function of the distance
+   from the output's centre, stretched by the factor of a reduction, and normalised over the inputs that
+   exist. For TT_NEAREST the position is a running sum of steps, as in Pillow (src/libImaging/Geometry.c).
+   Returns false without memory. */
 static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_resample kind)
 {
     static const struct { double (*weight)(double); int inputs; } kinds[] = {
-        {tt__nearest, 0}, {tt__lanczos, 3}, {tt__triangle, 1}, {tt__cubic, 2}}; /* as tt_resample */
+        {tt__nearest, 0}, {tt__lanczos, 3}, {tt__triangle, 1}, {tt__cubic, 2}}; /* in tt_resample's order */
     double scale = (double)in / out, stretch = scale < 1 ? 1 : scale, narrow = 1 / stretch;
     const double support = kinds[kind].inputs * stretch;
     if (f->in == in && f->out == out && f->kind == kind) return true;
     f->in = 0;
     f->taps = 2 * (int)ceil(support) + 1;
-    /* the rounding of more weights could add up to a level of 256: truncate those */
+    /* 2^14 or more weights are truncated: their rounding errors could add up to a level of 256. */
     double half = f->taps < 1 << 14 ? 0.5 : 0;
     if (!(f->first = (int32_t *)tt__buffer_get(ctx, &f->memory, (size_t)out,
                                                ((size_t)f->taps + 2) * sizeof(int32_t))))
@@ -31249,7 +31250,7 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
             double weight = kinds[kind].weight((k - center + 0.5) * narrow) / sum * (1 << TT__WEIGHT_BITS);
             w[k - first] = (int32_t)(weight < 0 ? weight - half : weight + half);
         }
-        /* so that without resizing there is one tap, of weight 1 */
+        /* drop zero weights, so that an axis that keeps its size has one tap of weight 1 */
         while (end > first + 1 && !w[end - 1 - first]) end--;
         int zeros = 0;
         while (first + zeros + 1 < end && !w[zeros]) zeros++;
@@ -31263,17 +31264,18 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     return true;
 }
 
-/* The grey level of a sum of weighed levels, which negative weights may lead out of 0 to 255. */
+/* Returns the level, 0 to 255, of a sum of weighted levels. Negative weights may put the sum out of range. */
 static uint32_t tt__level(uint32_t sum)
 {
     return sum < 1u << 30 ? sum >> TT__WEIGHT_BITS : (int32_t)sum < 0 ? 0 : 255;
 }
 
-/* Rows [top, top + height) and columns [left, left + width), these from right to left if mirrored. */
+/* Rows [top, top + height) and columns [left, left + width) of an image. If mirrored, the columns are read
+   from right to left. */
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
-/* Resamples one row across, to the window's columns. A pixel of `in` has `stride` channels, of which channel
-   c * step becomes c. */
+/* Resamples one row horizontally to the window's columns. A pixel of `in` has `stride` channels; channel c of
+   `out` is channel c * step of `in`. */
 static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
                                 int step, int channels, uint32_t *out)
 {
@@ -31304,8 +31306,9 @@ static void tt__resample_across(const tt__filter *f, const tt__window *window, c
     }
 }
 
-/* Weighs `taps` rows of `pitch` numbers, a multiple of 4, to one row of n outputs. A multiplication does two
-   at once, as each sum is an int32_t: the lower half borrows from the upper one where it is negative. */
+/* Computes one row of n outputs as the weighted sum of `taps` rows. pitch: numbers between two rows of `in`,
+   a multiple of 4. A 64-bit multiplication computes two products at once, because each sum fits an int32_t; a
+   negative lower half borrows 1 from the upper half. */
 static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n,
                               uint8_t *out)
 {
@@ -31329,7 +31332,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
         four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
         four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
         if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
-            for (int k = 0; k < 4; k++) { /* out of 0 to 255 */
+            for (int k = 0; k < 4; k++) { /* at least one sum is out of 0 to 255 */
                 const uint64_t sum = k < 2 ? sum0 : sum1;
                 const uint32_t low = (uint32_t)sum;
                 four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);
@@ -31339,7 +31342,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
     }
 }
 
-/* Colours times alpha / 255, rounded, or back; the last channel is alpha. */
+/* Multiplies colours by alpha / 255 and rounds; with `back`, divides by it. The last channel is alpha. */
 static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, bool back, uint8_t *out)
 {
     for (size_t i = 0; i < pixels; i++, in += channels, out += channels) {
@@ -31351,7 +31354,7 @@ static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, b
     }
 }
 
-typedef struct tt__resampler { /* of one thread */
+typedef struct tt__resampler { /* filters and scratch of one thread */
     tt__filter across, down;
     tt__buffer rows, opaque;
 } tt__resampler;
@@ -31364,9 +31367,9 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
     tt__free(ctx, r->opaque.memory);
 }
 
-/* Resizes the image to height x width and writes a window of that, to rows of `to` that are `pitch` bytes
-   apart. channels: the image's; or 3 of 4; or any number of 1, which is repeated. Returns false when memory
-   is out. */
+/* Resizes an image to height x width and writes a window of the result to `to`, whose rows are `pitch` bytes
+   apart. channels: the image's number; or 3 for an image of 4, without alpha; or any number for an image of
+   1, whose channel is repeated. Returns false without memory. */
 static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
 {
@@ -31426,12 +31429,12 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 /* ==== src/data/dataset.h */
 /* ---------------------------------------------------------------------------------------------- datasets */
 
-/* A text, or an image: its number in the source. */
+/* A text or an image with its class. */
 typedef struct tt__example {
-    const char *text, *label_text;
-    size_t bytes;
-    int64_t number;
-    int label;
+    const char *text, *label_text; /* label_text: the label in a table, before classes are numbered */
+    size_t bytes;                  /* of the text */
+    int64_t number;                /* of the image in its source */
+    int label;                     /* number of the class */
 } tt__example;
 
 struct tt_dataset {
@@ -31440,8 +31443,8 @@ struct tt_dataset {
     int count, capacity;
     const char **classes;
     int n_classes;
-    tt__chunk *chunks;       /* texts of the caller, names of classes */
-    tt__file_bytes file;     /* a table's: texts and labels are in it, unquoted in place, a NUL behind each */
+    tt__chunk *chunks;       /* copies of the caller's texts and class names */
+    tt__file_bytes file;     /* of a table; holds texts and labels, unquoted in place and ended by NULs */
     bool images;
     tt_image_source source;  /* of images */
 };
@@ -31483,7 +31486,7 @@ void tt_dataset_counts(const tt_dataset *d, int64_t *counts)
     for (int i = 0; i < d->count; i++) counts[d->examples[i].label]++;
 }
 
-/* Gives class from[k] the number to[k], for each of the classes. */
+/* Gives class from[k] the number to[k], for each k below the number of classes. */
 static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const uint32_t *to)
 {
     const size_t n = (size_t)d->n_classes;
@@ -31498,7 +31501,7 @@ static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const
     return names ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Frees the dataset unless all went well. */
+/* Returns the dataset if status is TT_OK; otherwise frees the dataset and returns NULL. */
 static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
 {
     if (status == TT_OK) return d;
@@ -31517,9 +31520,9 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
                             "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
                             marks[i].name);
-    /* A text has few control characters; of UTF-16 every other byte is one, in most scripts. */
+    /* UTF-8 text has few control characters. In UTF-16 every other byte is one, in most scripts. */
     const size_t looked = bytes < 4096 ? bytes : 4096;
-    size_t control[2] = {0, 0}; /* at even and at odd bytes */
+    size_t control[2] = {0, 0}; /* control characters at even and at odd bytes */
     for (size_t i = 0; i < looked; i++)
         control[i % 2] += (unsigned char)text[i] < ' ' && !(text[i] >= '\t' && text[i] <= '\r');
     if (8 * (control[0] + control[1]) > looked)
@@ -31546,14 +31549,15 @@ static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
     return e;
 }
 
-static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, int n) /* copies them */
+/* Sets the dataset's classes to copies of n names. */
+static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, int n)
 {
     d->classes = (const char **)tt__alloc(d->ctx, (size_t)n * sizeof *d->classes);
     if (!d->classes) return TT_ERR_MEMORY;
     for (d->n_classes = 0; d->n_classes < n; d->n_classes++) {
         const char *name = names[d->n_classes];
         if (!name) return tt__fail(d->ctx, TT_ERR_ARGUMENT, "class %d of %d is NULL", d->n_classes, n);
-        size_t valid = tt__utf8_invalid(name, strlen(name)); /* config.json, which names it, is UTF-8 */
+        size_t valid = tt__utf8_invalid(name, strlen(name)); /* config.json lists the names in UTF-8 */
         if (name[valid])
             return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the name of class %d of %d, '%.*s', breaks off at byte "
                             "0x%02x, which is not UTF-8: rename the class", d->n_classes, n,
@@ -31565,8 +31569,8 @@ static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, in
     return TT_OK;
 }
 
-/* Chooses n of the examples, of each class its share (what rounding leaves goes to whoever comes first):
-   their numbers, in random order, are the first n of `order` (count). */
+/* Chooses n examples at random, from each class its share. Examples that rounding leaves over come from any
+   class, in random order. The first n entries of `order` (count) are the chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
@@ -31587,7 +31591,7 @@ static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key
 
 /* ---- texts and images of the caller */
 
-/* A dataset of the named classes; NULL: an error. */
+/* Creates an empty dataset with copies of the class names. Returns NULL after an error. */
 static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_names, int classes)
 {
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
@@ -31645,7 +31649,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
     if (d) {
         d->images = true;
         d->source = *source;
-        d->source.labels = NULL; /* the caller may free them now */
+        d->source.labels = NULL; /* the caller may free labels and class_names after this call */
         d->source.class_names = NULL;
     }
     for (int64_t i = 0; i < source->count && status == TT_OK; i++)
@@ -31654,30 +31658,31 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
 }
 
 /* ==== src/data/tables.h */
-/* ---- tables */
+/* ---- tables: comma- or tab-separated files with a header */
 
 typedef struct tt__table {
     tt_context *ctx;
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* now, and where the row started: a quoted field may hold newlines */
-    const char *column[3];    /* names, by TT__COLUMN_TEXT and so on */
+    long long line, row_line; /* the line of `at`, and of the row's start: a quoted field may hold newlines */
+    const char *column[3];    /* names of the columns, by TT__COLUMN_TEXT and so on */
     char separator;
-    bool unquoted;
-    bool splits; /* has a column that says so */
+    bool unquoted;            /* quotes are ordinary characters */
+    bool splits;              /* the table has a split column */
 } tt__table;
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
-static const char *tt__table_separator(char separator, char name[24]) /* in words */
+/* Returns a separator in words, for messages. name: room for them. */
+static const char *tt__table_separator(char separator, char name[24])
 {
     if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
     snprintf(name, 24, "the character '%c'", separator);
     return name;
 }
 
-/* The first character of a text that often separates columns; 0: there is none. */
+/* Returns the first character of a text that is a common separator of columns, or 0 if there is none. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -31697,8 +31702,8 @@ static tt_status tt__table_behind_quote(const tt__table *t, char found)
                     "--quote none)", t->path, t->line);
 }
 
-/* Reads the field at t->at, unquotes it in place, and moves behind the separator or newline that ends it
-   (RFC 4180; a quote that does not start the field is a character like others). */
+/* Reads the field at t->at, unquotes it in place, and moves t->at past the separator or newline that ends the
+   field (RFC 4180, except that a quote inside an unquoted field is an ordinary character). */
 static tt_status tt__table_field(tt__table *t, tt__field *field)
 {
     char *text = t->text, *end;
@@ -31733,11 +31738,12 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         if (text[t->at] == '\n') t->line++;
         t->at++;
     }
-    *end = 0; /* over a quote, separator or newline that was read, or the NUL behind the file */
+    *end = 0; /* overwrites a quote, separator or newline already read, or the NUL after the file */
     return TT_OK;
 }
 
-static bool tt__table_row(tt__table *t) /* moves to the next row over empty lines; false at the end */
+/* Moves over empty lines to the next row. Returns false at the end of the file. */
+static bool tt__table_row(tt__table *t)
 {
     for (; t->at < t->bytes; t->at++) {
         char c = t->text[t->at];
@@ -31793,7 +31799,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     return TT_OK;
 }
 
-/* Which part a row belongs to, by what its split column says. */
+/* The part of the data that a row belongs to, by the text in its split column. */
 enum { TT__SPLIT_OTHER, TT__SPLIT_TRAIN, TT__SPLIT_VALIDATION, TT__SPLIT_TEST };
 
 static int tt__split_of(const char *name)
@@ -31805,7 +31811,7 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* The number of the class of that name, or -1. order: see tt__table_given */
+/* Returns the number of the class `label`, or -1 if no class has that name. order: from tt__table_given. */
 static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char *label)
 {
     for (int low = 0, high = d->n_classes; low < high;) {
@@ -31817,7 +31823,8 @@ static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char
     return -1;
 }
 
-/* order: see tt__table_given; NULL: the classes are those of the table */
+/* Reads the table's rows with the split `split` (NULL: all rows) into d. order: from tt__table_given; NULL if
+   the table decides the classes. */
 static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const uint32_t *order)
 {
     tt_context *ctx = d->ctx;
@@ -31873,7 +31880,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
 }
 
-/* Is a name a number, as -1 or 2.5? */
+/* Tests whether a name is a number such as -1 or 2.5, and sets *value. */
 static bool tt__is_number(const char *name, double *value)
 {
     const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
@@ -31912,7 +31919,7 @@ void tt_sort_class_names(const char **names, int n)
     if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
 }
 
-/* Classes in byte order, all of which are numbers, are numbered by value. */
+/* Renumbers classes by value if all their names are numbers. The classes are in byte order before. */
 static tt_status tt__table_numbers(tt_dataset *d)
 {
     const size_t n = (size_t)d->n_classes;
@@ -31933,7 +31940,7 @@ static tt_status tt__table_numbers(tt_dataset *d)
     return status;
 }
 
-/* Numbers the distinct labels in byte order, or by value. */
+/* Makes a class of each distinct label, numbered in byte order, or by value if all labels are numbers. */
 static tt_status tt__table_classes(tt_dataset *d)
 {
     if (!d->count) return TT_OK;
@@ -31953,7 +31960,8 @@ static tt_status tt__table_classes(tt_dataset *d)
     return d->classes ? tt__table_numbers(d) : TT_ERR_MEMORY;
 }
 
-/* Copies the classes that the caller gave and sorts them for lookups; *order to be freed. */
+/* Copies the caller's class names, and sets *order to their order for tt__find_class. The caller frees
+   *order. */
 static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
 {
     const char *twice;
@@ -31971,7 +31979,8 @@ tt_table_options tt_table_options_default(void)
     return o;
 }
 
-/* The rows of a table without a split column that are "train" or "test". Frees d unless it is the result. */
+/* Divides the rows of a table without a split column: a random tenth is "test", the others are "train",
+   "validation" is empty. Returns the part `split`. Frees d unless d is the result. */
 static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char *split, const char *column)
 {
     int part = tt__split_of(split);
@@ -31997,7 +32006,7 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
 {
     tt_table_options o = options ? *options : tt_table_options_default();
     uint32_t *order = NULL;
-    bool splits = false; /* has a column that says so */
+    bool splits = false; /* the table has a split column */
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to "
                         "take them from the file", path, n_classes, classes ? "" : " as NULL"),
@@ -32047,27 +32056,28 @@ tt_loader_options tt_loader_options_default(void)
     return o;
 }
 
-/* b of tt__stream_key, of a loader; with a = epoch. b = 1 + window for the steps */
+/* Argument b of tt__stream_key for a loader's shuffles; a is the epoch. The shuffle of the steps of a window
+   has b = TT__SHUFFLE_STEPS + window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* a of tt__stream_key, of tt_dataset_split; with b = examples */
-#define TT__LOADER_THREADS 64
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a in tt_dataset_split; b is the number of examples */
+#define TT__LOADER_THREADS 64              /* max threads of a loader */
 
-/* ---- the deal: which examples a step has, and into how many micro-batches they are cut; they are texts,
-   images, or windows of tokens */
+/* ---- the dealer: chooses the examples of a step and the number of micro-batches. An example is a text, an
+   image, or a window of tokens. */
 
 typedef struct tt__dealer {
-    const char *of;                /* whose it is, in messages */
-    int batch, max_seqs;           /* examples of a step; the most of a micro-batch */
-    int groups, data;              /* that each step is dealt out to; data ranks */
-    bool shuffle, accumulates;     /* may a step have more micro-batches than there are data ranks? */
-    int64_t count, used, steps;    /* examples; those of an epoch, and its steps */
+    const char *of;                /* name of the owner in messages */
+    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
+    int groups, data;              /* groups that share the micro-batches of a step; data ranks */
+    bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than data ranks */
+    int64_t count, used, steps;    /* examples in all; examples and steps of an epoch */
     int64_t epoch, step;           /* of the next micro-batch */
-    uint32_t *order;               /* (count) this epoch's */
+    uint32_t *order;               /* (count): order of the examples in this epoch */
 } tt__dealer;
 
 static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
 
-/* Adds what is wrong with these options; false: something is. */
+/* Checks options and adds their mistakes to `all`. Returns whether the options are valid. */
 static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
 {
     const int groups = tt__deal_groups(p), data = p->data;
@@ -32085,14 +32095,14 @@ static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_pa
     return all->length == before;
 }
 
-/* Into how many micro-batches n examples are cut, if tokens leave it at that: equally many for each group, as
-   far as there are examples. */
+/* Returns the number of micro-batches of a step of n examples: the same number for each group, if there are
+   enough examples. A step of texts may have more, if the tokens do not fit. */
 static int tt__deal_micros(const tt__dealer *d, int64_t n)
 {
     return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
 }
 
-/* Begins to deal so many examples, before the first epoch. */
+/* Initialises a dealer of `count` examples; tt__deal_seek must follow. Returns false without memory. */
 static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
                            const tt_parallel *p)
 {
@@ -32107,7 +32117,8 @@ static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int ba
     return (d->order = (uint32_t *)tt__alloc(ctx, sizeof *d->order * (size_t)count)) != NULL;
 }
 
-/* Goes to a step, whose epoch's order depends on (seed, epoch) alone. After an error it stays where it is. */
+/* Moves the dealer to a step. The order of the epoch depends on the seed and the epoch alone. After an error
+   the dealer has not moved. */
 static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
 {
     if (epoch < 0 || step < 0 || step > d->steps)
@@ -32123,7 +32134,7 @@ static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, in
     return TT_OK;
 }
 
-/* ids: uint16_t, or int32_t for a large vocabulary */
+/* The tokens of a text. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens. */
 typedef struct tt__tokens { const void *ids; int count; } tt__tokens;
 
 typedef struct tt__loader_thread {
@@ -32132,72 +32143,74 @@ typedef struct tt__loader_thread {
     tt__resampler resampler;
 } tt__loader_thread;
 
-typedef struct tt__ring_slot {     /* of a micro-batch of images */
+typedef struct tt__ring_slot {     /* a micro-batch of images */
     uint8_t *pixels;
-    int done;                      /* images that are made, or failed */
-    int failed;                    /* the first that failed; max_seqs: none */
-    bool left_out;                 /* it is for another process, and has no pixels */
-    tt_status status;              /* of that */
-    char why[256];
+    int done;                      /* images that are ready or have failed */
+    int failed;                    /* the first image that failed; max_seqs: none */
+    bool left_out;                 /* the micro-batch is for another process and gets no pixels */
+    tt_status status;              /* error of image `failed` */
+    char why[256];                 /* reason of the error */
 } tt__ring_slot;
 
 struct tt_loader {
     tt_context *ctx;
-    const tt_dataset *d;           /* `images` says which of the two there is */
+    const tt_dataset *d;           /* of texts or of images, see d->images */
     tt_loader_options o;
     tt__dealer deal;
-    int max_tokens, in_step;       /* examples of the step that were handed out */
+    int max_tokens, in_step;       /* in_step: examples of the step that were handed out */
     tt_status status;              /* of the last tt_loader_next */
     int32_t *labels;
     int64_t *index;
     tt_source source;
-    pthread_mutex_t mutex;         /* guards `failed`, of images what is said below, and, while texts are
-                                      tokenized, chunks, longest and cut */
+    pthread_mutex_t mutex;         /* guards `failed`, the fields of images listed below, and, while texts
+                                      are tokenized, `chunks`, `longest`, `cut` and `empty` */
     bool failed;
 
-    /* Texts, which are tokenized when the loader is made. */
+    /* ---- of texts; all are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
-    bool sort;                     /* windows are sorted, and their steps shuffled */
+    bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
     tt__tokens *tokens;            /* (count) */
-    tt__chunk *chunks;             /* where their ids are kept */
-    int32_t *scratch;              /* (the context's threads, max_length) while texts are tokenized */
-    int longest;                   /* tokens of a text before it is cut */
-    int64_t cut;                   /* texts */
+    tt__chunk *chunks;             /* memory of the ids */
+    int32_t *scratch;              /* (the context's threads, max_length), while texts are tokenized */
+    int longest;                   /* tokens of the longest text before it is cut */
+    int64_t cut;                   /* number of texts cut to max_length */
     int64_t empty;                 /* the first text without a token; -1: none */
-    /* the window that `sorted` and `step_order` hold; steps of every window */
+    /* the window that `sorted` and `step_order` hold; steps of a window */
     int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
     int micro;                     /* micro-batches of the step that were handed out */
-    /* The texts of the step at hand by micro-batch, and where each of these ends there. While they are dealt
-       out: their places in the step, longest first, the micro-batch of each place, the tokens of each micro-
-       batch. All are (batch). */
+    /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
+       `dealt`. Scratch: by_length, the places in the step, longest text first; micro_of, the micro-batch of
+       each place; filled, the tokens of each micro-batch. All are (batch). */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
 
-    /* Images, made anew in each epoch: micro-batches `base` to `base` + slots - 1 ahead of the trainer, which
-       reads `base`. The mutex guards stop, cursor, a slot but its pixels, base and busy, and the dealer's
-       order, which changes when no thread is busy. */
+    /* ---- of images. Threads make images of micro-batches `base` to `base` + slots - 1; the trainer reads
+       `base`. The mutex guards stop, cursor, base, busy, and all of a slot but its pixels. It also guards the
+       dealer's order, which changes only while no thread is busy. */
     tt_image_options image;
-    size_t image_bytes;            /* of a result */
+    size_t image_bytes;            /* of a resulting image */
     pthread_cond_t work, ready;
     bool stop;
-    int64_t cursor;                /* in the order: the next image to make */
+    int64_t cursor;                /* place in the order of the next image to make */
     tt__loader_thread threads[TT__LOADER_THREADS];
-    int started;
+    int started;                   /* threads that run */
     int slots;
     tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
-    int deal_data, deal_first, deal_end; /* data ranks, and which of them want their images ... */
-    bool deal_by_step, dealt_anew; /* ... which are dealt out so; not to the images that there are */
+    int deal_data, deal_first, deal_end; /* data ranks; this process needs images of ranks first to end - 1 */
+    /* deal_by_step: a micro-batch goes to a rank by its number in the step instead of the epoch;
+       dealt_anew: the deal has changed since the images in the ring were made */
+    bool deal_by_step, dealt_anew;
     int64_t base;
     int busy;                      /* threads that make an image */
-    double waited;
+    double waited;                 /* seconds for which the trainer waited for images */
 };
 
-#define TT__TEXTS_AT_ONCE 64 /* of a task */
+#define TT__TEXTS_AT_ONCE 64 /* texts that a task tokenizes */
 
-/* Tokenizes some texts. */
+/* Tokenizes the texts of a task. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
@@ -32222,12 +32235,12 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* Places of texts in an order: texts[place], or where `texts` is NULL, the place itself. */
+/* Maps a place to a text: texts[place], or if `texts` is NULL the place itself. */
 typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
 
-/* Texts of the same length keep their order, which the shuffle gave them: many are cut to the same length,
-   and a table often lists class after class, so that the table's order would fill whole steps with one class.
-   */
+/* Orders places by the length of their texts, longest first. Texts of the same length keep their shuffled
+   order. Many texts are cut to the same length, and a table often lists one class after another, so the
+   table's order would fill whole steps with one class. */
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
@@ -32236,7 +32249,7 @@ static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
     return x != y ? x > y : a < b;
 }
 
-/* Tokenizes all texts, and sets what their lengths decide. */
+/* Tokenizes all texts, and sets max_seqs, max_tokens and accumulates by the lengths of the texts. */
 static bool tt__loader_tokenize(tt_loader *l)
 {
     tt_context *ctx = l->ctx;
@@ -32256,20 +32269,21 @@ static bool tt__loader_tokenize(tt_loader *l)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
                         (long long)l->empty), false;
 
-    /* A micro-batch needs no more than the longest texts do; nor does a step. */
+    /* A micro-batch has at most as many tokens as the max_seqs longest texts. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
     const tt__step_texts all = {l->tokens, NULL};
     const int64_t most = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
     tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
-    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two tokens at least */
+    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two or more tokens */
     for (int64_t i = 0; i < tt__min(l->deal.max_seqs, most); i++) micro += l->tokens[l->deal.order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
     l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, most) > l->deal.data;
     return true;
 }
 
-/* Gives a batch what texts and images share, and goes on to the next step behind the last batch of one. */
+/* Sets the fields of a batch that texts and images share, and after the last batch of a step moves to the
+   next step. */
 static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_of_step)
 {
     batch->seqs = seqs;
@@ -32280,9 +32294,9 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
     return true;
 }
 
-/* ---- the micro-batches of a step of texts: l->dealt and l->ends */
+/* ---- cutting a step of texts into micro-batches: l->dealt and l->ends */
 
-/* One group: each micro-batch takes texts in their order until it is full. */
+/* Cuts a step for a single group: each micro-batch takes texts in their order until it is full. */
 static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;
@@ -32297,9 +32311,9 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
     l->ends[micro] = n;
 }
 
-/* Gives each text, longest first, to the micro-batch that has fewest tokens and room for one more (Graham,
-   "Bounds on multiprocessing timing anomalies", 1969). Counts the texts of each in l->ends. False: one would
-   have more than max_tokens. */
+/* Gives each text, longest first, to the micro-batch with the fewest tokens of those with room for another
+   text (Graham, "Bounds on multiprocessing timing anomalies", 1969). Sets l->ends[k] to the number of texts
+   of micro-batch k. Returns false if a micro-batch would have more than max_tokens. */
 static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micros)
 {
     memset(l->ends, 0, sizeof *l->ends * (size_t)micros);
@@ -32317,7 +32331,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
     return true;
 }
 
-/* Cuts a step of n texts; those of a micro-batch keep their order. */
+/* Cuts a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
     const tt__step_texts step = {l->tokens, texts};
@@ -32329,7 +32343,7 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
     for (int i = 0; i < n; i++) l->by_length[i] = (uint32_t)i;
     tt__sort_indices(l->by_length, (size_t)n, tt__place_longer, &step);
     while (!tt__loader_deal(l, texts, n, micros)) micros = (int)tt__min(n, micros + l->deal.groups);
-    for (int k = 0; k < micros; k++) { /* from now on where the next text of each goes */
+    for (int k = 0; k < micros; k++) { /* ends[k] becomes the place of the next text of micro-batch k */
         const int seqs = l->ends[k];
         l->ends[k] = from;
         from += seqs;
@@ -32338,16 +32352,17 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 }
 
 /* ==== src/data/images.h */
-/* ---- images of a loader */
+/* ---- loading images */
 
-/* The micro-batch of place `at` of the epoch, its first place, and how many images it has. */
+/* Returns the number in the epoch of the micro-batch with place `at` of the epoch's order, and sets the
+   micro-batch's first place and its number of images. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
     const tt__dealer *d = &l->deal;
     const int64_t step = at / d->batch, from = step * d->batch, n = tt__min(d->batch, d->used - from);
     const int64_t micros = tt__deal_micros(d, n), whole = tt__deal_micros(d, d->batch);
     int64_t within, end;
-    if (d->groups == 1) { /* all but the last are full */
+    if (d->groups == 1) { /* all micro-batches but the last have max_seqs images */
         within = (at - from) / d->max_seqs;
         *first = from + within * d->max_seqs;
         end = tt__min(from + n, *first + d->max_seqs);
@@ -32360,7 +32375,8 @@ static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, i
     return step * whole + within;
 }
 
-/* What an image of that size is resized to. */
+/* Sets height and width to the size that an image of this size is resized to. Returns false and `why` if a
+   side would be longer than TT__IMAGE_SIDE. */
 static bool tt__image_resized(const tt_image_options *o, int *height, int *width, char why[256])
 {
     const int shorter = (int)tt__min(*height, *width), longer = (int)tt__max(*height, *width);
@@ -32378,7 +32394,8 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
     return true;
 }
 
-/* Does a result fit into an image of that size (after resizing), padded? */
+/* Tests whether a resulting image can be cropped out of a resized and padded image; `height` and `width` are
+   the size before padding. Sets `why` if not. */
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
     if (o->height <= height + 2 * o->pad && o->width <= width + 2 * o->pad) return true;
@@ -32395,14 +32412,15 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Where along one axis a crop begins, from -pad on. */
+/* Returns where a crop begins along one axis, -pad or more. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;
     return (o->random_crop ? (int)((uint64_t)random * ((unsigned)spare + 1) >> 32) : spare / 2) - o->pad;
 }
 
-/* Makes of an image what the options say, to `to` (height, width, channels). */
+/* Resizes, pads, crops and flips an image by the options and writes it to `to` (height, width, channels).
+   key: of the random numbers. After an error `why` has the reason. */
 static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt_image_options *o,
                                      const tt_image *image, uint64_t key, uint8_t *to, char why[256])
 {
@@ -32421,7 +32439,7 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     tt__philox(zero, key, u);
     int top = tt__crop_at(o, u[0], height, o->height), left = tt__crop_at(o, u[1], width, o->width);
 
-    /* the part of the crop that is image, from place (y, x) of the result on */
+    /* w: the part of the crop that is not padding */
     tt__window w = {(int)tt__max(top, 0), (int)tt__max(left, 0), 0, 0, o->flip && u[2] >> 31};
     w.height = (int)tt__min(top + o->height, height) - w.top;
     w.width = (int)tt__min(left + o->width, width) - w.left;
@@ -32436,7 +32454,8 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     return TT_ERR_MEMORY;
 }
 
-/* Makes the image at the cursor. With the mutex held, but for the work. */
+/* Makes the image at the cursor. The caller holds the mutex, which is released while the image is read and
+   transformed. */
 static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
 {
     const tt_image_source *source = &l->d->source;
@@ -32448,7 +32467,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* all of it */
+    if (slot->left_out) { /* as all images of the micro-batch are */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;
@@ -32505,14 +32524,14 @@ static void tt__image_empty(tt_loader *l, tt__ring_slot *slot)
     slot->failed = l->deal.max_seqs;
 }
 
-/* The next micro-batch, once all its images are made. */
+/* Waits until all images of the next micro-batch are ready, and hands the micro-batch out. */
 static bool tt__image_next(tt_loader *l, tt_batch *batch)
 {
     int64_t first, micro;
     int seqs;
     pthread_mutex_lock(&l->mutex);
     micro = tt__image_micro(l, l->deal.step * l->o.batch + l->in_step, &first, &seqs);
-    if (micro > l->base) { /* the trainer is done with the one before it */
+    if (micro > l->base) { /* the trainer no longer needs the previous micro-batch */
         tt__image_empty(l, &l->ring[l->base++ % l->slots]);
         pthread_cond_broadcast(&l->work);
     }
@@ -32546,7 +32565,8 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
 
 /* ==== src/data/loader.h */
 /* --------------------------------------------------------------------------------------------------- loaders
-   The functions of tt_loader for texts and for images, and its tt_source; dealer.h deals the examples. */
+   The public functions of tt_loader, for texts and for images, and its tt_source. dealer.h chooses the
+   examples of each step. */
 
 void tt_loader_free(tt_loader *l)
 {
@@ -32594,7 +32614,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* what texts need */
+static bool tt__loader_allocate(tt_loader *l) /* for texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
@@ -32614,7 +32634,7 @@ static bool tt__loader_allocate(tt_loader *l) /* what texts need */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* what images need */
+static bool tt__image_allocate(tt_loader *l) /* for images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -32622,8 +32642,8 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* one that the trainer reads, those of its next round, and as many as give every thread two images to
-       make */
+    /* slots: one for the micro-batch that the trainer reads, one per data rank for the next round, and enough
+       to give every thread two images to make */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -32631,12 +32651,13 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     return true;
 }
 
-/* A loader of texts (k) or images (`image`), at the first step, its threads started. */
+/* Creates a loader of texts (k is the tokenizer) or of images (`image` has the options) at the first step,
+   and starts its threads. */
 static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                                   const tt_image_options *image, const tt_loader_options *options)
 {
     tt_loader_options o = options ? *options : tt_loader_options_default();
-    if (!d || (!k && !image)) { /* the reason is that of what was to make it */
+    if (!d || (!k && !image)) { /* the context's error says why the dataset or the tokenizer is NULL */
         char why[TT__ERROR];
         memcpy(why, ctx->error, sizeof why);
         tt__fail(ctx, TT_ERR_ARGUMENT, "a loader: the %s is NULL%s%.900s", !d ? "dataset" : "tokenizer",
@@ -32716,7 +32737,7 @@ static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options
     return TT_OK;
 }
 
-/* What can be said before an image is read. */
+/* Checks the options as far as possible before an image is read. */
 static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_image_options *o)
 {
     char why[256];
@@ -32781,7 +32802,7 @@ static tt_status tt__loader_source_next(void *self, tt_batch *batch, bool *more)
     return l->status;
 }
 
-/* Of labels, and of the tokens of texts. */
+/* Returns a hash of the labels and of the tokens of texts. */
 static uint64_t tt__loader_source_hash(void *self)
 {
     const tt_loader *l = (const tt_loader *)self;
@@ -32816,7 +32837,7 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Images of other processes are not made. */
+/* Sets which data ranks' images this process needs. Images of other ranks are not made. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -32846,7 +32867,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* nothing more is begun */
+    l->cursor = l->deal.used; /* threads begin no further image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
@@ -32864,8 +32885,8 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then
-   in random order. A last incomplete step stays the last of its epoch. */
+/* Collects the texts of a window, sorted by length so that the sequences of a step have similar lengths, and
+   shuffles the steps. An incomplete last step remains the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
@@ -32919,7 +32940,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
 }
 
 /* ==== src/data/divide.h */
-/* ---- parts of a dataset */
+/* ---- dividing a dataset */
 
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
 {
@@ -32946,7 +32967,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
             to->label_text = NULL;
         }
     }
-    if (status == TT_OK) { /* take them out, keeping the order of the rest */
+    if (status == TT_OK) { /* remove the chosen examples; the others keep their order */
         for (int k = 0; k < (int)n; k++) d->examples[order[k]].label = -1;
         int kept = 0;
         for (int i = 0; i < d->count; i++)
@@ -32996,14 +33017,14 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
 /* ==== src/data/stream.h */
 /* ------------------------------------------------------------------------------------------ token streams */
 
-/* The ids of a stream, and of those that were split off. */
+/* The ids that a stream shares with the streams split off from it. */
 typedef struct tt__token_store {
-    int users;
+    int users;          /* number of streams */
     int width;          /* bytes of an id, 2 or 4 */
     int64_t count;
-    void *ids;          /* (count); NULL: in the file, from `skip` on */
-    void *file;
-    uint64_t skip;
+    void *ids;          /* (count); NULL: the ids are in the file, from byte `skip` on */
+    void *file;         /* open; NULL: none */
+    uint64_t skip;      /* bytes of the file's header */
     char path[TT__PATH];
 } tt__token_store;
 
@@ -33013,9 +33034,9 @@ struct tt_token_stream {
     tt__token_store *store;
     int64_t first, count;
     int vocab, end;
-    int fronts;         /* ids before a document: so many of the tokenizer's */
-    int64_t spelled[2]; /* documents that spell out these, and their end */
-    bool texts;         /* ids are of the tokenizer, or bytes */
+    int fronts;         /* number of the tokenizer's special ids before each document */
+    int64_t spelled[2]; /* documents whose text spells out these ids; documents that spell out their end */
+    bool texts;         /* the stream was made of texts: ids are the tokenizer's, or bytes */
 };
 
 enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
@@ -33054,7 +33075,7 @@ static tt_token_stream *tt__stream_new(tt_context *ctx, const char *path)
     return s;
 }
 
-/* Room for n more ids in memory. */
+/* Grows the store to hold n more ids. room: ids that fit. Returns false without memory. */
 static bool tt__stream_grow(tt_token_stream *s, int64_t n, int64_t *room)
 {
     tt__token_store *store = s->store;
@@ -33075,13 +33096,14 @@ static void tt__stream_push(tt__token_store *store, int32_t id)
     else ((uint32_t *)store->ids)[store->count++] = (uint32_t)id;
 }
 
-/* The text of a token that texts spell out; NULL: it is none. */
+/* Returns the text of an added token, which texts may spell out; NULL if the token is no added token. */
 static const char *tt__added_text(const tt_tokenizer *k, int id)
 {
     return k && id >= 0 && id < k->size && k->added_of[id] >= 0 ? tt_tokenizer_token(k, id) : NULL;
 }
 
-/* Bytes of white space before the begin that a document spells out; 0: it spells out none. */
+/* Returns the bytes of white space before the first special token that a document spells out; 0 if the
+   document does not begin with that token. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before.ids[0]) : NULL;
@@ -33091,7 +33113,8 @@ static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text
     return length && bytes - skip >= length && memcmp(text + skip, begin, length) == 0 ? skip : 0;
 }
 
-/* The bytes of a document up to the end that it spells out, without white space behind that; else all. */
+/* Returns the bytes of a document without the white space after an end token that the document spells out.
+   Returns `bytes` if the document does not end with that token. */
 static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *end = tt__added_text(s->tokenizer, s->end);
@@ -33101,7 +33124,8 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds a document, what goes before it and its end. scratch (*capacity) grows as it must. */
+/* Adds a document with the special tokens before it and its end token. scratch (*capacity) grows if needed.
+   */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -33110,7 +33134,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
         const size_t skip = tt__stream_before_begin(s, text, bytes);
         text += skip;
         n = (int64_t)(bytes = tt__stream_spelled_end(s, text, bytes - skip));
-        if (*capacity < n + 16) { /* most tokens are a byte or longer */
+        if (*capacity < n + 16) { /* nearly all tokens stand for one byte or more */
             tt__free(s->ctx, *scratch);
             *capacity = 0;
             *scratch = (int32_t *)tt__alloc(s->ctx, sizeof **scratch * (size_t)(n + 16));
@@ -33150,7 +33174,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     return TT_OK;
 }
 
-/* Where the document that begins at `text` ends, and in *next where the one after it begins. */
+/* Returns the end of the document that begins at `text`, and sets *next to the begin of the next document. */
 static const char *tt__document_end(const char *text, const char *end, const char *separator,
                                     const char **next)
 {
@@ -33168,8 +33192,8 @@ static const char *tt__document_end(const char *text, const char *end, const cha
     return end;
 }
 
-/* Adds the documents of a text; those without a character but spaces and line ends are left out. path: of a
-   text that must be UTF-8, or NULL. */
+/* Adds the documents of a text, but no document of white space alone. path: the name in messages of a text
+   that must be UTF-8; NULL if any bytes are allowed. */
 static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
@@ -33187,7 +33211,7 @@ static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const
     return status;
 }
 
-/* An empty stream in memory by these options. NULL after an error. */
+/* Creates an empty stream in memory with the given options. Returns NULL after an error. */
 static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, const tt_stream_options *o)
 {
     tt_token_stream *s = tt__stream_new(ctx, path);
@@ -33210,7 +33234,8 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     return NULL;
 }
 
-/* s, if it has tokens and status is TT_OK. */
+/* Returns s if status is TT_OK and s has two or more tokens; otherwise frees s and returns NULL. Warns of
+   documents that spell out their special tokens. */
 static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
 {
     s->count = s->store->count;
@@ -33285,15 +33310,17 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     return tt__stream_done(s, status);
 }
 
-/* llm.c's dev/data/data_common.py: a header of 256 i32: one of these, the version, the count. */
+/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32: one of these numbers, the version, and
+   the number of ids. */
 #define TT__LLMC_HALVES 20240520 /* ids of 2 bytes */
-#define TT__LLMC_WORDS 20240801  /* of 4 */
+#define TT__LLMC_WORDS 20240801  /* ids of 4 bytes */
 
-/* Bytes of an id in a file of `bytes` that does not say it. Ids of 8 bytes are refused. */
+/* Guesses the width in bytes of the ids in a file without a header, from vocab and the first ids. bytes: size
+   of the file. Refuses ids of 8 bytes. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, any[4] = {0}; /* any: of each quarter of 8 bytes */
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any: bits set in each 2-byte quarter of 8 bytes */
     const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
@@ -33302,7 +33329,7 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     const bool low = any[0] || any[2], high = any[1] || any[3];
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
-    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may just be so */
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
                     "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
                     store->path);
@@ -33372,7 +33399,7 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
                         (long long)(first + n), (long long)s->count);
     const uint64_t at = (uint64_t)(s->first + first) * width;
     const char *from = store->ids ? (const char *)store->ids + at : NULL;
-    if (!store->ids) { /* into the second half of `to`, if ids are narrower */
+    if (!store->ids) { /* 2-byte ids go to the second half of `to`, and are widened in place */
         char *raw = (char *)to + (size_t)n * (4 - width);
         tt_status status = tt__file_read(s->ctx, store->path, store->file, store->skip + at, raw,
                                          (size_t)n * width);
@@ -33392,7 +33419,7 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
     return TT_OK;
 }
 
-/* Calls `each` with all tokens of a stream, some at a time. */
+/* Calls `each` for all tokens of a stream in order, up to TT__TOKENS_AT_ONCE at a time. */
 static tt_status tt__stream_each(const tt_token_stream *s, void *arg,
                                  tt_status (*each)(void *arg, const int32_t *ids, int64_t n))
 {
@@ -33435,8 +33462,8 @@ tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
     return status;
 }
 
-/* Counts the bytes of text, document by document, since a tokenizer may write the first token of a text in
-   another way than those behind it. */
+/* Counts the bytes of a stream's text. Whole documents are decoded, because a tokenizer may decode the first
+   token of a text differently from later tokens. */
 typedef struct tt__stream_bytes {
     const tt_token_stream *s;
     int32_t *document;
@@ -33457,7 +33484,7 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         }
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
-        /* a stream may begin within a document */
+        /* the first document may lack its front, as a stream may begin within a document */
         if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before.ids, front) == 0)
             from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
@@ -33477,22 +33504,23 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     if (!s->texts) return 0;
     tt_status status = tt__stream_each(s, &x, tt__stream_count_bytes);
     const int32_t end = s->end;
-    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* cut within a document */
+    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* ends within a document */
     tt__free(s->ctx, x.document);
     return status == TT_OK ? x.bytes : -1;
 }
 
 /* ==== src/data/windows.h */
-/* ---- windows of a stream */
+/* ---- loading windows of a token stream */
 
 struct tt_token_loader {
     tt_context *ctx;
     const tt_token_stream *s;
     tt_token_loader_options o;
-    tt__dealer deal;               /* of windows */
-    int max_seqs, max_tokens;
-    int micro;                     /* of the step, that were given */
-    int32_t *ids, *positions, *targets, *seq_start, *window; /* (max_tokens), ..., (length + 1) */
+    tt__dealer deal;               /* its examples are windows */
+    int max_seqs, max_tokens;      /* of a micro-batch */
+    int micro;                     /* micro-batches of the step that were handed out */
+    /* ids, positions, targets: (max_tokens); seq_start: (max_seqs + 1); window: (length + 1) */
+    int32_t *ids, *positions, *targets, *seq_start, *window;
     uint64_t hash;
     tt_array array;
     tt_source source;
@@ -33517,10 +33545,12 @@ void tt_token_loader_free(tt_token_loader *l)
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
-/* A pass over all tokens: most documents that windows have, or parts of them, and the hash of the ids. */
+/* A sweep over all tokens that finds the hash of the ids, and the max number of documents in a window. A part
+   of a document counts as one. */
 typedef struct tt__window_survey {
-    int32_t end;
-    int length, at, here, most;
+    int32_t end;      /* token that ends a document; -1: none */
+    int length, at;   /* tokens of a window; tokens of the current window so far */
+    int here, most;   /* ends of documents in the current window so far; max documents of a window */
     uint64_t hash;
 } tt__window_survey;
 
@@ -33545,7 +33575,7 @@ static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Adds window number w behind `rows` tokens and `seqs` sequences. */
+/* Appends window w to the micro-batch, which has `rows` tokens and `seqs` sequences so far. */
 static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *seqs)
 {
     const int64_t first = w * l->o.length, n = tt__min(l->o.length, l->s->count - 1 - first);
