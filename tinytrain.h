@@ -33548,9 +33548,10 @@ void tt_token_loader_free(tt_token_loader *l)
 /* A sweep over all tokens that finds the hash of the ids, and the max number of documents in a window. A part
    of a document counts as one. */
 typedef struct tt__window_survey {
-    int32_t end;      /* token that ends a document; -1: none */
-    int length, at;   /* tokens of a window; tokens of the current window so far */
-    int here, most;   /* ends of documents in the current window so far; max documents of a window */
+    int32_t end; /* token that ends a document; -1: none */
+    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
+       them; most: max documents of a window */
+    int length, at, here, most;
     uint64_t hash;
 } tt__window_survey;
 
@@ -37719,8 +37720,8 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ==== src/train/trainer.h */
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
-   Learning-rate schedules, steps of micro-batches, evaluation, prediction, the state of a run in one file,
-   tt_fit. Uses all above.
+   Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
+   tt_fit. This code uses all of the above.
    ======================================================================================================== */
 
 struct tt_trainer {
@@ -37728,20 +37729,20 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    int data;         /* ranks that micro-batches are dealt out to */
-    int staged;       /* micro-batches of the next round, on the first so many of these */
-    tt_stats so_far;  /* of the step's rounds that have run, where a caller wanted them */
-    bool step_failed; /* a micro-batch failed: the others of its step are refused */
-    int64_t saved_steps;
+    int data;         /* data ranks; micro-batches are distributed over them */
+    int staged;       /* data ranks, the first ones, that hold a micro-batch of the next round */
+    tt_stats so_far;  /* of the rounds of the step that have run, if a caller asked for stats */
+    bool step_failed; /* a micro-batch failed: the other micro-batches of its step are refused */
+    int64_t saved_steps; /* steps of the saved state; -1: none */
     tt_value output;
     int64_t output_width;
-    tt_input_info *inputs;
+    tt_input_info *inputs; /* (n_inputs) */
     int n_inputs;
-    int64_t *rows;    /* of each input in the batch at hand; 0: not set yet */
-    bool *needed;     /* for the output, by the input's value: a prediction sets the others to zeros */
-    int32_t *positions, *seq_start; /* of max_seqs sequences of the same length */
-    float *class_weights; /* (2, classes): those of the options, and ones to evaluate with; NULL: none */
-    void *zeros; /* for predictions: as many as an input has at most that only the loss reads */
+    int64_t *rows;    /* (n_inputs): rows of each input in the current batch; 0: not set yet */
+    bool *needed;     /* by value: the output depends on it; a prediction sets other inputs to zeros */
+    int32_t *positions, *seq_start; /* of max_seqs sequences of equal length, if model.same_length */
+    float *class_weights; /* (2, classes): the options' weights, and ones for evaluation; NULL: none */
+    void *zeros; /* for predictions; as large as the largest input that only the loss reads */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -37775,7 +37776,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
     if (train && train->accumulates) o->compile.accumulate = true;
 }
 
-/* Can this stand in the heading of metrics.csv? */
+/* Tests whether a name may head a column of metrics.csv. */
 static bool tt__is_column(const char *name)
 {
     const char *letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
@@ -37826,7 +37827,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
-/* Lists the inputs of the programs, recorded on t. */
+/* Lists the inputs of the programs, which were recorded on t, and those that the output needs. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
     const tt_program *p = r->train ? r->train : r->eval;
@@ -37852,7 +37853,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* of evaluations alone: to train, logits need not be whole */
+    if (r->output.id) tt_output(t, r->output); /* only to evaluate: training needs no whole logits */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
@@ -37864,13 +37865,13 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     return tt__trainer_inputs(r, t);
 }
 
-enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter in a state */
+enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that goes into a state: a parameter, or what an optimizer keeps of it (state 1, and Adam's 2).
-   stage: the first that has it. */
+/* A value that a state contains. state: 0 for a parameter, 1 and (Adam) 2 for the optimizer's states of it.
+   stage: the first stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
-/* Fails if a state cannot hold a parameter of this name. */
+/* Fails if the name of a parameter cannot be stored in a state. */
 static tt_status tt__check_kept(const tt_param *param)
 {
     const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
@@ -37887,14 +37888,14 @@ static tt_status tt__check_kept(const tt_param *param)
                     taken ? taken : "tinytrain");
 }
 
-/* Is v a persistent storage of its kind? */
+/* Tests whether v is itself a persistent value of the given storage, not a view of one. */
 static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 {
     const tt__value *x = &t->values[v];
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* What a stage has of what a state keeps; 0: nothing. */
+/* Returns a stage's value for an entry of a state, or 0 if the stage has none. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -37905,7 +37906,7 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
     return 0;
 }
 
-/* Adds the parameters that a program trains, or those that are frozen in it. */
+/* Adds the parameters that a program trains or, with `frozen`, its frozen parameters. */
 static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
     tt_status status = TT_OK;
@@ -37921,8 +37922,9 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
     return status;
 }
 
-/* The tensors of a program's state, to be freed: parameters that are trained, the optimizer's, named with
-   PyTorch's words in front, and behind these `count` the `frozen` parameters. NULL after an error. */
+/* Returns the entries of a program's state: *count of them, the trained parameters and then the optimizer's
+   states, whose names begin with PyTorch's words; after them *frozen frozen parameters. Returns NULL after an
+   error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -37947,8 +37949,8 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
     return NULL;
 }
 
-/* A hash of some values of each parameter whose first values are read from somewhere, as from a file, which
-   tells other weights of a model of the same shape. */
+/* Sets *hash to a hash of some values of each parameter whose initial values are read from a source such as a
+   file. The hash differs for other weights of the same model. */
 static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
 {
     enum { PLACES = 16, EACH = 32 };
@@ -37966,7 +37968,7 @@ static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
     return status;
 }
 
-/* Where sequences of the same length have their rows. */
+/* Computes positions and starts of sequences of equal length. */
 static tt_status tt__length_rows(tt_trainer *r)
 {
     const int64_t seqs = r->options.max_seqs, length = r->model.max_length;
@@ -38010,12 +38012,12 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape_free(t);
     int count = 0, frozen;
     tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
-    if (status == TT_OK && r->train && !kept) status = ctx->status; /* now, not after hours of training */
+    if (status == TT_OK && r->train && !kept) status = ctx->status; /* before hours of training, not after */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    static const char *const kinds[] = {"constant", "linear", "cosine"}; /* tt_schedule_kind */
-    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* of what a program does not know */
+    static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
+    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* lines: settings that are not in a program */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
              kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
              tt__shortest(o.schedule.min_lr, least), (long long)o.schedule.warmup_steps,
@@ -38052,13 +38054,14 @@ void tt_trainer_free(tt_trainer *r)
 const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
 int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? tt_program_steps(r->train) : 0; }
 int64_t tt_trainer_saved_steps(const tt_trainer *r) { return r->saved_steps; }
+/* Arguments of tt__try_micro_batch. */
 typedef struct tt__micro_batch_of {
     tt_context *ctx;
     const tt_model *model;
     tt_train_options options;
 } tt__micro_batch_of;
 
-/* Tokens of n sequences, where those of the options have as many as these say. */
+/* Returns max_tokens for n sequences, in proportion to max_tokens and max_seqs of the options. */
 static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
 {
     return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
@@ -38101,14 +38104,14 @@ static tt_status tt__must_train(const tt_trainer *r)
                     "this trainer was made with train = false: it evaluates and predicts only");
 }
 
-/* The number of the input of this name; -1: the model has none. */
+/* Returns the index of the input `name`, or -1 if the model has no such input. */
 static int tt__input_named(const tt_trainer *r, const char *name)
 {
     for (int k = 0; k < r->n_inputs; k++) if (strcmp(r->inputs[k].name, name) == 0) return k;
     return -1;
 }
 
-/* Is the batch of the model's kind, and of as many sequences as there is room for? */
+/* Refuses a batch that is empty, has more sequences than max_seqs, or does not suit the model's inputs. */
 static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
 {
     const int pixels = tt__input_named(r, "pixels");
@@ -38130,7 +38133,7 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
     return TT_OK;
 }
 
-/* Sets the inputs on a data rank; while predicting, to zeros where only the loss reads them. */
+/* Sets the inputs on a data rank. For a prediction, inputs that only the loss reads become zeros. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     const bool same = r->model.same_length;
@@ -38163,7 +38166,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         if (r->rows[k] || !input->read) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
-        int64_t as_others = 0; /* rows of an input on the same axis */
+        int64_t as_others = 0; /* rows of other inputs on the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
             if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
@@ -38172,7 +38175,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     return status;
 }
 
-/* After an error nothing is set on any rank. */
+/* Sets a batch on a data rank. After an error no rank has any inputs. */
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
@@ -38186,7 +38189,7 @@ static bool tt__trainer_within_step(const tt_trainer *r)
     return r->staged > 0 || tt__within_step(r->train);
 }
 
-/* Forgets the micro-batches of the step at hand, those that wait for their round too. */
+/* Discards the micro-batches of the current step, also those that wait for their round. */
 static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
@@ -38195,7 +38198,7 @@ static void tt__trainer_discard_step(tt_trainer *r)
     memset(&r->so_far, 0, sizeof r->so_far);
 }
 
-/* Fails where micro-batches wait, in memory that evaluations and predictions use too. */
+/* Fails if micro-batches wait for their round, because evaluations and predictions use the same memory. */
 static tt_status tt__none_staged(const tt_trainer *r)
 {
     if (!r->staged) return TT_OK;
@@ -38203,7 +38206,7 @@ static tt_status tt__none_staged(const tt_trainer *r)
                     "waits for more: evaluate and predict between steps", r->staged, r->data);
 }
 
-/* Runs the micro-batches that are staged and, if they are the last of their step, updates. */
+/* Runs the staged micro-batches and, if they are the last of their step, updates the parameters. */
 static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *stats)
 {
     const float lr = tt_trainer_lr(r);
@@ -38254,10 +38257,10 @@ tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
 
 /* ==== src/train/evaluate.h */
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Batches of a source dealt to the data ranks: evaluation, confusion matrix, prediction. */
+   Evaluation, confusion matrix and prediction. The batches of a source run on all data ranks. */
 
-/* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
-   one rank would. */
+/* Runs the batches that are set on the first `batches` data ranks, and adds their results to the evaluation
+   in the order of the batches, so that the sums do not depend on the number of ranks. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
 {
     tt_stats s;
@@ -38282,7 +38285,8 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
     return status == TT_OK ? tt__evaluate_round(r, 1, stats) : status;
 }
 
-/* Has the trainer room for all of a source? Asked before the first micro-batch: a large one may come late. */
+/* Refuses a source whose micro-batches may be larger than the trainer's. The check precedes the first
+   micro-batch, because a large micro-batch may come late. what: the purpose of the source, for messages. */
 static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const char *what)
 {
     const tt_train_options *o = &r->options;
@@ -38298,8 +38302,9 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                     o->max_tokens);
 }
 
-/* What all processes must have in common of a source, in lines that say what it is for: hashes of its
-   examples and classes, and what its batches depend on. NULL: none. */
+/* Prints what must be the same in all processes about a source, one item a line: the settings of its batches,
+   its steps, and hashes of its classes and examples. Each line ends with `what`, the source's purpose. Prints
+   nothing for NULL. */
 static void tt__source_lines(const tt_source *s, const char *what, tt__text *text)
 {
     char own[TT__NOTE / 4] = "";
@@ -38316,8 +38321,8 @@ static void tt__source_lines(const tt_source *s, const char *what, tt__text *tex
               (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
 }
 
-/* What a function of the caller's returned, before which ctx->error was emptied: an error gets a sentence
-   where the function left none. */
+/* Returns the status of a function of the caller. If that function failed and left no message, sets one. The
+   message must have been cleared before the call. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
                               int64_t step)
 {
@@ -38326,7 +38331,8 @@ static tt_status tt__returned(tt_context *ctx, tt_status status, const char *wha
                     (long long)step + 1, what, tt_status_name(status));
 }
 
-/* Gets the next micro-batch, which is of this step if there is one. b NULL: goes to the step instead. */
+/* Gets the next micro-batch, of step `step` if more are left. With b NULL, moves the source to that step
+   instead. */
 static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t epoch, int64_t step,
                                  tt_batch *b, bool *more)
 {
@@ -38334,13 +38340,13 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     ctx->error[0] = 0;
     tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
     status = tt__returned(ctx, status, "the source", epoch, step);
-    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have got theirs */
+    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have got a micro-batch */
     if (!b || !*more || step < s->steps) return status;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, and has tt_source.steps "
                     "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
 }
 
-/* Tells a source which data ranks are of this process. */
+/* Tells a source which data ranks belong to this process. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
@@ -38351,17 +38357,18 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
     s->deal(s->self, r->data, first, end, by_step);
 }
 
-/* What the unit of the model counts. */
+/* Returns the number of items of a batch in the model's unit: its rows, or without rows its sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* What tt_confusion counts, and of the batches that are set on each data rank their labels. */
+/* A confusion matrix, and the labels of the batches that are set on the data ranks. */
 typedef struct tt__confusion {
-    int64_t *counts;
+    int64_t *counts;          /* (classes, classes) */
     float *logits;            /* (max_seqs, classes) */
     int32_t *labels;          /* (data ranks, max_seqs) */
-    int seqs[TT__RANKS];
+    int seqs[TT__RANKS];      /* labels of each data rank */
 } tt__confusion;
 
+/* Keeps the labels of a batch that is to run on a data rank. */
 static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, const tt_batch *b)
 {
     const int32_t *labels = b->labels;
@@ -38377,7 +38384,7 @@ static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, co
     return TT_OK;
 }
 
-/* After a run of the batches that are set. */
+/* Counts the predictions of a run's batches. */
 static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batches)
 {
     const int classes = r->model.classes;
@@ -38396,14 +38403,14 @@ static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batche
     return status;
 }
 
-/* Adds epoch 0 of the source up; stops early where *stop is not 0. c may be NULL. */
+/* Evaluates epoch 0 of the source; stops early once *stop is not 0. stop and c may be NULL. */
 static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__confusion *c)
 {
     tt_batch b;
     bool more = true;
     int64_t step = 0;
-    int set = 0; /* batches, on so many data ranks */
+    int set = 0; /* data ranks that have a batch of this round */
     memset(stats, 0, sizeof *stats);
     tt_status status = tt__none_staged(r);
     tt__deal(r, source, false);
@@ -38421,7 +38428,7 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
         if (c && status == TT_OK) status = tt__confusion_count(r, c, set);
         set = 0;
     }
-    if (set) tt__forget_inputs(r->eval); /* of a round that was stopped, or failed */
+    if (set) tt__forget_inputs(r->eval); /* the round was stopped or failed */
     if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
 }
@@ -38514,20 +38521,22 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 }
 
 /* ==== src/train/state.h */
-/* -------------------------------------------------------------------------------------------------- state */
+/* -------------------------------------------------------------------------------------------------- state
+   Saves and loads the state of a run: parameters, optimizer states, and a trainer's progress. */
 
-/* The state of a program, to be written or read: first the header, last what a trainer adds. */
+/* A state of a program being written or read. The header is the first tensor, a trainer's progress the last.
+   */
 typedef struct tt__state {
     tt_program *p;
     const char *path;
     tt__kept *kept;       /* (count + frozen) */
-    tt_tensor_info *info; /* (tensors): the header, `count`, fp8's history, frozen parameters, progress */
+    tt_tensor_info *info; /* (tensors): header, `count` values, fp8 history, hashes of frozen, progress */
     int count, frozen, tensors;
     tt__state_header header;
-    tt_safetensors *file; /* that is read */
-    char *piece;          /* `room` bytes on their way: of several processes many, as each takes a message */
+    tt_safetensors *file; /* the file being read */
+    char *piece;          /* buffer of `room` bytes; larger with several processes: each fill is a message */
     size_t room;
-    char *products;       /* that is written: how they are made; NULL: that is not chosen */
+    char *products;       /* when writing: the tuned ways to compute matrix products; NULL: not tuned */
 } tt__state;
 
 static void tt__state_close(tt__state *s)
@@ -38539,10 +38548,10 @@ static void tt__state_close(tt__state *s)
     tt_safetensors_close(s->file);
 }
 
-static const char tt__products_key[] = "tinytrain.products"; /* of a state's metadata */
+static const char tt__products_key[] = "tinytrain.products"; /* key in the metadata of a state */
 
-/* Checks what a state says of how products are made, which the devices know then; what they knew before is
-   forgotten. */
+/* Gives the devices the state's tuned ways to compute matrix products in place of their own. Warns if the run
+   cannot use these, because sums may then be rounded differently. */
 static tt_status tt__state_products(const tt__state *s)
 {
     tt_program *p = s->p;
@@ -38557,7 +38566,7 @@ static tt_status tt__state_products(const tt__state *s)
     if (status != TT_OK) return status;
     if (text && can && !foreign) {
         p->arena->learnt = true;
-        p->arena->tuned = false; /* the products are to be met */
+        p->arena->tuned = false; /* the next run applies the ways to the products */
         tt__forget_recordings(p);
         return TT_OK;
     }
@@ -38577,7 +38586,8 @@ static void tt__state_integers(tt_tensor_info *info, const char *name, size_t by
     info->dims[0] = (int64_t)bytes / 8;
 }
 
-/* Lists what the program's state has. `more`: bytes of the tensor "tinytrain.progress"; 0: it has none. */
+/* Lists the tensors of a program's state. more: bytes of the tensor "tinytrain.progress"; 0: no such tensor.
+   The caller closes s with tt__state_close, also after an error. */
 static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_context *ctx = p->ctx;
@@ -38622,8 +38632,8 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     return TT_OK;
 }
 
-/* The rows of the history of fp8 tensors that a stage uses, which are the same on all of its ranks: to where
-   all have theirs, in `history`, or (write) from there to each rank. */
+/* Copies the rows of the fp8 history that a stage uses, from its first rank to `history`; with `write`, from
+   `history` to each rank. The rows are the same on all ranks of a stage. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
     const tt_program *p = s->p->stage[stage];
@@ -38646,7 +38656,7 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
     return status;
 }
 
-/* Writes the history of fp8 tensors to a file or reads it; of a file without one nothing is known. */
+/* Writes the fp8 history to a file or, with w NULL, reads it. A file without one gives a history of zeros. */
 static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w)
 {
     const tt_tensor_info *info = &s->info[s->count + 1];
@@ -38661,8 +38671,8 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
     return status;
 }
 
-/* Writes a tensor of the state to a file, or takes its hash (w NULL), in pieces from where ranks have them:
-   process 0 has the hash. */
+/* Collects a tensor of the state from its ranks and writes it to a file or, with w NULL, adds it to *hash.
+   Only process 0 gets the hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
     const tt_program *p = s->p->stage[s->kept[k].stage];
@@ -38685,7 +38695,7 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
     return status;
 }
 
-/* Writes the hashes of frozen parameters to a file or, w NULL, compares them with those of the file. */
+/* Writes the hashes of frozen parameters to a file or, with w NULL, compares them with the file's hashes. */
 static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_context *ctx = s->p->ctx;
@@ -38697,7 +38707,7 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
         hash[k] = TT__HASH_BEGIN;
         status = tt__state_write(s, s->count + k, NULL, &hash[k]);
     }
-    if (!w) status = tt__net_fail(ctx, status); /* as others wait for what this process has */
+    if (!w) status = tt__net_fail(ctx, status); /* other processes wait for this process's shards */
     if (status == TT_OK && s->frozen)
         status = w ? tt_safetensors_write(w, hash, bytes)
                    : tt_safetensors_read(s->file, tensor, 0, bytes, read);
@@ -38711,7 +38721,8 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
     return status;
 }
 
-/* Reads a rank's part of a tensor of the state, which is value v of p, its stage's. */
+/* Reads a rank's shard of a tensor of the state from the file. v: the tensor's value in p, the program of a
+   stage. */
 static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, int32_t v, int rank)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -38732,7 +38743,7 @@ static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, 
     return status;
 }
 
-/* Moves the tensors of the state: to a file that is written or, w NULL, from one that is read. */
+/* Writes the tensors of a state to a file or, with w NULL, reads them from the open file. */
 static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_status status = TT_OK;
@@ -38755,7 +38766,7 @@ static tt_status tt__not_between_steps(tt_context *ctx)
                     "batches of one");
 }
 
-/* Writes the state, and `more` bytes of a trainer's progress. */
+/* Writes a program's state with `more` bytes of a trainer's progress. */
 static tt_status tt__state_save(tt_program *p, const char *path, const void *progress, size_t more)
 {
     tt__state s;
@@ -38775,7 +38786,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     status = tt__agree(p->ctx, "saving a state", status, NULL, 0);
     if (status == TT_OK) {
         status = tt__state_move(&s, w);
-        status = tt__net_fail(p->ctx, status); /* others may be about to send what they have */
+        status = tt__net_fail(p->ctx, status); /* other processes may wait to send their shards */
     }
     if (status == TT_OK && more) status = tt_safetensors_write(w, progress, more);
     status = tt__safetensors_end(w, status);
@@ -38784,7 +38795,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     return status;
 }
 
-/* Reads how many steps the run of a state had done. */
+/* Reads the number of steps of a state. */
 static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *steps)
 {
     tt__state_header h;
@@ -38799,7 +38810,7 @@ static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *ste
     return status;
 }
 
-/* Checks that the file has a tensor as expected. */
+/* Checks that the file has a tensor with the expected name, dtype and shape. */
 static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expected)
 {
     int k = tt_safetensors_find(s->file, expected->name);
@@ -38815,7 +38826,7 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
                     expected->dtype, expected->bytes);
 }
 
-/* Reads the header and checks that it is of this program. */
+/* Reads the header and checks that the state fits this program. */
 static tt_status tt__state_check_header(tt__state *s)
 {
     tt_context *ctx = s->p->ctx;
@@ -38826,7 +38837,7 @@ static tt_status tt__state_check_header(tt__state *s)
     tt_status status = TT_OK;
     if (at >= 0 && tt_safetensors_info(s->file, at)->bytes >= sizeof version)
         status = tt_safetensors_read(s->file, at, 0, sizeof version, &version);
-    if (version != TT__STATE_VERSION) /* whose header has another size */
+    if (version != TT__STATE_VERSION) /* other versions have headers of other sizes */
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d; the "
                         "tinytrain.h that wrote it can go on with it", s->path, (long long)version,
                         TT__STATE_VERSION);
@@ -38853,7 +38864,7 @@ static tt_status tt__state_check_header(tt__state *s)
     return TT_OK;
 }
 
-/* Opens a state and checks that all of it fits the program; tt__state_take then takes it over. */
+/* Opens a state and checks that it fits the program. tt__state_take then loads it. */
 static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_safetensors *file = tt_safetensors_open(p->ctx, path);
@@ -38867,14 +38878,14 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     for (int k = 1; k < s->tensors && status == TT_OK; k++)
         if (has || !own || k != s->count + 1) status = tt__state_has(s, &s->info[k]);
     if (status != TT_OK) return status;
-    /* A trainer's state is one of its program too, and one of other products of the same model. */
+    /* A program may load a trainer's state, without its progress, and a state with or without fp8 history. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_STATE, "'%s' has %d tensors, this run has %d: other parameters are "
                     "trained", path, found, s->tensors);
 }
 
-/* All processes have opened a state, and the same. */
+/* Makes sure that all processes have opened a state, and that it is the same state. */
 static tt_status tt__state_agree(tt__state *s, tt_status status)
 {
     tt_context *ctx = s->p->ctx;
@@ -38891,6 +38902,7 @@ static tt_status tt__state_agree(tt__state *s, tt_status status)
     return status;
 }
 
+/* Loads an opened state into the program. */
 static tt_status tt__state_take(tt__state *s)
 {
     const tt__state_header *h = &s->header;
@@ -38903,7 +38915,7 @@ static tt_status tt__state_take(tt__state *s)
     if (status != TT_OK) return status;
     p->run.step = h->step;
     p->unread.any = false;
-    p->round = 0; /* the next micro-batch is the first of a step */
+    p->round = 0; /* the next micro-batch begins a step */
     p->arena->torn = false;
     p->results.scale.scale = h->loss_scale;
     p->results.scale.good_steps = (double)h->good_steps;
@@ -38927,7 +38939,7 @@ tt_status tt_program_load(tt_program *p, const char *path)
     return status;
 }
 
-typedef struct tt__state_progress { /* the tensor "tinytrain.progress": all of 8 bytes, as I64 */
+typedef struct tt__state_progress { /* the tensor "tinytrain.progress" of dtype I64: each field has 8 bytes */
     tt_progress progress;
     int64_t schedule, warmup_steps, total_steps;
     double lr, min_lr;
@@ -38952,7 +38964,7 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     return status;
 }
 
-/* What a trainer adds to a state; *to changes if it is in order. */
+/* Reads a trainer's progress from a state. *to is unchanged after an error. */
 static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *schedule, tt_progress *to)
 {
     tt__state_progress h;
@@ -38960,7 +38972,7 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     tt_status status = tt_safetensors_read(s->file, at, 0, sizeof h, &h);
     if (status != TT_OK) return status;
     const tt_progress *p = &h.progress;
-    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* so that NaN is none */
+    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* refuses NaN, too */
         return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right, and a metric "
                         "of %g at best", s->path, p->correct, p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);
@@ -38994,9 +39006,10 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
 }
 
 /* ==== src/train/progress.h */
-/* ---------------------------------------------------------------------------------------------------- fit */
+/* ---------------------------------------------------------------------------------------------------- fit
+   A run of tt_fit: its data, its progress line, and metrics.csv. */
 
-/* A line of metrics.csv. A value that is not a finite float is NaN. */
+/* A line of metrics.csv. A value that is no finite float is NaN here. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -39009,31 +39022,31 @@ typedef struct tt__fit {
     const tt_source *train, *validation;
     tt_metric metric;            /* of the model */
     const char *unit;            /* of the model */
-    bool best_by_metric;         /* this, and not the loss, tells the best validation */
+    bool best_by_metric;         /* the metric, not the loss, decides which validation is the best */
     tt_fit_options o;
     tt_progress p;
-    int64_t steps, first_step;   /* of an epoch; done when tt_fit began */
-    double started, saved;       /* seconds on the clock; `started` moves on by what validation takes */
-    double began;                /* the time of a step */
+    int64_t steps, first_step;   /* steps of an epoch; steps that were done before tt_fit began */
+    double started, saved;       /* clock in seconds; `started` moves on by the time that validation takes */
+    double began;                /* clock in seconds when the current step began */
     struct { bool any; float lr; double items; int64_t reads; } last; /* a step that is not counted yet */
-    double items, flops, peak;   /* since tt_fit began; the machine's */
+    double items, flops, peak;   /* items and FLOPs since tt_fit began; peak FLOPs a second of the machine */
     size_t bytes;                /* of the arena */
     char state[TT__PATH], diverged[TT__PATH]; /* paths of the states, see tt__fit_save */
     bool has_state;              /* the folder holds a state of this run */
-    bool state_is_sound;         /* and a loss led to it that had not diverged */
-    bool has_diverged;           /* it also holds the later state of a loss that has */
-    void *lock;                  /* of the folder, as long as this runs: a file of this path */
+    bool state_is_sound;         /* the loss had not diverged when that state was saved */
+    bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
+    void *lock;                  /* lock of the folder while tt_fit runs: the open file `lock_path` */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* steps in a row that were skipped; of them, not for a lack of targets */
-    char why[TT__ERROR];         /* the last of them was */
-    int64_t updated;             /* steps that were not skipped since tt_fit began */
-    bool told_skipped;           /* the logger knows that a step was ... */
-    bool told_diverged;          /* ... and that the loss has diverged */
-    bool stopped;                /* of several processes, one is to stop */
-    bool told_short, told_idle;  /* the logger knows: an epoch had fewer steps; ranks have nothing to do */
-    char *csv;                   /* metrics.csv so far */
+    int in_row, not_finite;      /* last steps in a row that were skipped; those that were not finite */
+    char why[TT__ERROR];         /* reason of the last skipped step */
+    int64_t updated;             /* steps since tt_fit began that were not skipped */
+    bool told_skipped;           /* a skipped step was logged */
+    bool told_diverged;          /* a diverged loss was logged */
+    bool stopped;                /* with several processes: one of them asked for a stop */
+    bool told_short, told_idle;  /* logged: an epoch with too few steps; data ranks without micro-batches */
+    char *csv;                   /* text of metrics.csv so far */
     size_t csv_bytes, csv_room;
-    tt__fit_point *point;
+    tt__fit_point *point;        /* (points): its lines */
     int points, cap_points;
 } tt__fit;
 
@@ -39046,8 +39059,8 @@ tt_fit_options tt_fit_options_default(void)
     return o;
 }
 
-/* Writes the line of a step with a bar of so many columns (0: none), the first of the 4 fields that follow,
-   and the time that is left. */
+/* Writes the progress line of a step: a bar of `bar` columns (0: no bar), the first `fields` of 4 fields, and
+   the time that is left. Returns the length of the whole line. */
 static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -39089,7 +39102,7 @@ static bool tt__fit_stopped(const tt__fit *f)
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
 }
 
-/* All processes stop when one is to, and save when the first is to. */
+/* Makes all processes stop if one is asked to stop, and save if process 0 wants to save. */
 static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
 {
     tt_context *ctx = f->r->ctx;
@@ -39103,7 +39116,7 @@ static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
     return status;
 }
 
-/* Reads a line of n characters; false where it is none of metrics.csv, as its heading. */
+/* Reads a line of metrics.csv of n characters. Returns false for other lines, such as the heading. */
 static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__fit_point *point)
 {
     char field[3 + TT__FIT_VALUES][40];
@@ -39127,7 +39140,7 @@ static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__
     return point->step >= 0 && point->epoch >= 1;
 }
 
-/* Adds a line to the metrics, and what it says to the picture. */
+/* Adds a line to metrics.csv, and its values to the points of the picture. */
 static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
 {
     tt_context *ctx = f->r->ctx;
@@ -39163,8 +39176,8 @@ static const char *tt__fit_number(double x, char to[32])
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
-/* lr: of the step; items: that it, or the validation, has read, in so many seconds. What is not known of a
-   step that failed is NaN. */
+/* Adds the line of a step or a validation to the metrics. lr: of the step. items: number read in `seconds`.
+   For a failed step, unknown values in s are NaN. */
 static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
@@ -39183,8 +39196,8 @@ static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation,
     return tt__fit_line(f, line, text.length);
 }
 
-/* The metrics of the run that is resumed, up to where its state stands: lines of epochs that are over, and of
-   the one at hand those of the steps that the state has. */
+/* Reads the metrics of the run to resume, as far as the state goes: all lines of completed epochs, and of the
+   current epoch the lines of the steps that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit *f)
 {
     char path[TT__PATH];
@@ -39215,23 +39228,23 @@ static tt_status tt__fit_read_metrics(tt__fit *f)
 /* ==== src/train/picture.h */
 /* ---- loss.svg: panels of loss, metric and learning rate over the steps ---- */
 
-enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels of the margin for labels, and of a panel */
+enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels: margin for labels on the left; width of a panel */
 
-/* An axis upwards, of values or of their decimal logarithms, with ticks at (first + k) * step. */
+/* A vertical axis of values or of their decimal logarithms, with ticks at (first + k) * step. */
 typedef struct tt__fit_axis {
     bool logarithmic;
     double from, to, step, first;
     int height; /* pixels */
 } tt__fit_axis;
 
-/* A line through values of training or of validation, as they are (decay 0) or their running mean. */
+/* A line through the values of training or of validation, or (decay > 0) through their running mean. */
 typedef struct tt__fit_series {
     tt__fit_value value;
     bool validation;
     double decay, sum, weight;
 } tt__fit_series;
 
-/* What the series has at point k; false where that is nothing. */
+/* Sets *value to the series' value at point k. Returns false if the series has none there. */
 static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value)
 {
     const tt__fit_point *p = &f->point[k];
@@ -39242,7 +39255,8 @@ static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value
     return true;
 }
 
-/* An axis that holds low..high: from 0, unless these are close, and of logarithms if they are far apart. */
+/* Returns an axis for values from low to high. The axis starts at 0 unless low and high are close, and is
+   logarithmic (if allowed) when they are far apart. */
 static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarithmic, int height)
 {
     tt__fit_axis a = {may_be_logarithmic && low > 0 && high > 1000 * low, 0, 0, 0, 0, height};
@@ -39262,8 +39276,8 @@ static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarit
     return a;
 }
 
-/* In tenths of a pixel above the axis's start. Values outside of the axis end up outside of the panel, where
-   they are cut off, at most its height away. */
+/* Returns the height of a value in tenths of a pixel above the start of the axis. A value off the axis gets a
+   height outside of the panel, where the picture is clipped, by at most the panel's height. */
 static int tt__fit_y(const tt__fit_axis *a, double value)
 {
     double y = a->logarithmic ? (value > 0 ? log10(value) : a->from) : value;
@@ -39276,8 +39290,8 @@ static int tt__fit_x(int64_t step, int64_t last)
     return (int)((double)(10 * TT__FIT_WIDTH) * ((double)step / (double)last) + 0.5);
 }
 
-/* Draws a series as a line. Of the points that share a pixel of width, the lowest and the highest are drawn,
-   so that the file stays small with any number of steps. A series of one point is a dot. */
+/* Draws a series as a line. In each pixel column only the lowest and the highest point are drawn, which keeps
+   the file small for any number of steps. A series of one point is a dot. */
 static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
                             int64_t last, const char *colour, int width)
 {
@@ -39308,7 +39322,7 @@ static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, c
     tt__print(svg, "'/>\n");
 }
 
-/* Dots at the values of validation, 12 pixels apart at least. */
+/* Draws dots at the values of validation, at least 12 pixels apart. */
 static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
                          int64_t last)
 {
@@ -39325,8 +39339,8 @@ static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_series s, cons
 
 enum { TT__FIT_EPOCHS = 16 };
 
-/* The ends of epochs that get a mark and a number: of round numbers, and not too close to each other. Fills x
-   with their places, in tenths of a pixel, and number; returns how many. */
+/* Chooses the ends of epochs that get a mark and a number: round epoch numbers, at least 25 pixels apart.
+   Sets their places x, in tenths of a pixel, and their numbers, and returns how many there are. */
 static int tt__fit_epochs(const tt__fit *f, int64_t last, int x[TT__FIT_EPOCHS],
                           int64_t number[TT__FIT_EPOCHS])
 {
@@ -39370,7 +39384,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         }
     }
     if (value == TT__FIT_LOSS)
-        high = fmax(high, fmin(highest, 1.5 * high)); /* single steps may be cut off, the others are not */
+        high = fmax(high, fmin(highest, 1.5 * high)); /* only steps far above the mean are cut off */
     if (!(low <= high)) low = 0, high = 1;
     const tt__fit_axis a = tt__fit_axis_of(low, high, value == TT__FIT_LOSS, height);
     tt__print(svg, "<text x='%d' y='%d' font-weight='bold'>%s%s</text>\n<g text-anchor='end' fill='#555'>",
@@ -39383,7 +39397,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         tt__print(svg, "<text x='%d' y='%d'>%s</text>", TT__FIT_LEFT - 8, top + 4 + height - up,
                   tt__shortest((float)at, label));
     }
-    /* From here on in tenths of a pixel from the panel's lower left corner, upwards. */
+    /* From here on, coordinates are tenths of a pixel, from the panel's lower left corner upwards. */
     tt__print(svg,
               "</g>\n<clipPath id='p%d'><rect x='-30' y='-30' width='%d' height='%d'/></clipPath>\n"
               "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10' "
@@ -39406,7 +39420,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
     tt__print(svg, "</g>\n");
 }
 
-/* Of any number of steps, and at most about 100 KB. */
+/* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text *svg, const void *arg)
 {
     enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels from the upper edge; of the metric's panel */
@@ -39442,9 +39456,9 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
 
 /* ==== src/train/fit.h */
 /* ------------------------------------------------------------------------------------------------------- fit
-   tt_fit: epochs with their validations, steps that are skipped, states that are saved and resumed. */
+   tt_fit: runs epochs and validations, skips steps that fail, and saves and resumes states. */
 
-/* Has the run made a step, be it a skipped one? */
+/* Tests whether the run has done a step, skipped steps included. */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
 static tt_status tt__fit_save_metrics(const tt__fit *f)
@@ -39454,8 +39468,8 @@ static tt_status tt__fit_save_metrics(const tt__fit *f)
     return status == TT_OK ? tt__write_text(f->r->ctx, path, f->csv) : status;
 }
 
-/* Has the training loss diverged? It has where the mean of the last steps is more than ten times the loss of
-   the first one, and 1 more than that. */
+/* Tests whether the training loss has diverged: the mean of the last 4 steps is more than 10 times the loss
+   of the first step, plus 1. */
 static bool tt__fit_has_diverged(const tt__fit *f)
 {
     enum { LAST = 4 };
@@ -39469,8 +39483,8 @@ static bool tt__fit_has_diverged(const tt__fit *f)
     return sum / n > first + 9 * fabs(first) + 1;
 }
 
-/* Is the state at hand worth going back to? It is not where the loss has diverged, nor where the last
-   validation or the last step was not finite. */
+/* Tests whether the current state is worth returning to: the loss has not diverged, and the last validation
+   and the last step were finite. */
 static bool tt__fit_is_sound(const tt__fit *f)
 {
     const tt__fit_point *last = f->points ? &f->point[f->points - 1] : NULL;
@@ -39478,8 +39492,9 @@ static bool tt__fit_is_sound(const tt__fit *f)
     return finite && !f->not_finite && !tt__fit_has_diverged(f);
 }
 
-/* The metrics first: what is in them beyond the state is dropped when it is resumed. Once the loss has
-   diverged, the state is written beside the last one from before. If the loss recovers, one state is left. */
+/* Saves metrics, picture and state. The metrics are saved first, because a resumed run drops the lines beyond
+   its state. Once the loss has diverged, the state is saved to a second file, beside the last state from
+   before. If the loss recovers, only one state is left. */
 static tt_status tt__fit_save(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -39490,7 +39505,7 @@ static tt_status tt__fit_save(tt__fit *f)
     status = tt__agree(ctx, "saving metrics", status, NULL, 0);
     if (status == TT_OK && tt__fit_has_steps(f)) {
         const bool sound = tt__fit_is_sound(f), beside = !sound && f->has_state && f->state_is_sound;
-        /* Of three files on the disk, one would be none that a resumed run takes. */
+        /* Removed first, so that the disk never holds three states: no resumed run would use the third. */
         if (beside && f->has_diverged) files->remove(files->user, f->diverged);
         status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
         if (!sound && !f->told_diverged)
@@ -39514,8 +39529,8 @@ static tt_status tt__fit_save(tt__fit *f)
     return status;
 }
 
-/* Ends a run whose steps give nothing finite any more, as its weights have blown up: what is saved is the
-   state from before the loss diverged, and the error's sentence says what helps. */
+/* Ends a run whose steps give no finite results any more because the weights have blown up. The state from
+   before the loss diverged is kept, and the error message says what helps. */
 static void tt__fit_give_up(tt__fit *f)
 {
     char error[sizeof f->r->ctx->error];
@@ -39546,7 +39561,7 @@ static void tt__fit_give_up(tt__fit *f)
 static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool best)
 {
     tt_fit_event e;
-    tt_stats epoch; /* so far */
+    tt_stats epoch; /* of the epoch so far */
     if (!f->o.report) return;
     memset(&e, 0, sizeof e);
     memset(&epoch, 0, sizeof epoch);
@@ -39566,7 +39581,7 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
     e.unit = f->unit;
     e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
-    if (e.of_peak > 1) e.of_peak = 0; /* the machine was busier when the peak was measured than it is now */
+    if (e.of_peak > 1) e.of_peak = 0; /* the peak was measured too low, while the machine was busy */
     double each = done > f->first_step ? seconds / (double)(done - f->first_step) : 0;
     e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
     e.validation = validation;
@@ -39584,7 +39599,7 @@ static void tt__fit_tell_idle(tt__fit *f, int micros)
             micros > 1 ? "es" : "", f->r->data);
 }
 
-/* Counts the step that was trained last, if what it has found is known. */
+/* Counts the step that was trained last, if its results are known. */
 static tt_status tt__fit_count_step(tt__fit *f)
 {
     const tt_program *p = f->r->train;
@@ -39606,16 +39621,16 @@ static tt_status tt__fit_count_step(tt__fit *f)
     return status;
 }
 
-/* Fails, as so many steps in a row were skipped. */
+/* Fails because too many steps in a row were skipped. */
 static tt_status tt__fit_stuck(const tt__fit *f)
 {
     return tt__fail(f->r->ctx, TT_ERR_NUMERIC, "%d step%s in a row updated nothing; the last: %.800s",
                     f->in_row, f->in_row > 1 ? "s" : "", f->why);
 }
 
-/* Goes on behind a step that failed and updated nothing, since none of its targets counts or its loss or
-   gradient is not finite. It is counted as loss scaling counts those that it skips. Fails where it is one of
-   too many in a row. status: that it failed with; lr: its learning rate. */
+/* Skips a step that failed and updated nothing because no target counts or because loss or gradient are not
+   finite. The step is counted like a step that loss scaling skips. Fails if too many steps in a row were
+   skipped, and passes on other errors. status: the step's error; lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
 {
     enum { MOST_IN_A_ROW = 10 };
@@ -39650,7 +39665,7 @@ static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
     return tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
 }
 
-/* Waits for the step that was trained last, and counts it. */
+/* Waits for the step that was trained last, and counts or skips it. */
 static tt_status tt__fit_last_step(tt__fit *f)
 {
     tt_status status = f->last.any ? tt_wait(f->r->train, NULL) : TT_OK;
@@ -39660,20 +39675,20 @@ static tt_status tt__fit_last_step(tt__fit *f)
     return status;
 }
 
-/* Steps from f->p.step on, to the end of the epoch or until it is stopped. A device that works beside the
-   host runs a step while the next batch is made; so a step is counted when the next is begun. */
+/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. A device that works beside
+   the host runs a step while the host makes the next batch, so a step is counted after the next has begun. */
 static tt_status tt__fit_epoch(tt__fit *f)
 {
     tt_batch b;
     bool updated, more = true;
-    int micros = 0; /* of the step */
+    int micros = 0; /* micro-batches of the current step */
     double items = 0;
     tt_context *ctx = f->r->ctx;
     tt__deal(f->r, f->train, true);
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* steps stay whole */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* only whole steps */
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -39683,7 +39698,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
         micros++;
         const tt_status counted = tt__fit_count_step(f);
         const bool failed = status == TT_ERR_NUMERIC;
-        if (failed) { /* this step, or the one before */
+        if (failed) { /* the error is of this step or of the previous step */
             status = tt__fit_skip(f, status, f->last.any ? f->last.lr : lr);
             items = micros = 0;
         }
@@ -39701,10 +39716,10 @@ static tt_status tt__fit_epoch(tt__fit *f)
         if (status != TT_OK || !save) continue;
         status = tt__fit_last_step(f);
         if (status == TT_OK) status = tt__fit_save(f);
-        f->began = tt__seconds(); /* saving is not counted */
+        f->began = tt__seconds(); /* a step's time does not include saving */
     }
     if (status == TT_OK) status = tt__fit_last_step(f);
-    else if (f->last.any) { /* the first error counts */
+    else if (f->last.any) { /* the first error is returned */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt__fit_last_step(f);
@@ -39726,7 +39741,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
     return status;
 }
 
-/* Is a validation with this value and loss better than the best so far? */
+/* Tests whether a validation with this value and loss is better than the best so far. */
 static bool tt__fit_better(const tt__fit *f, double value, double loss)
 {
     const bool lower = !f->best_by_metric || f->metric.lower_is_better;
@@ -39734,7 +39749,7 @@ static bool tt__fit_better(const tt__fit *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
-/* What stands at the end of an epoch. */
+/* Ends an epoch: validates, keeps the best model, and saves the state. */
 static tt_status tt__fit_validate(tt__fit *f)
 {
     tt_stats s;
@@ -39745,7 +39760,8 @@ static tt_status tt__fit_validate(tt__fit *f)
     tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
-    /* Where the last steps were not finite, either they are at fault or the weights, which have blown up. */
+    /* If the last steps were not finite, find out whether the weights have blown up or only the steps failed.
+       */
     const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
     if (f->not_finite && blew_up) return tt__fit_stuck(f);
     f->not_finite = 0;
@@ -39759,8 +39775,8 @@ static tt_status tt__fit_validate(tt__fit *f)
                 any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
-        /* A folder with a model and no state could be neither resumed nor, by a caller who guards models,
-           begun anew. */
+        /* Save a state first: a folder with a model but no state could not be resumed, and a caller who
+           protects models could not start over in it. */
         if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
         if (status == TT_OK) {
             ctx->error[0] = 0;
@@ -39768,7 +39784,7 @@ static tt_status tt__fit_validate(tt__fit *f)
             status = tt__agree(ctx, "keep", status, NULL, 0);
         }
     }
-    if (status != TT_OK) return status; /* f->p.best is as it was: a resumed run validates and keeps again */
+    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates and keeps again */
     if (best && f->validation) {
         f->p.best = value;
         f->p.best_loss = loss;
@@ -39782,8 +39798,8 @@ static tt_status tt__fit_validate(tt__fit *f)
     return status;
 }
 
-/* Makes sure that no other run uses the folder. Some file systems have no locks, and one that cannot be
-   written to says so when metrics are. */
+/* Locks the folder and fails if another run uses it. Goes on without a lock on file systems that have none;
+   if the folder cannot be written to, saving metrics fails later. */
 static tt_status tt__fit_lock(tt__fit *f)
 {
     char host[64] = "", when[32] = "", text[160];
@@ -39808,7 +39824,7 @@ static tt_status tt__fit_lock(tt__fit *f)
     return status;
 }
 
-/* The file goes before the lock does: after that another run may have made one. */
+/* Removes the lock file and then releases the lock. After the release another run may have a file there. */
 static void tt__fit_unlock(tt__fit *f)
 {
     const tt_files *files = &f->r->ctx->options.files;
@@ -39817,8 +39833,8 @@ static void tt__fit_unlock(tt__fit *f)
     files->close(files->user, f->lock);
 }
 
-/* Is the state of a loss that has diverged older than the other? It is where a run was killed before it
-   removed that, and where a build went on that knows of one state. */
+/* Tests whether the diverged state is older than the other state. This happens if a run was killed before it
+   removed the diverged state, or if a build that knows of only one state continued the run. */
 static bool tt__fit_is_stale(const tt__fit *f)
 {
     int64_t steps, diverged;
@@ -39826,13 +39842,13 @@ static bool tt__fit_is_stale(const tt__fit *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Resumes from the newer state, which must be of the data that f->p says. */
+/* Resumes from the newer state. Its classes must be those of f->p; for other data it warns. */
 static tt_status tt__fit_resume(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
     const bool stale = tt__fit_is_stale(f);
-    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have looked */
+    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all processes looked */
     if (stale && status == TT_OK) {
         ctx->options.files.remove(ctx->options.files.user, f->diverged);
         f->has_diverged = false;
@@ -39879,8 +39895,8 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     return state;
 }
 
-/* Fails if there is no room for two states, since an old one is replaced when the new one is whole, and warns
-   if there is none for the parameters that `keep` may write there too. */
+/* Fails if the disk has no room for two states, because a state replaces the old one only when complete.
+   Warns if there is no room for the parameters that `keep` may also write there. */
 static tt_status tt__fit_disk(const tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -39902,7 +39918,7 @@ static tt_status tt__fit_disk(const tt__fit *f)
     return TT_OK;
 }
 
-/* Does a label mean the same in both sources? */
+/* Fails if a class number has different names in the sources for training and validation. */
 static tt_status tt__fit_same_classes(const tt__fit *f)
 {
     const tt_source *a = f->train, *b = f->validation;
@@ -39940,7 +39956,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (f->o.resume && !f->o.folder)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
-    status = tt_allocate(f->r->train); /* where there is no room, nothing is written */
+    status = tt_allocate(f->r->train); /* fails before anything is written if memory is short */
     if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
     if (status != TT_OK || !f->o.folder) return status;
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
@@ -39949,7 +39965,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status != TT_OK) return status;
     if (!f->o.resume) status = tt__make_folder(ctx, f->o.folder);
     if (status == TT_OK) status = tt__fit_lock(f);
-    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* of several processes one has the lock */
+    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* only one process gets the lock */
     if (status != TT_OK) return status;
     status = tt__folder_has(ctx, f->o.folder, "state.safetensors", &f->has_state);
     if (status == TT_OK)
@@ -39960,7 +39976,7 @@ static tt_status tt__fit_begin(tt__fit *f)
                         f->o.folder);
     if (!f->has_state && f->o.resume)
         return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
-    f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* hashes; 0: there are none */
+    f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* a hash of the names; 0: no classes */
     for (int c = 0; c < f->train->classes; c++) {
         const char *name = f->train->class_names[c];
         f->p.classes = tt__hash_on(f->p.classes, name, strlen(name) + 1);
@@ -39968,7 +39984,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
     if (f->o.resume) status = tt__fit_resume(f);
     if (status == TT_OK && f->p.epoch < f->o.epochs) status = tt__fit_disk(f);
-    return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails where nothing can be written */
+    return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails early if the folder is read-only */
 }
 
 tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
@@ -40010,13 +40026,13 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net), blown_up = f->not_finite > 0;
     if (began && status == TT_ERR_NUMERIC && blown_up && can_save) tt__fit_give_up(f);
     else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) {
-        /* so that nothing is lost */
+        /* save the steps since the last save */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);
         if (status != TT_OK && saved != TT_OK)
             tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
-        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* the first error counts */
+        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* the first error */
     }
     if (finished) *finished = done;
     tt__fit_unlock(f);

@@ -43,9 +43,10 @@ void tt_token_loader_free(tt_token_loader *l)
 /* A sweep over all tokens that finds the hash of the ids, and the max number of documents in a window. A part
    of a document counts as one. */
 typedef struct tt__window_survey {
-    int32_t end;      /* token that ends a document; -1: none */
-    int length, at;   /* tokens of a window; tokens of the current window so far */
-    int here, most;   /* ends of documents in the current window so far; max documents of a window */
+    int32_t end; /* token that ends a document; -1: none */
+    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
+       them; most: max documents of a window */
+    int length, at, here, most;
     uint64_t hash;
 } tt__window_survey;
 
