@@ -31221,7 +31221,7 @@ static double tt__lanczos(double x) { return x >= -3 && x < 3 ? tt__sinc(x) * tt
 /* Computes a filter as Pillow does (src/libImaging/Resample.c). The weights are a function of the distance
    from the output's centre, stretched by the factor of a reduction, and normalised over the inputs that
    exist. For TT_NEAREST the position is a running sum of steps, as in Pillow (src/libImaging/Geometry.c).
-   Returns false without memory. */
+   Returns false if memory runs out. */
 static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_resample kind)
 {
     static const struct { double (*weight)(double); int inputs; } kinds[] = {
@@ -31369,7 +31369,7 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
 
 /* Resizes an image to height x width and writes a window of the result to `to`, whose rows are `pitch` bytes
    apart. channels: the image's number; or 3 for an image of 4, without alpha; or any number for an image of
-   1, whose channel is repeated. Returns false without memory. */
+   1, whose channel is repeated. Returns false if memory runs out. */
 static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
 {
@@ -32102,7 +32102,7 @@ static int tt__deal_micros(const tt__dealer *d, int64_t n)
     return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
 }
 
-/* Initialises a dealer of `count` examples; tt__deal_seek must follow. Returns false without memory. */
+/* Initialises a dealer of `count` examples; tt__deal_seek must follow. Returns false if memory runs out. */
 static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
                            const tt_parallel *p)
 {
@@ -33035,7 +33035,7 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of the tokenizer's special ids before each document */
-    int64_t spelled[2]; /* documents whose text spells out these ids; documents that spell out their end */
+    int64_t spelled[2]; /* documents that spell out those ids; documents that spell out the end token */
     bool texts;         /* the stream was made of texts: ids are the tokenizer's, or bytes */
 };
 
@@ -33075,7 +33075,7 @@ static tt_token_stream *tt__stream_new(tt_context *ctx, const char *path)
     return s;
 }
 
-/* Grows the store to hold n more ids. room: ids that fit. Returns false without memory. */
+/* Grows the store to hold n more ids. room: ids that fit. Returns false if memory runs out. */
 static bool tt__stream_grow(tt_token_stream *s, int64_t n, int64_t *room)
 {
     tt__token_store *store = s->store;
@@ -33124,8 +33124,7 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds a document with the special tokens before it and its end token. scratch (*capacity) grows if needed.
-   */
+/* Adds a document, the special tokens before it and its end token. Grows scratch (*capacity) if needed. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -33484,7 +33483,7 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         }
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
-        /* the first document may lack its front, as a stream may begin within a document */
+        /* a stream may begin within a document, which then lacks the special tokens at its front */
         if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before.ids, front) == 0)
             from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
@@ -34018,7 +34017,7 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of s, whose shape must be `dims`, the source of p. part: the third of the tensor that
+/* Makes tensor `index` of s, whose shape must be `dims`, the source of p. part: 1 to 3, the third of it that
    is p; 0: the whole tensor. order NULL: the file has p's order. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
@@ -34081,8 +34080,7 @@ static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *inf
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
 }
 
-/* Reports that tensor k, `name`, is missing; or if the tensor's whole layer is, the number of layers found.
-   */
+/* Reports that tensor k, `name`, is missing, or if its whole layer is missing, the number of layers found. */
 static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
 {
     const tt__architecture *a = l->a;
@@ -34277,8 +34275,7 @@ static void tt__print_index(tt__text *json, const void *arg)
     tt__print(json, "  }\n}\n");
 }
 
-/* Assigns the tensors to files of at most `most` bytes; a larger tensor gets a file of its own. 0: one file.
-   */
+/* Assigns the tensors to files of at most `most` bytes; a larger tensor gets its own file. 0: one file. */
 static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
 {
     size_t held = 0;
@@ -34297,9 +34294,9 @@ static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
     }
 }
 
-/* Sets the id of a save in several files. A save replaces the files of an older save one by one, and the id
-   tells the two apart after an interruption. The id is a hash of the first numbers of each parameter, so that
-   the same model gives the same files. */
+/* Sets the id of a save in several files. A save replaces the files of an older save one by one; if it is
+   interrupted, the ids show which files are old. The id is a hash of the first numbers of each parameter, so
+   that the same model gives the same files. */
 static tt_status tt__save_id(tt__saved_files *f, const tt__saved_param *param, int params, float *piece)
 {
     enum { SOME = 1024 };
@@ -34638,8 +34635,8 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
     return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
-/* Creates a model from a checkpoint's config and tensors, which are checked first. classes, image_size: the
-   caller's wishes; 0: as in the config. */
+/* Creates a model from a checkpoint's config and tensors, which are checked first. classes, image_size: as
+   the caller asks for; 0: as in the config. */
 static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
                                 const tt__checkpoint *from, int classes, int image_size)
 {
@@ -36453,8 +36450,8 @@ static void tt__lm_check(tt__text *all, const void *config)
         tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
 }
 
-/* Prints the share of a head's columns that turn, with as many digits as are needed for the product of the
-   share and head_size, in double precision, to give the number of columns when cut to an integer. 58 of 200
+/* Prints the share of a head's columns that turn. A reader multiplies the share by head_size in double
+   precision and cuts the product to an integer, so the share gets as many digits as this needs. 58 of 200
    columns show why: 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
 static const char *tt__lm_share(const tt_lm_config *c, char to[32])
 {
@@ -37641,7 +37638,7 @@ static bool tt__answer_token(void *user, int seq, int32_t id)
 }
 
 /* Writes the tokens of a text to ids, at most `room`, and returns the number of tokens that the text has, or
-   -1 without memory. end: the token that stands in for a text without tokens; below 0: token 0. */
+   -1 if memory runs out. end: the token that stands in for a text without tokens; below 0: token 0. */
 static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
                           int64_t room)
 {
@@ -37660,7 +37657,7 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     return n;
 }
 
-/* Prepares w for an answer to a prompt of n tokens. Returns false without memory. */
+/* Prepares w for an answer to a prompt of n tokens. Returns false if memory runs out. */
 static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
                              int64_t n)
 {
@@ -38524,8 +38521,7 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 /* -------------------------------------------------------------------------------------------------- state
    Saves and loads the state of a run: parameters, optimizer states, and a trainer's progress. */
 
-/* A state of a program being written or read. The header is the first tensor, a trainer's progress the last.
-   */
+/* A state being written or read. The header is its first tensor, a trainer's progress its last. */
 typedef struct tt__state {
     tt_program *p;
     const char *path;
@@ -39760,8 +39756,7 @@ static tt_status tt__fit_validate(tt__fit *f)
     tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
-    /* If the last steps were not finite, find out whether the weights have blown up or only the steps failed.
-       */
+    /* If the last steps were not finite, either only those steps failed or the weights have blown up. */
     const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
     if (f->not_finite && blew_up) return tt__fit_stuck(f);
     f->not_finite = 0;

@@ -192,7 +192,7 @@ static inline int by_f1(const void *x, const void *y)
 }
 
 /* Evaluates a dataset, and prints the accuracy, the share of the largest class, and each class's F1, which is
-   2 * right / (examples of the class + predictions of the class); of more than 12 classes only the 5 lowest. */
+   2 * right / (examples of the class + predictions of the class); of more than 12 classes the 5 lowest. */
 static inline void test_classifier(tt_context *ctx, const classifier *x, const tt_dataset *d)
 {
     const size_t n = (size_t)x->model.classes;

@@ -393,8 +393,8 @@ static inline int jpeg_orientation(const uint8_t *bytes, size_t n)
     return 1;
 }
 
-/* Turns an image upright. Its pixels must be from malloc. Without memory, returns false and leaves the image
-   unchanged. */
+/* Turns an image upright. Its pixels must be from malloc. If memory runs out, returns false and leaves the
+   image unchanged. */
 static inline bool image_turn(tt_image *image, int orientation)
 {
     const bool swap = orientation >= 5, up = orientation == 3 || orientation == 4 || orientation == 6 ||

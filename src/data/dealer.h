@@ -59,7 +59,7 @@ static int tt__deal_micros(const tt__dealer *d, int64_t n)
     return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
 }
 
-/* Initialises a dealer of `count` examples; tt__deal_seek must follow. Returns false without memory. */
+/* Initialises a dealer of `count` examples; tt__deal_seek must follow. Returns false if memory runs out. */
 static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
                            const tt_parallel *p)
 {

@@ -36,7 +36,7 @@ static double tt__lanczos(double x) { return x >= -3 && x < 3 ? tt__sinc(x) * tt
 /* Computes a filter as Pillow does (src/libImaging/Resample.c). The weights are a function of the distance
    from the output's centre, stretched by the factor of a reduction, and normalised over the inputs that
    exist. For TT_NEAREST the position is a running sum of steps, as in Pillow (src/libImaging/Geometry.c).
-   Returns false without memory. */
+   Returns false if memory runs out. */
 static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_resample kind)
 {
     static const struct { double (*weight)(double); int inputs; } kinds[] = {
@@ -184,7 +184,7 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
 
 /* Resizes an image to height x width and writes a window of the result to `to`, whose rows are `pitch` bytes
    apart. channels: the image's number; or 3 for an image of 4, without alpha; or any number for an image of
-   1, whose channel is repeated. Returns false without memory. */
+   1, whose channel is repeated. Returns false if memory runs out. */
 static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
 {

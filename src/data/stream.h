@@ -23,7 +23,7 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* number of the tokenizer's special ids before each document */
-    int64_t spelled[2]; /* documents whose text spells out these ids; documents that spell out their end */
+    int64_t spelled[2]; /* documents that spell out those ids; documents that spell out the end token */
     bool texts;         /* the stream was made of texts: ids are the tokenizer's, or bytes */
 };
 
@@ -63,7 +63,7 @@ static tt_token_stream *tt__stream_new(tt_context *ctx, const char *path)
     return s;
 }
 
-/* Grows the store to hold n more ids. room: ids that fit. Returns false without memory. */
+/* Grows the store to hold n more ids. room: ids that fit. Returns false if memory runs out. */
 static bool tt__stream_grow(tt_token_stream *s, int64_t n, int64_t *room)
 {
     tt__token_store *store = s->store;
@@ -112,8 +112,7 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds a document with the special tokens before it and its end token. scratch (*capacity) grows if needed.
-   */
+/* Adds a document, the special tokens before it and its end token. Grows scratch (*capacity) if needed. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -472,7 +471,7 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         }
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
-        /* the first document may lack its front, as a stream may begin within a document */
+        /* a stream may begin within a document, which then lacks the special tokens at its front */
         if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before.ids, front) == 0)
             from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);

@@ -411,7 +411,7 @@ static bool tt__answer_token(void *user, int seq, int32_t id)
 }
 
 /* Writes the tokens of a text to ids, at most `room`, and returns the number of tokens that the text has, or
-   -1 without memory. end: the token that stands in for a text without tokens; below 0: token 0. */
+   -1 if memory runs out. end: the token that stands in for a text without tokens; below 0: token 0. */
 static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
                           int64_t room)
 {
@@ -430,7 +430,7 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     return n;
 }
 
-/* Prepares w for an answer to a prompt of n tokens. Returns false without memory. */
+/* Prepares w for an answer to a prompt of n tokens. Returns false if memory runs out. */
 static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
                              int64_t n)
 {

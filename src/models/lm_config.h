@@ -248,8 +248,8 @@ static void tt__lm_check(tt__text *all, const void *config)
         tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
 }
 
-/* Prints the share of a head's columns that turn, with as many digits as are needed for the product of the
-   share and head_size, in double precision, to give the number of columns when cut to an integer. 58 of 200
+/* Prints the share of a head's columns that turn. A reader multiplies the share by head_size in double
+   precision and cuts the product to an integer, so the share gets as many digits as this needs. 58 of 200
    columns show why: 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
 static const char *tt__lm_share(const tt_lm_config *c, char to[32])
 {

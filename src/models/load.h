@@ -94,7 +94,7 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* Makes tensor `index` of s, whose shape must be `dims`, the source of p. part: the third of the tensor that
+/* Makes tensor `index` of s, whose shape must be `dims`, the source of p. part: 1 to 3, the third of it that
    is p; 0: the whole tensor. order NULL: the file has p's order. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
@@ -157,8 +157,7 @@ static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *inf
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
 }
 
-/* Reports that tensor k, `name`, is missing; or if the tensor's whole layer is, the number of layers found.
-   */
+/* Reports that tensor k, `name`, is missing, or if its whole layer is missing, the number of layers found. */
 static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
 {
     const tt__architecture *a = l->a;

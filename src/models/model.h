@@ -55,8 +55,8 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
     return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
-/* Creates a model from a checkpoint's config and tensors, which are checked first. classes, image_size: the
-   caller's wishes; 0: as in the config. */
+/* Creates a model from a checkpoint's config and tensors, which are checked first. classes, image_size: as
+   the caller asks for; 0: as in the config. */
 static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
                                 const tt__checkpoint *from, int classes, int image_size)
 {

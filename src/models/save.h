@@ -100,8 +100,7 @@ static void tt__print_index(tt__text *json, const void *arg)
     tt__print(json, "  }\n}\n");
 }
 
-/* Assigns the tensors to files of at most `most` bytes; a larger tensor gets a file of its own. 0: one file.
-   */
+/* Assigns the tensors to files of at most `most` bytes; a larger tensor gets its own file. 0: one file. */
 static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
 {
     size_t held = 0;
@@ -120,9 +119,9 @@ static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
     }
 }
 
-/* Sets the id of a save in several files. A save replaces the files of an older save one by one, and the id
-   tells the two apart after an interruption. The id is a hash of the first numbers of each parameter, so that
-   the same model gives the same files. */
+/* Sets the id of a save in several files. A save replaces the files of an older save one by one; if it is
+   interrupted, the ids show which files are old. The id is a hash of the first numbers of each parameter, so
+   that the same model gives the same files. */
 static tt_status tt__save_id(tt__saved_files *f, const tt__saved_param *param, int params, float *piece)
 {
     enum { SOME = 1024 };

@@ -17,8 +17,7 @@
 /* -------------------------------------------------------------------------------------------------- state
    Saves and loads the state of a run: parameters, optimizer states, and a trainer's progress. */
 
-/* A state of a program being written or read. The header is the first tensor, a trainer's progress the last.
-   */
+/* A state being written or read. The header is its first tensor, a trainer's progress its last. */
 typedef struct tt__state {
     tt_program *p;
     const char *path;
