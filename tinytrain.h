@@ -31593,22 +31593,22 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
 /* ==== src/data/resize.h */
 /* ===========================================================================================================
    DATA                                                                                              src/data/
-   Images, datasets, tables, and loaders that deal the micro-batches of a step. Uses base, files and text.
+   Images, datasets, tables, token streams, and loaders that cut a step's examples into micro-batches. This
+   code uses base/, files/ and text/.
    ======================================================================================================== */
 
 /* ------------------------------------------------------------------------------------------------ images */
 
-#define TT__IMAGE_SIDE 65535 /* the largest height and width: that of JPEG */
-#define TT__WEIGHT_BITS 22   /* a weight's fraction: with the 8 bits of a pixel and 2 to spare, 32 */
+#define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight; with 8 bits of a pixel and 2 spare bits, 32 */
 
-/* One axis resampled from `in` to `out` places: output x is the sum of weights[x * taps + t] times input
-   first[x] + t, t < used[x]. */
+/* A filter that resamples one axis from `in` to `out` places. Output x is the sum over t < used[x] of
+   weights[x * taps + t] times input first[x] + t. */
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
     int32_t *first, *used; /* (out) */
-    /* (out, taps) times 2^TT__WEIGHT_BITS; those of an output add up to 1, but for their rounding */
-    int32_t *weights;
+    int32_t *weights;      /* (out, taps), times 2^TT__WEIGHT_BITS; an output's sum to 1, but for rounding */
     tt__buffer memory;
 } tt__filter;
 
@@ -31622,19 +31622,20 @@ static double tt__cubic(double x) /* Keys 1981, a = -1/2 */
 static double tt__sinc(double x) { x *= 3.14159265358979323846; return x == 0 ? 1 : sin(x) / x; }
 static double tt__lanczos(double x) { return x >= -3 && x < 3 ? tt__sinc(x) * tt__sinc(x / 3) : 0; }
 
-/* A filter of Pillow (src/libImaging/Resample.c): a function over some inputs to both sides, stretched by the
-   factor of a reduction, and normalised over the inputs that there are. The nearest input is where Pillow's
-   sum of steps leads (src/libImaging/Geometry.c). */
+/* Computes a filter as Pillow does (src/libImaging/Resample.c). The weights are a function of the distance
+   from the output's centre, stretched by the factor of a reduction, and normalised over the inputs that
+   exist. For TT_NEAREST the position is a running sum of steps, as in Pillow (src/libImaging/Geometry.c).
+   Returns false if memory runs out. */
 static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_resample kind)
 {
     static const struct { double (*weight)(double); int inputs; } kinds[] = {
-        {tt__nearest, 0}, {tt__lanczos, 3}, {tt__triangle, 1}, {tt__cubic, 2}}; /* as tt_resample */
+        {tt__nearest, 0}, {tt__lanczos, 3}, {tt__triangle, 1}, {tt__cubic, 2}}; /* in tt_resample's order */
     double scale = (double)in / out, stretch = scale < 1 ? 1 : scale, narrow = 1 / stretch;
     const double support = kinds[kind].inputs * stretch;
     if (f->in == in && f->out == out && f->kind == kind) return true;
     f->in = 0;
     f->taps = 2 * (int)ceil(support) + 1;
-    /* the rounding of more weights could add up to a level of 256: truncate those */
+    /* 2^14 or more weights are truncated: their rounding errors could add up to a level of 256. */
     double half = f->taps < 1 << 14 ? 0.5 : 0;
     if (!(f->first = (int32_t *)tt__buffer_get(ctx, &f->memory, (size_t)out,
                                                ((size_t)f->taps + 2) * sizeof(int32_t))))
@@ -31653,7 +31654,7 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
             double weight = kinds[kind].weight((k - center + 0.5) * narrow) / sum * (1 << TT__WEIGHT_BITS);
             w[k - first] = (int32_t)(weight < 0 ? weight - half : weight + half);
         }
-        /* so that without resizing there is one tap, of weight 1 */
+        /* drop zero weights, so that an axis that keeps its size has one tap of weight 1 */
         while (end > first + 1 && !w[end - 1 - first]) end--;
         int zeros = 0;
         while (first + zeros + 1 < end && !w[zeros]) zeros++;
@@ -31667,17 +31668,18 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     return true;
 }
 
-/* The grey level of a sum of weighed levels, which negative weights may lead out of 0 to 255. */
+/* Returns the level, 0 to 255, of a sum of weighted levels. Negative weights may put the sum out of range. */
 static uint32_t tt__level(uint32_t sum)
 {
     return sum < 1u << 30 ? sum >> TT__WEIGHT_BITS : (int32_t)sum < 0 ? 0 : 255;
 }
 
-/* Rows [top, top + height) and columns [left, left + width), these from right to left if mirrored. */
+/* Rows [top, top + height) and columns [left, left + width) of an image. If mirrored, the columns are read
+   from right to left. */
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
-/* Resamples one row across, to the window's columns. A pixel of `in` has `stride` channels, of which channel
-   c * step becomes c. */
+/* Resamples one row horizontally to the window's columns. A pixel of `in` has `stride` channels; channel c of
+   `out` is channel c * step of `in`. */
 static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
                                 int step, int channels, uint32_t *out)
 {
@@ -31708,8 +31710,9 @@ static void tt__resample_across(const tt__filter *f, const tt__window *window, c
     }
 }
 
-/* Weighs `taps` rows of `pitch` numbers, a multiple of 4, to one row of n outputs. A multiplication does two
-   at once, as each sum is an int32_t: the lower half borrows from the upper one where it is negative. */
+/* Computes one row of n outputs as the weighted sum of `taps` rows. pitch: numbers between two rows of `in`,
+   a multiple of 4. A 64-bit multiplication computes two products at once, because each sum fits an int32_t; a
+   negative lower half borrows 1 from the upper half. */
 static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n,
                               uint8_t *out)
 {
@@ -31733,7 +31736,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
         four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
         four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
         if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
-            for (int k = 0; k < 4; k++) { /* out of 0 to 255 */
+            for (int k = 0; k < 4; k++) { /* at least one sum is out of 0 to 255 */
                 const uint64_t sum = k < 2 ? sum0 : sum1;
                 const uint32_t low = (uint32_t)sum;
                 four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);
@@ -31743,7 +31746,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
     }
 }
 
-/* Colours times alpha / 255, rounded, or back; the last channel is alpha. */
+/* Multiplies colours by alpha / 255 and rounds; with `back`, divides by it. The last channel is alpha. */
 static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, bool back, uint8_t *out)
 {
     for (size_t i = 0; i < pixels; i++, in += channels, out += channels) {
@@ -31755,7 +31758,7 @@ static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, b
     }
 }
 
-typedef struct tt__resampler { /* of one thread */
+typedef struct tt__resampler { /* filters and scratch of one thread */
     tt__filter across, down;
     tt__buffer rows, opaque;
 } tt__resampler;
@@ -31768,9 +31771,9 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
     tt__free(ctx, r->opaque.memory);
 }
 
-/* Resizes the image to height x width and writes a window of that, to rows of `to` that are `pitch` bytes
-   apart. channels: the image's; or 3 of 4; or any number of 1, which is repeated. Returns false when memory
-   is out. */
+/* Resizes an image to height x width and writes a window of the result to `to`, whose rows are `pitch` bytes
+   apart. channels: the image's number; or 3 for an image of 4, without alpha; or any number for an image of
+   1, whose channel is repeated. Returns false if memory runs out. */
 static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
 {
@@ -31830,12 +31833,12 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
 /* ==== src/data/dataset.h */
 /* ---------------------------------------------------------------------------------------------- datasets */
 
-/* A text, or an image: its number in the source. */
+/* A text or an image with its class. */
 typedef struct tt__example {
-    const char *text, *label_text;
-    size_t bytes;
-    int64_t number;
-    int label;
+    const char *text, *label_text; /* label_text: the label in a table, before classes are numbered */
+    size_t bytes;                  /* of the text */
+    int64_t number;                /* of the image in its source */
+    int label;                     /* number of the class */
 } tt__example;
 
 struct tt_dataset {
@@ -31844,8 +31847,8 @@ struct tt_dataset {
     int count, capacity;
     const char **classes;
     int n_classes;
-    tt__chunk *chunks;       /* texts of the caller, names of classes */
-    tt__file_bytes file;     /* a table's: texts and labels are in it, unquoted in place, a NUL behind each */
+    tt__chunk *chunks;       /* copies of the caller's texts and class names */
+    tt__file_bytes file;     /* of a table; holds texts and labels, unquoted in place and ended by NULs */
     bool images;
     tt_image_source source;  /* of images */
 };
@@ -31887,7 +31890,7 @@ void tt_dataset_counts(const tt_dataset *d, int64_t *counts)
     for (int i = 0; i < d->count; i++) counts[d->examples[i].label]++;
 }
 
-/* Gives class from[k] the number to[k], for each of the classes. */
+/* Gives class from[k] the number to[k], for each k below the number of classes. */
 static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const uint32_t *to)
 {
     const size_t n = (size_t)d->n_classes;
@@ -31902,7 +31905,7 @@ static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const
     return names ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Frees the dataset unless all went well. */
+/* Returns the dataset if status is TT_OK; otherwise frees the dataset and returns NULL. */
 static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
 {
     if (status == TT_OK) return d;
@@ -31921,9 +31924,9 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
                             "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
                             marks[i].name);
-    /* A text has few control characters; of UTF-16 every other byte is one, in most scripts. */
+    /* UTF-8 text has few control characters. In UTF-16 every other byte is one, in most scripts. */
     const size_t looked = bytes < 4096 ? bytes : 4096;
-    size_t control[2] = {0, 0}; /* at even and at odd bytes */
+    size_t control[2] = {0, 0}; /* control characters at even and at odd bytes */
     for (size_t i = 0; i < looked; i++)
         control[i % 2] += (unsigned char)text[i] < ' ' && !(text[i] >= '\t' && text[i] <= '\r');
     if (8 * (control[0] + control[1]) > looked)
@@ -31950,14 +31953,15 @@ static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
     return e;
 }
 
-static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, int n) /* copies them */
+/* Sets the dataset's classes to copies of n names. */
+static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, int n)
 {
     d->classes = (const char **)tt__alloc(d->ctx, (size_t)n * sizeof *d->classes);
     if (!d->classes) return TT_ERR_MEMORY;
     for (d->n_classes = 0; d->n_classes < n; d->n_classes++) {
         const char *name = names[d->n_classes];
         if (!name) return tt__fail(d->ctx, TT_ERR_ARGUMENT, "class %d of %d is NULL", d->n_classes, n);
-        size_t valid = tt__utf8_invalid(name, strlen(name)); /* config.json, which names it, is UTF-8 */
+        size_t valid = tt__utf8_invalid(name, strlen(name)); /* config.json lists the names in UTF-8 */
         if (name[valid])
             return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the name of class %d of %d, '%.*s', breaks off at byte "
                             "0x%02x, which is not UTF-8: rename the class", d->n_classes, n,
@@ -31969,8 +31973,8 @@ static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, in
     return TT_OK;
 }
 
-/* Chooses n of the examples, of each class its share (what rounding leaves goes to whoever comes first):
-   their numbers, in random order, are the first n of `order` (count). */
+/* Chooses n examples at random, from each class its share. Examples that rounding leaves over come from any
+   class, in random order. The first n entries of `order` (count) are the chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
@@ -31991,7 +31995,7 @@ static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key
 
 /* ---- texts and images of the caller */
 
-/* A dataset of the named classes; NULL: an error. */
+/* Creates an empty dataset with copies of the class names. Returns NULL after an error. */
 static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_names, int classes)
 {
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
@@ -32049,7 +32053,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
     if (d) {
         d->images = true;
         d->source = *source;
-        d->source.labels = NULL; /* the caller may free them now */
+        d->source.labels = NULL; /* the caller may free labels and class_names after this call */
         d->source.class_names = NULL;
     }
     for (int64_t i = 0; i < source->count && status == TT_OK; i++)
@@ -32058,30 +32062,31 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
 }
 
 /* ==== src/data/tables.h */
-/* ---- tables */
+/* ---- tables: comma- or tab-separated files with a header */
 
 typedef struct tt__table {
     tt_context *ctx;
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* now, and where the row started: a quoted field may hold newlines */
-    const char *column[3];    /* names, by TT__COLUMN_TEXT and so on */
+    long long line, row_line; /* the line of `at`, and of the row's start: a quoted field may hold newlines */
+    const char *column[3];    /* names of the columns, by TT__COLUMN_TEXT and so on */
     char separator;
-    bool unquoted;
-    bool splits; /* has a column that says so */
+    bool unquoted;            /* quotes are ordinary characters */
+    bool splits;              /* the table has a split column */
 } tt__table;
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
-static const char *tt__table_separator(char separator, char name[24]) /* in words */
+/* Returns a separator in words, for messages. name: room for them. */
+static const char *tt__table_separator(char separator, char name[24])
 {
     if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
     snprintf(name, 24, "the character '%c'", separator);
     return name;
 }
 
-/* The first character of a text that often separates columns; 0: there is none. */
+/* Returns the first character of a text that is a common separator of columns, or 0 if there is none. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -32101,8 +32106,8 @@ static tt_status tt__table_behind_quote(const tt__table *t, char found)
                     "--quote none)", t->path, t->line);
 }
 
-/* Reads the field at t->at, unquotes it in place, and moves behind the separator or newline that ends it
-   (RFC 4180; a quote that does not start the field is a character like others). */
+/* Reads the field at t->at, unquotes it in place, and moves t->at past the separator or newline that ends the
+   field (RFC 4180, except that a quote inside an unquoted field is an ordinary character). */
 static tt_status tt__table_field(tt__table *t, tt__field *field)
 {
     char *text = t->text, *end;
@@ -32137,11 +32142,12 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         if (text[t->at] == '\n') t->line++;
         t->at++;
     }
-    *end = 0; /* over a quote, separator or newline that was read, or the NUL behind the file */
+    *end = 0; /* overwrites a quote, separator or newline already read, or the NUL after the file */
     return TT_OK;
 }
 
-static bool tt__table_row(tt__table *t) /* moves to the next row over empty lines; false at the end */
+/* Moves over empty lines to the next row. Returns false at the end of the file. */
+static bool tt__table_row(tt__table *t)
 {
     for (; t->at < t->bytes; t->at++) {
         char c = t->text[t->at];
@@ -32197,7 +32203,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     return TT_OK;
 }
 
-/* Which part a row belongs to, by what its split column says. */
+/* The part of the data that a row belongs to, by the text in its split column. */
 enum { TT__SPLIT_OTHER, TT__SPLIT_TRAIN, TT__SPLIT_VALIDATION, TT__SPLIT_TEST };
 
 static int tt__split_of(const char *name)
@@ -32209,7 +32215,7 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* The number of the class of that name, or -1. order: see tt__table_given */
+/* Returns the number of the class `label`, or -1 if no class has that name. order: from tt__table_given. */
 static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char *label)
 {
     for (int low = 0, high = d->n_classes; low < high;) {
@@ -32221,7 +32227,8 @@ static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char
     return -1;
 }
 
-/* order: see tt__table_given; NULL: the classes are those of the table */
+/* Reads the table's rows with the split `split` (NULL: all rows) into d. order: from tt__table_given; NULL if
+   the table decides the classes. */
 static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const uint32_t *order)
 {
     tt_context *ctx = d->ctx;
@@ -32277,7 +32284,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
 }
 
-/* Is a name a number, as -1 or 2.5? */
+/* Tests whether a name is a number such as -1 or 2.5, and sets *value. */
 static bool tt__is_number(const char *name, double *value)
 {
     const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
@@ -32316,7 +32323,7 @@ void tt_sort_class_names(const char **names, int n)
     if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
 }
 
-/* Classes in byte order, all of which are numbers, are numbered by value. */
+/* Renumbers classes by value if all their names are numbers. The classes are in byte order before. */
 static tt_status tt__table_numbers(tt_dataset *d)
 {
     const size_t n = (size_t)d->n_classes;
@@ -32337,7 +32344,7 @@ static tt_status tt__table_numbers(tt_dataset *d)
     return status;
 }
 
-/* Numbers the distinct labels in byte order, or by value. */
+/* Makes a class of each distinct label, numbered in byte order, or by value if all labels are numbers. */
 static tt_status tt__table_classes(tt_dataset *d)
 {
     if (!d->count) return TT_OK;
@@ -32357,7 +32364,8 @@ static tt_status tt__table_classes(tt_dataset *d)
     return d->classes ? tt__table_numbers(d) : TT_ERR_MEMORY;
 }
 
-/* Copies the classes that the caller gave and sorts them for lookups; *order to be freed. */
+/* Copies the caller's class names, and sets *order to their order for tt__find_class. The caller frees
+   *order. */
 static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
 {
     const char *twice;
@@ -32375,7 +32383,8 @@ tt_table_options tt_table_options_default(void)
     return o;
 }
 
-/* The rows of a table without a split column that are "train" or "test". Frees d unless it is the result. */
+/* Divides the rows of a table without a split column: a random tenth is "test", the others are "train",
+   "validation" is empty. Returns the part `split`. Frees d unless d is the result. */
 static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char *split, const char *column)
 {
     int part = tt__split_of(split);
@@ -32401,7 +32410,7 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
 {
     tt_table_options o = options ? *options : tt_table_options_default();
     uint32_t *order = NULL;
-    bool splits = false; /* has a column that says so */
+    bool splits = false; /* the table has a split column */
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to "
                         "take them from the file", path, n_classes, classes ? "" : " as NULL"),
@@ -32451,27 +32460,28 @@ tt_loader_options tt_loader_options_default(void)
     return o;
 }
 
-/* b of tt__stream_key, of a loader; with a = epoch. b = 1 + window for the steps */
+/* Argument b of tt__stream_key for a loader's shuffles; a is the epoch. The shuffle of the steps of a window
+   has b = TT__SHUFFLE_STEPS + window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* a of tt__stream_key, of tt_dataset_split; with b = examples */
-#define TT__LOADER_THREADS 64
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a in tt_dataset_split; b is the number of examples */
+#define TT__LOADER_THREADS 64              /* max threads of a loader */
 
-/* ---- the deal: which examples a step has, and into how many micro-batches they are cut; they are texts,
-   images, or windows of tokens */
+/* ---- the dealer: chooses the examples of a step and the number of micro-batches. An example is a text, an
+   image, or a window of tokens. */
 
 typedef struct tt__dealer {
-    const char *of;                /* whose it is, in messages */
-    int batch, max_seqs;           /* examples of a step; the most of a micro-batch */
-    int groups, data;              /* that each step is dealt out to; data ranks */
-    bool shuffle, accumulates;     /* may a step have more micro-batches than there are data ranks? */
-    int64_t count, used, steps;    /* examples; those of an epoch, and its steps */
+    const char *of;                /* name of the owner in messages */
+    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
+    int groups, data;              /* groups that share the micro-batches of a step; data ranks */
+    bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than data ranks */
+    int64_t count, used, steps;    /* examples in all; examples and steps of an epoch */
     int64_t epoch, step;           /* of the next micro-batch */
-    uint32_t *order;               /* (count) this epoch's */
+    uint32_t *order;               /* (count): order of the examples in this epoch */
 } tt__dealer;
 
 static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
 
-/* Adds what is wrong with these options; false: something is. */
+/* Checks options and adds their mistakes to `all`. Returns whether the options are valid. */
 static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
 {
     const int groups = tt__deal_groups(p), data = p->data;
@@ -32489,14 +32499,14 @@ static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_pa
     return all->length == before;
 }
 
-/* Into how many micro-batches n examples are cut, if tokens leave it at that: equally many for each group, as
-   far as there are examples. */
+/* Returns the number of micro-batches of a step of n examples: the same number for each group, if there are
+   enough examples. A step of texts may have more, if the tokens do not fit. */
 static int tt__deal_micros(const tt__dealer *d, int64_t n)
 {
     return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
 }
 
-/* Begins to deal so many examples, before the first epoch. */
+/* Initialises a dealer of `count` examples; tt__deal_seek must follow. Returns false if memory runs out. */
 static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
                            const tt_parallel *p)
 {
@@ -32511,7 +32521,8 @@ static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int ba
     return (d->order = (uint32_t *)tt__alloc(ctx, sizeof *d->order * (size_t)count)) != NULL;
 }
 
-/* Goes to a step, whose epoch's order depends on (seed, epoch) alone. After an error it stays where it is. */
+/* Moves the dealer to a step. The order of the epoch depends on the seed and the epoch alone. After an error
+   the dealer has not moved. */
 static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
 {
     if (epoch < 0 || step < 0 || step > d->steps)
@@ -32527,7 +32538,7 @@ static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, in
     return TT_OK;
 }
 
-/* ids: uint16_t, or int32_t for a large vocabulary */
+/* The tokens of a text. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens. */
 typedef struct tt__tokens { const void *ids; int count; } tt__tokens;
 
 typedef struct tt__loader_thread {
@@ -32536,72 +32547,74 @@ typedef struct tt__loader_thread {
     tt__resampler resampler;
 } tt__loader_thread;
 
-typedef struct tt__ring_slot {     /* of a micro-batch of images */
+typedef struct tt__ring_slot {     /* a micro-batch of images */
     uint8_t *pixels;
-    int done;                      /* images that are made, or failed */
-    int failed;                    /* the first that failed; max_seqs: none */
-    bool left_out;                 /* it is for another process, and has no pixels */
-    tt_status status;              /* of that */
-    char why[256];
+    int done;                      /* images that are ready or have failed */
+    int failed;                    /* the first image that failed; max_seqs: none */
+    bool left_out;                 /* the micro-batch is for another process and gets no pixels */
+    tt_status status;              /* error of image `failed` */
+    char why[256];                 /* reason of the error */
 } tt__ring_slot;
 
 struct tt_loader {
     tt_context *ctx;
-    const tt_dataset *d;           /* `images` says which of the two there is */
+    const tt_dataset *d;           /* of texts or of images, see d->images */
     tt_loader_options o;
     tt__dealer deal;
-    int max_tokens, in_step;       /* examples of the step that were handed out */
+    int max_tokens, in_step;       /* in_step: examples of the step that were handed out */
     tt_status status;              /* of the last tt_loader_next */
     int32_t *labels;
     int64_t *index;
     tt_source source;
-    pthread_mutex_t mutex;         /* guards `failed`, of images what is said below, and, while texts are
-                                      tokenized, chunks, longest and cut */
+    pthread_mutex_t mutex;         /* guards `failed`, the fields of images listed below, and, while texts
+                                      are tokenized, `chunks`, `longest`, `cut` and `empty` */
     bool failed;
 
-    /* Texts, which are tokenized when the loader is made. */
+    /* ---- of texts; all are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
-    bool sort;                     /* windows are sorted, and their steps shuffled */
+    bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
     tt__tokens *tokens;            /* (count) */
-    tt__chunk *chunks;             /* where their ids are kept */
-    int32_t *scratch;              /* (the context's threads, max_length) while texts are tokenized */
-    int longest;                   /* tokens of a text before it is cut */
-    int64_t cut;                   /* texts */
+    tt__chunk *chunks;             /* memory of the ids */
+    int32_t *scratch;              /* (the context's threads, max_length), while texts are tokenized */
+    int longest;                   /* tokens of the longest text before it is cut */
+    int64_t cut;                   /* number of texts cut to max_length */
     int64_t empty;                 /* the first text without a token; -1: none */
-    /* the window that `sorted` and `step_order` hold; steps of every window */
+    /* the window that `sorted` and `step_order` hold; steps of a window */
     int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
     int micro;                     /* micro-batches of the step that were handed out */
-    /* The texts of the step at hand by micro-batch, and where each of these ends there. While they are dealt
-       out: their places in the step, longest first, the micro-batch of each place, the tokens of each micro-
-       batch. All are (batch). */
+    /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
+       `dealt`. Scratch: by_length, the places in the step, longest text first; micro_of, the micro-batch of
+       each place; filled, the tokens of each micro-batch. All are (batch). */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
 
-    /* Images, made anew in each epoch: micro-batches `base` to `base` + slots - 1 ahead of the trainer, which
-       reads `base`. The mutex guards stop, cursor, a slot but its pixels, base and busy, and the dealer's
-       order, which changes when no thread is busy. */
+    /* ---- of images. Threads make images of micro-batches `base` to `base` + slots - 1; the trainer reads
+       `base`. The mutex guards stop, cursor, base, busy, and all of a slot but its pixels. It also guards the
+       dealer's order, which changes only while no thread is busy. */
     tt_image_options image;
-    size_t image_bytes;            /* of a result */
+    size_t image_bytes;            /* of a resulting image */
     pthread_cond_t work, ready;
     bool stop;
-    int64_t cursor;                /* in the order: the next image to make */
+    int64_t cursor;                /* place in the order of the next image to make */
     tt__loader_thread threads[TT__LOADER_THREADS];
-    int started;
+    int started;                   /* threads that run */
     int slots;
     tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
-    int deal_data, deal_first, deal_end; /* data ranks, and which of them want their images ... */
-    bool deal_by_step, dealt_anew; /* ... which are dealt out so; not to the images that there are */
+    int deal_data, deal_first, deal_end; /* data ranks; this process needs images of ranks first to end - 1 */
+    /* deal_by_step: a micro-batch goes to a rank by its number in the step instead of the epoch;
+       dealt_anew: the deal has changed since the images in the ring were made */
+    bool deal_by_step, dealt_anew;
     int64_t base;
     int busy;                      /* threads that make an image */
-    double waited;
+    double waited;                 /* seconds for which the trainer waited for images */
 };
 
-#define TT__TEXTS_AT_ONCE 64 /* of a task */
+#define TT__TEXTS_AT_ONCE 64 /* texts that a task tokenizes */
 
-/* Tokenizes some texts. */
+/* Tokenizes the texts of a task. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
@@ -32626,12 +32639,12 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* Places of texts in an order: texts[place], or where `texts` is NULL, the place itself. */
+/* Maps a place to a text: texts[place], or if `texts` is NULL the place itself. */
 typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
 
-/* Texts of the same length keep their order, which the shuffle gave them: many are cut to the same length,
-   and a table often lists class after class, so that the table's order would fill whole steps with one class.
-   */
+/* Orders places by the length of their texts, longest first. Texts of the same length keep their shuffled
+   order. Many texts are cut to the same length, and a table often lists one class after another, so the
+   table's order would fill whole steps with one class. */
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
@@ -32640,7 +32653,7 @@ static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
     return x != y ? x > y : a < b;
 }
 
-/* Tokenizes all texts, and sets what their lengths decide. */
+/* Tokenizes all texts, and sets max_seqs, max_tokens and accumulates by the lengths of the texts. */
 static bool tt__loader_tokenize(tt_loader *l)
 {
     tt_context *ctx = l->ctx;
@@ -32660,20 +32673,21 @@ static bool tt__loader_tokenize(tt_loader *l)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
                         (long long)l->empty), false;
 
-    /* A micro-batch needs no more than the longest texts do; nor does a step. */
+    /* A micro-batch has at most as many tokens as the max_seqs longest texts. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
     const tt__step_texts all = {l->tokens, NULL};
     const int64_t most = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
     tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
-    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two tokens at least */
+    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two or more tokens */
     for (int64_t i = 0; i < tt__min(l->deal.max_seqs, most); i++) micro += l->tokens[l->deal.order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
     l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, most) > l->deal.data;
     return true;
 }
 
-/* Gives a batch what texts and images share, and goes on to the next step behind the last batch of one. */
+/* Sets the fields of a batch that texts and images share, and after the last batch of a step moves to the
+   next step. */
 static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_of_step)
 {
     batch->seqs = seqs;
@@ -32684,9 +32698,9 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
     return true;
 }
 
-/* ---- the micro-batches of a step of texts: l->dealt and l->ends */
+/* ---- cutting a step of texts into micro-batches: l->dealt and l->ends */
 
-/* One group: each micro-batch takes texts in their order until it is full. */
+/* Cuts a step for a single group: each micro-batch takes texts in their order until it is full. */
 static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;
@@ -32701,9 +32715,9 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
     l->ends[micro] = n;
 }
 
-/* Gives each text, longest first, to the micro-batch that has fewest tokens and room for one more (Graham,
-   "Bounds on multiprocessing timing anomalies", 1969). Counts the texts of each in l->ends. False: one would
-   have more than max_tokens. */
+/* Gives each text, longest first, to the micro-batch with the fewest tokens of those with room for another
+   text (Graham, "Bounds on multiprocessing timing anomalies", 1969). Sets l->ends[k] to the number of texts
+   of micro-batch k. Returns false if a micro-batch would have more than max_tokens. */
 static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micros)
 {
     memset(l->ends, 0, sizeof *l->ends * (size_t)micros);
@@ -32721,7 +32735,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
     return true;
 }
 
-/* Cuts a step of n texts; those of a micro-batch keep their order. */
+/* Cuts a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
     const tt__step_texts step = {l->tokens, texts};
@@ -32733,7 +32747,7 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
     for (int i = 0; i < n; i++) l->by_length[i] = (uint32_t)i;
     tt__sort_indices(l->by_length, (size_t)n, tt__place_longer, &step);
     while (!tt__loader_deal(l, texts, n, micros)) micros = (int)tt__min(n, micros + l->deal.groups);
-    for (int k = 0; k < micros; k++) { /* from now on where the next text of each goes */
+    for (int k = 0; k < micros; k++) { /* ends[k] becomes the place of the next text of micro-batch k */
         const int seqs = l->ends[k];
         l->ends[k] = from;
         from += seqs;
@@ -32742,16 +32756,17 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 }
 
 /* ==== src/data/images.h */
-/* ---- images of a loader */
+/* ---- loading images */
 
-/* The micro-batch of place `at` of the epoch, its first place, and how many images it has. */
+/* Returns the number in the epoch of the micro-batch with place `at` of the epoch's order, and sets the
+   micro-batch's first place and its number of images. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
     const tt__dealer *d = &l->deal;
     const int64_t step = at / d->batch, from = step * d->batch, n = tt__min(d->batch, d->used - from);
     const int64_t micros = tt__deal_micros(d, n), whole = tt__deal_micros(d, d->batch);
     int64_t within, end;
-    if (d->groups == 1) { /* all but the last are full */
+    if (d->groups == 1) { /* all micro-batches but the last have max_seqs images */
         within = (at - from) / d->max_seqs;
         *first = from + within * d->max_seqs;
         end = tt__min(from + n, *first + d->max_seqs);
@@ -32764,7 +32779,8 @@ static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, i
     return step * whole + within;
 }
 
-/* What an image of that size is resized to. */
+/* Sets height and width to the size that an image of this size is resized to. Returns false and `why` if a
+   side would be longer than TT__IMAGE_SIDE. */
 static bool tt__image_resized(const tt_image_options *o, int *height, int *width, char why[256])
 {
     const int shorter = (int)tt__min(*height, *width), longer = (int)tt__max(*height, *width);
@@ -32782,7 +32798,8 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
     return true;
 }
 
-/* Does a result fit into an image of that size (after resizing), padded? */
+/* Tests whether a resulting image can be cropped out of a resized and padded image; `height` and `width` are
+   the size before padding. Sets `why` if not. */
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
     if (o->height <= height + 2 * o->pad && o->width <= width + 2 * o->pad) return true;
@@ -32799,14 +32816,15 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Where along one axis a crop begins, from -pad on. */
+/* Returns where a crop begins along one axis, -pad or more. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;
     return (o->random_crop ? (int)((uint64_t)random * ((unsigned)spare + 1) >> 32) : spare / 2) - o->pad;
 }
 
-/* Makes of an image what the options say, to `to` (height, width, channels). */
+/* Resizes, pads, crops and flips an image by the options and writes it to `to` (height, width, channels).
+   key: of the random numbers. After an error `why` has the reason. */
 static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt_image_options *o,
                                      const tt_image *image, uint64_t key, uint8_t *to, char why[256])
 {
@@ -32825,7 +32843,7 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     tt__philox(zero, key, u);
     int top = tt__crop_at(o, u[0], height, o->height), left = tt__crop_at(o, u[1], width, o->width);
 
-    /* the part of the crop that is image, from place (y, x) of the result on */
+    /* w: the part of the crop that is not padding */
     tt__window w = {(int)tt__max(top, 0), (int)tt__max(left, 0), 0, 0, o->flip && u[2] >> 31};
     w.height = (int)tt__min(top + o->height, height) - w.top;
     w.width = (int)tt__min(left + o->width, width) - w.left;
@@ -32840,7 +32858,8 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     return TT_ERR_MEMORY;
 }
 
-/* Makes the image at the cursor. With the mutex held, but for the work. */
+/* Makes the image at the cursor. The caller holds the mutex, which is released while the image is read and
+   transformed. */
 static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
 {
     const tt_image_source *source = &l->d->source;
@@ -32852,7 +32871,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* all of it */
+    if (slot->left_out) { /* as all images of the micro-batch are */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;
@@ -32909,14 +32928,14 @@ static void tt__image_empty(tt_loader *l, tt__ring_slot *slot)
     slot->failed = l->deal.max_seqs;
 }
 
-/* The next micro-batch, once all its images are made. */
+/* Waits until all images of the next micro-batch are ready, and hands the micro-batch out. */
 static bool tt__image_next(tt_loader *l, tt_batch *batch)
 {
     int64_t first, micro;
     int seqs;
     pthread_mutex_lock(&l->mutex);
     micro = tt__image_micro(l, l->deal.step * l->o.batch + l->in_step, &first, &seqs);
-    if (micro > l->base) { /* the trainer is done with the one before it */
+    if (micro > l->base) { /* the trainer no longer needs the previous micro-batch */
         tt__image_empty(l, &l->ring[l->base++ % l->slots]);
         pthread_cond_broadcast(&l->work);
     }
@@ -32950,7 +32969,8 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
 
 /* ==== src/data/loader.h */
 /* --------------------------------------------------------------------------------------------------- loaders
-   The functions of tt_loader for texts and for images, and its tt_source; dealer.h deals the examples. */
+   The public functions of tt_loader, for texts and for images, and its tt_source. dealer.h chooses the
+   examples of each step. */
 
 void tt_loader_free(tt_loader *l)
 {
@@ -32998,7 +33018,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* what texts need */
+static bool tt__loader_allocate(tt_loader *l) /* for texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
@@ -33018,7 +33038,7 @@ static bool tt__loader_allocate(tt_loader *l) /* what texts need */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* what images need */
+static bool tt__image_allocate(tt_loader *l) /* for images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -33026,8 +33046,8 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* one that the trainer reads, those of its next round, and as many as give every thread two images to
-       make */
+    /* slots: one for the micro-batch that the trainer reads, one per data rank for the next round, and enough
+       to give every thread two images to make */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -33035,12 +33055,13 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     return true;
 }
 
-/* A loader of texts (k) or images (`image`), at the first step, its threads started. */
+/* Creates a loader of texts (k is the tokenizer) or of images (`image` has the options) at the first step,
+   and starts its threads. */
 static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                                   const tt_image_options *image, const tt_loader_options *options)
 {
     tt_loader_options o = options ? *options : tt_loader_options_default();
-    if (!d || (!k && !image)) { /* the reason is that of what was to make it */
+    if (!d || (!k && !image)) { /* the context's error says why the dataset or the tokenizer is NULL */
         char why[TT__ERROR];
         memcpy(why, ctx->error, sizeof why);
         tt__fail(ctx, TT_ERR_ARGUMENT, "a loader: the %s is NULL%s%.900s", !d ? "dataset" : "tokenizer",
@@ -33120,7 +33141,7 @@ static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options
     return TT_OK;
 }
 
-/* What can be said before an image is read. */
+/* Checks the options as far as possible before an image is read. */
 static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_image_options *o)
 {
     char why[256];
@@ -33185,7 +33206,7 @@ static tt_status tt__loader_source_next(void *self, tt_batch *batch, bool *more)
     return l->status;
 }
 
-/* Of labels, and of the tokens of texts. */
+/* Returns a hash of the labels and of the tokens of texts. */
 static uint64_t tt__loader_source_hash(void *self)
 {
     const tt_loader *l = (const tt_loader *)self;
@@ -33220,7 +33241,7 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Images of other processes are not made. */
+/* Sets which data ranks' images this process needs. Images of other ranks are not made. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -33250,7 +33271,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* nothing more is begun */
+    l->cursor = l->deal.used; /* threads begin no further image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
@@ -33268,8 +33289,8 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then
-   in random order. A last incomplete step stays the last of its epoch. */
+/* Collects the texts of a window, sorted by length so that the sequences of a step have similar lengths, and
+   shuffles the steps. An incomplete last step remains the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
@@ -33323,7 +33344,7 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
 }
 
 /* ==== src/data/divide.h */
-/* ---- parts of a dataset */
+/* ---- dividing a dataset */
 
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
 {
@@ -33350,7 +33371,7 @@ tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n)
             to->label_text = NULL;
         }
     }
-    if (status == TT_OK) { /* take them out, keeping the order of the rest */
+    if (status == TT_OK) { /* remove the chosen examples; the others keep their order */
         for (int k = 0; k < (int)n; k++) d->examples[order[k]].label = -1;
         int kept = 0;
         for (int i = 0; i < d->count; i++)
@@ -33400,14 +33421,14 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
 /* ==== src/data/stream.h */
 /* ------------------------------------------------------------------------------------------ token streams */
 
-/* The ids of a stream, and of those that were split off. */
+/* The ids that a stream shares with the streams split off from it. */
 typedef struct tt__token_store {
-    int users;
+    int users;          /* number of streams */
     int width;          /* bytes of an id, 2 or 4 */
     int64_t count;
-    void *ids;          /* (count); NULL: in the file, from `skip` on */
-    void *file;
-    uint64_t skip;
+    void *ids;          /* (count); NULL: the ids are in the file, from byte `skip` on */
+    void *file;         /* open; NULL: none */
+    uint64_t skip;      /* bytes of the file's header */
     char path[TT__PATH];
 } tt__token_store;
 
@@ -33417,9 +33438,9 @@ struct tt_token_stream {
     tt__token_store *store;
     int64_t first, count;
     int vocab, end;
-    int fronts;         /* ids before a document: so many of the tokenizer's */
-    int64_t spelled[2]; /* documents that spell out these, and their end */
-    bool texts;         /* ids are of the tokenizer, or bytes */
+    int fronts;         /* number of the tokenizer's special ids before each document */
+    int64_t spelled[2]; /* documents that spell out those ids; documents that spell out the end token */
+    bool texts;         /* the stream was made of texts: ids are the tokenizer's, or bytes */
 };
 
 enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
@@ -33458,7 +33479,7 @@ static tt_token_stream *tt__stream_new(tt_context *ctx, const char *path)
     return s;
 }
 
-/* Room for n more ids in memory. */
+/* Grows the store to hold n more ids. room: ids that fit. Returns false if memory runs out. */
 static bool tt__stream_grow(tt_token_stream *s, int64_t n, int64_t *room)
 {
     tt__token_store *store = s->store;
@@ -33479,13 +33500,14 @@ static void tt__stream_push(tt__token_store *store, int32_t id)
     else ((uint32_t *)store->ids)[store->count++] = (uint32_t)id;
 }
 
-/* The text of a token that texts spell out; NULL: it is none. */
+/* Returns the text of an added token, which texts may spell out; NULL if the token is no added token. */
 static const char *tt__added_text(const tt_tokenizer *k, int id)
 {
     return k && id >= 0 && id < k->size && k->added_of[id] >= 0 ? tt_tokenizer_token(k, id) : NULL;
 }
 
-/* Bytes of white space before the begin that a document spells out; 0: it spells out none. */
+/* Returns the bytes of white space before the first special token that a document spells out; 0 if the
+   document does not begin with that token. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before.ids[0]) : NULL;
@@ -33495,7 +33517,8 @@ static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text
     return length && bytes - skip >= length && memcmp(text + skip, begin, length) == 0 ? skip : 0;
 }
 
-/* The bytes of a document up to the end that it spells out, without white space behind that; else all. */
+/* Returns the bytes of a document without the white space after an end token that the document spells out.
+   Returns `bytes` if the document does not end with that token. */
 static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *end = tt__added_text(s->tokenizer, s->end);
@@ -33505,7 +33528,7 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds a document, what goes before it and its end. scratch (*capacity) grows as it must. */
+/* Adds a document, the special tokens before it and its end token. Grows scratch (*capacity) if needed. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -33514,7 +33537,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
         const size_t skip = tt__stream_before_begin(s, text, bytes);
         text += skip;
         n = (int64_t)(bytes = tt__stream_spelled_end(s, text, bytes - skip));
-        if (*capacity < n + 16) { /* most tokens are a byte or longer */
+        if (*capacity < n + 16) { /* nearly all tokens stand for one byte or more */
             tt__free(s->ctx, *scratch);
             *capacity = 0;
             *scratch = (int32_t *)tt__alloc(s->ctx, sizeof **scratch * (size_t)(n + 16));
@@ -33554,7 +33577,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     return TT_OK;
 }
 
-/* Where the document that begins at `text` ends, and in *next where the one after it begins. */
+/* Returns the end of the document that begins at `text`, and sets *next to the begin of the next document. */
 static const char *tt__document_end(const char *text, const char *end, const char *separator,
                                     const char **next)
 {
@@ -33572,8 +33595,8 @@ static const char *tt__document_end(const char *text, const char *end, const cha
     return end;
 }
 
-/* Adds the documents of a text; those without a character but spaces and line ends are left out. path: of a
-   text that must be UTF-8, or NULL. */
+/* Adds the documents of a text, but no document of white space alone. path: the name in messages of a text
+   that must be UTF-8; NULL if any bytes are allowed. */
 static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
@@ -33591,7 +33614,7 @@ static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const
     return status;
 }
 
-/* An empty stream in memory by these options. NULL after an error. */
+/* Creates an empty stream in memory with the given options. Returns NULL after an error. */
 static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, const tt_stream_options *o)
 {
     tt_token_stream *s = tt__stream_new(ctx, path);
@@ -33614,7 +33637,8 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     return NULL;
 }
 
-/* s, if it has tokens and status is TT_OK. */
+/* Returns s if status is TT_OK and s has two or more tokens; otherwise frees s and returns NULL. Warns of
+   documents that spell out their special tokens. */
 static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
 {
     s->count = s->store->count;
@@ -33689,15 +33713,17 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     return tt__stream_done(s, status);
 }
 
-/* llm.c's dev/data/data_common.py: a header of 256 i32: one of these, the version, the count. */
+/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32: one of these numbers, the version, and
+   the number of ids. */
 #define TT__LLMC_HALVES 20240520 /* ids of 2 bytes */
-#define TT__LLMC_WORDS 20240801  /* of 4 */
+#define TT__LLMC_WORDS 20240801  /* ids of 4 bytes */
 
-/* Bytes of an id in a file of `bytes` that does not say it. Ids of 8 bytes are refused. */
+/* Guesses the width in bytes of the ids in a file without a header, from vocab and the first ids. bytes: size
+   of the file. Refuses ids of 8 bytes. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, any[4] = {0}; /* any: of each quarter of 8 bytes */
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any: bits set in each 2-byte quarter of 8 bytes */
     const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
@@ -33706,7 +33732,7 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     const bool low = any[0] || any[2], high = any[1] || any[3];
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
-    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may just be so */
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
                     "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
                     store->path);
@@ -33776,7 +33802,7 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
                         (long long)(first + n), (long long)s->count);
     const uint64_t at = (uint64_t)(s->first + first) * width;
     const char *from = store->ids ? (const char *)store->ids + at : NULL;
-    if (!store->ids) { /* into the second half of `to`, if ids are narrower */
+    if (!store->ids) { /* 2-byte ids go to the second half of `to`, and are widened in place */
         char *raw = (char *)to + (size_t)n * (4 - width);
         tt_status status = tt__file_read(s->ctx, store->path, store->file, store->skip + at, raw,
                                          (size_t)n * width);
@@ -33796,7 +33822,7 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
     return TT_OK;
 }
 
-/* Calls `each` with all tokens of a stream, some at a time. */
+/* Calls `each` for all tokens of a stream in order, up to TT__TOKENS_AT_ONCE at a time. */
 static tt_status tt__stream_each(const tt_token_stream *s, void *arg,
                                  tt_status (*each)(void *arg, const int32_t *ids, int64_t n))
 {
@@ -33839,8 +33865,8 @@ tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
     return status;
 }
 
-/* Counts the bytes of text, document by document, since a tokenizer may write the first token of a text in
-   another way than those behind it. */
+/* Counts the bytes of a stream's text. Whole documents are decoded, because a tokenizer may decode the first
+   token of a text differently from later tokens. */
 typedef struct tt__stream_bytes {
     const tt_token_stream *s;
     int32_t *document;
@@ -33861,7 +33887,7 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         }
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
-        /* a stream may begin within a document */
+        /* a stream may begin within a document, which then lacks the special tokens at its front */
         if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before.ids, front) == 0)
             from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
@@ -33881,22 +33907,23 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     if (!s->texts) return 0;
     tt_status status = tt__stream_each(s, &x, tt__stream_count_bytes);
     const int32_t end = s->end;
-    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* cut within a document */
+    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* ends within a document */
     tt__free(s->ctx, x.document);
     return status == TT_OK ? x.bytes : -1;
 }
 
 /* ==== src/data/windows.h */
-/* ---- windows of a stream */
+/* ---- loading windows of a token stream */
 
 struct tt_token_loader {
     tt_context *ctx;
     const tt_token_stream *s;
     tt_token_loader_options o;
-    tt__dealer deal;               /* of windows */
-    int max_seqs, max_tokens;
-    int micro;                     /* of the step, that were given */
-    int32_t *ids, *positions, *targets, *seq_start, *window; /* (max_tokens), ..., (length + 1) */
+    tt__dealer deal;               /* its examples are windows */
+    int max_seqs, max_tokens;      /* of a micro-batch */
+    int micro;                     /* micro-batches of the step that were handed out */
+    /* ids, positions, targets: (max_tokens); seq_start: (max_seqs + 1); window: (length + 1) */
+    int32_t *ids, *positions, *targets, *seq_start, *window;
     uint64_t hash;
     tt_array array;
     tt_source source;
@@ -33921,9 +33948,12 @@ void tt_token_loader_free(tt_token_loader *l)
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
-/* A pass over all tokens: most documents that windows have, or parts of them, and the hash of the ids. */
+/* A sweep over all tokens that finds the hash of the ids, and the max number of documents in a window. A part
+   of a document counts as one. */
 typedef struct tt__window_survey {
-    int32_t end;
+    int32_t end; /* token that ends a document; -1: none */
+    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
+       them; most: max documents of a window */
     int length, at, here, most;
     uint64_t hash;
 } tt__window_survey;
@@ -33949,7 +33979,7 @@ static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Adds window number w behind `rows` tokens and `seqs` sequences. */
+/* Appends window w to the micro-batch, which has `rows` tokens and `seqs` sequences so far. */
 static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *seqs)
 {
     const int64_t first = w * l->o.length, n = tt__min(l->o.length, l->s->count - 1 - first);
@@ -34066,66 +34096,69 @@ const tt_source *tt_token_loader_source(tt_token_loader *l)
 /* ==== src/models/layout.h */
 /* ===========================================================================================================
    MODELS                                                                                          src/models/
-   Structs of named parameters and functions that record ops: BERT, ViT, decoders. Uses the public API, and
-   files for checkpoints.
+   BERT, ViT and decoders. A model is a struct of named parameters and functions that record ops. This code
+   uses the public API, and files/ to read and write checkpoints.
    ======================================================================================================== */
 
-/* ---------------------------------------------------------------------------------- what architectures share
-   Tables say where a model's struct has its parameters and its config's numbers, what files call them, and
-   their shapes. Making, checking, loading and saving them is then the same for all. Names have two spellings:
-   BERT's and DistilBERT's, or transformers' and torchvision's of ViT; each decoder has a table of its own. */
+/* ----------------------------------------------------------------------------------- tables of architectures
+   A table lists a model's parameters and the numbers of its config: the offset in the struct, the name in
+   files, and the shape. With these tables the same code makes, checks, loads and saves every architecture.
+   A file follows one of two namings: BERT's or DistilBERT's, and for ViT transformers' or torchvision's. Each
+   decoder has a table of its own, with one naming. */
 
 typedef struct tt__tensor_row {
-    size_t offset;       /* of its tt_param * in the struct of the model or of a layer */
-    const char *name[2]; /* in each spelling; a '.' at the beginning follows the prefix. NULL: it has none */
-    const char *shape;   /* a letter for each dimension, whose size the architecture tells; '1' is 1. A model
-                            lacks a tensor with a size of 0, and its parameter has no leading ones */
+    size_t offset;       /* of the tt_param * in the struct of the model or of a layer */
+    const char *name[2]; /* in each naming; a leading '.' stands for the prefix. NULL: not in that naming */
+    const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. A tensor with a dimension of
+                            size 0 is absent from the model. The parameter drops leading ones */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
-    char part;           /* spelling 1 packs three parameters into one tensor: which; 0: it does not */
-    char head;           /* true: it starts anew where a checkpoint has none; 2: and no logits depend on it */
-    char order;          /* 't': files have it transposed; 'g': rows by groups of heads, see tt__packing */
+    char part;           /* 1 to 3: which third of a packed tensor this is in naming 1; 0: not packed */
+    char head;           /* true: random initial values if a file lacks it; 2: and no logits depend on it */
+    char order;          /* 't': transposed in files; 'g': rows by groups of heads, see tt__packing */
 } tt__tensor_row;
 
 typedef struct tt__config_row {
-    const char *field, *key[2]; /* in the config's struct; in config.json in each spelling, NULL: not there */
+    const char *field, *key[2]; /* name in the config's struct; key in config.json in each naming, or NULL */
     size_t offset;              /* in the config's struct */
-    char kind;   /* an int: 'N' at least 1 and needed in config.json, 'n' at least 1, '0' at least 0; a float:
-                    'p' in [0, 1), 'f' at least 0; 'b' a bool */
-    char letter; /* in shapes; 0: none */
+    char kind;   /* an int: 'N' at least 1 and required in config.json, 'n' at least 1, '0' at least 0; a
+                    float: 'p' in [0, 1), 'f' at least 0; 'b' a bool */
+    char letter; /* letter of this number in shapes; 0: none */
 } tt__config_row;
 
-typedef int64_t tt__sizes['Z' - 'A' + 1]; /* of the letters of shapes */
+typedef int64_t tt__sizes['Z' - 'A' + 1]; /* size of each letter of shapes */
 
 typedef struct tt__architecture {
     const char *name;            /* in messages */
-    int spelling;                /* of config.json, and of the names of a new model's parameters */
+    int spelling;                /* naming of config.json and of the parameters of a new model */
     const char *class_name, *type;       /* of config.json: "architectures", "model_type" */
-    const char *activation_key, *more;   /* the activation's key; keys and values that never change */
-    const char *prefix[2];       /* of names of tensors, which files may lack; in each spelling */
-    const char *layer_prefix[2]; /* of those in layers, with %d for the layer, after the prefix */
-    const tt__tensor_row *model, *layer;
-    const tt__config_row *config;
+    const char *activation_key, *more;   /* key of the activation; constant members of config.json */
+    const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
+    const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number */
+    const tt__tensor_row *model, *layer; /* (n_model), (n_layer) */
+    const tt__config_row *config;        /* (n_config) */
     int n_model, n_layer, n_config;
-    size_t bytes, config_bytes, layer_bytes;                  /* of the structs */
+    size_t bytes, config_bytes, layer_bytes;                  /* sizes of the structs */
     size_t config_at, activation_at, names_at, new_head_at, layers_at; /* in the model's struct; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* in the config's struct; 0: it has none */
-    void (*sizes)(const void *config, tt__sizes size);        /* those that no row of the config tells */
-    void (*check)(tt__text *all, const void *config);         /* adds what else is wrong; NULL: nothing */
-    /* reads a tensor whose shape is not the parameter's in a way of its own and sets *done; NULL: none is */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config's struct; 0: none */
+    void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
+    void (*check)(tt__text *all, const void *config);         /* adds further mistakes to `all`; or NULL */
+    /* Reads a tensor whose shape differs from the parameter's, if the model can adapt it, and sets *done.
+       NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
-    size_t image_size;          /* in the config's struct */
-    void (*print)(tt__text *json, const void *self, const void *config); /* what else config.json has */
-    const char *const *buffers; /* patterns of tensors in files that are no parameters; ends with NULL */
+    size_t image_size;          /* offset in the config's struct; 0: none */
+    void (*print)(tt__text *json, const void *self, const void *config); /* prints further members; or NULL */
+    const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
 } tt__architecture;
 
-/* The last fields but four of an architecture whose structs are X, X_config and X_layer. */
+/* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
     sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
     offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \
     offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
-/* Rows of a tensor, of a linear layer's or a norm's weight and bias, and of a config. */
+/* Table rows: of a tensor, of a weight and a bias (of a linear layer or a norm), and of a config. a, b: the
+   name or key in naming 0 and in naming 1. */
 #define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head, 0}
 #define TT__WEIGHT_BIAS(X, field, a, b, shape, rows, init, head) \
     TT__TENSOR(X, field##_w, a ".weight", b ".weight", shape, init, head), \
@@ -34149,26 +34182,26 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
-/* A checkpoint that is read: its config.json and its files of tensors, opened, each of them once. */
+/* A checkpoint being read: its config.json and its open files of tensors. */
 typedef struct tt__checkpoint {
-    char path[TT__PATH];   /* of config.json, for messages */
-    tt__file_bytes text;   /* of config.json */
-    tt__json config;       /* empty: there is none */
-    tt_safetensors **file;
-    int files, spelling;   /* of the tensors' names */
+    char path[TT__PATH];   /* path of config.json, for messages */
+    tt__file_bytes text;   /* text of config.json */
+    tt__json config;       /* config.json; empty: the checkpoint has none */
+    tt_safetensors **file; /* (files) */
+    int files, spelling;   /* spelling: naming of the tensors */
 } tt__checkpoint;
 
-/* The parameters of a model, or of one that is yet to be made. */
+/* The parameters of a model that exists or is to be made. */
 typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
-    char *self, *layer_self; /* the model's struct, the first layer's; NULL: not made yet */
-    int layers, spelling;
-    const tt__checkpoint *from; /* NULL: no file is read */
+    char *self, *layer_self; /* structs of the model and of its first layer; NULL: not made yet */
+    int layers, spelling;    /* spelling: naming of the tensors */
+    const tt__checkpoint *from; /* NULL: no checkpoint is read */
     tt__sizes size;
 } tt__layout;
 
-/* In the spelling of the checkpoint, or the architecture's. */
+/* Returns the layout of a model in the naming of the checkpoint, or without one of the architecture. */
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, const tt__checkpoint *from)
 {
@@ -34190,7 +34223,8 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     return l;
 }
 
-/* Parameter number k (the model's, then each layer's): its row and name; NULL behind the last. */
+/* Returns the row of parameter k and sets its name; returns NULL if k is past the last parameter. The model's
+   own parameters come first, then those of each layer. */
 static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char name[256])
 {
     const tt__architecture *a = l->a;
@@ -34204,7 +34238,7 @@ static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char nam
     return row;
 }
 
-/* Where the model's struct has parameter number k, which tt__layout_row knows. */
+/* Returns the address of parameter k's pointer in the structs of the model. row: tt__layout_row of k. */
 static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row, int k)
 {
     const int in_layers = k - l->a->n_model;
@@ -34212,13 +34246,14 @@ static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row
     return (tt_param **)(void *)((in_layers < 0 ? l->self : l->layer_self) + layer + row->offset);
 }
 
-/* Which part of a tensor a parameter is, in the spelling that packs three; 0: all of it. */
+/* Returns which third of a packed tensor a parameter is, 1 to 3; 0 if the parameter is a whole tensor. */
 static int tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
 {
     return l->spelling == 1 ? row->part : 0;
 }
 
-/* Fills in the dimensions of a parameter, with leading ones. Returns how many, 0 if the model lacks it. */
+/* Sets the dimensions of a parameter, leading ones included. Returns their number, or 0 if the model has no
+   such parameter. */
 static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     int n = 0;
@@ -34229,16 +34264,19 @@ static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t 
     return n;
 }
 
-/* Where a file has the elements of a parameter (rows, width) of which it is not simply a copy.
-   't': the file's tensor is (width, rows), as GPT-2's are. 'g': rows are those of heads of `size` rows; the
-   parameter has all heads of queries, then of keys, then of values, the file `groups` groups of heads, each
-   with its queries, its key and its value, as in GPT-NeoX and Falcon. */
+/* The order of a parameter's elements in a file. The parameter has the shape (rows, width).
+   0: the file has the parameter's order.
+   't': the file's tensor is the transpose, (width, rows), as in GPT-2.
+   'g': a head has `size` rows. The parameter has the heads of all queries, then of all keys, then of all
+   values. The file has `groups` groups of heads, and in each group its queries, its key and its value, as in
+   GPT-NeoX and Falcon. */
 typedef struct tt__packing {
-    char kind; /* 0: a copy */
+    char kind;
     int64_t rows, width, groups, size;
 } tt__packing;
 
-/* The row of the file that row r of a parameter is ('g'), or back. */
+/* Returns the row in the file of row r of the parameter, for the order 'g'. With `back`, r is a row of the
+   file, and the result is the row of the parameter. */
 static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
 {
     const int64_t heads = o->rows / o->size, queries = heads / o->groups - 2, head = r / o->size;
@@ -34248,14 +34286,14 @@ static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
         at = head % (queries + 2);
         at = at < queries ? group * queries + at : o->groups * (queries + at - queries) + group;
     } else {
-        const int64_t all = o->groups * queries; /* heads of queries */
+        const int64_t all = o->groups * queries; /* number of query heads */
         group = head < all ? head / queries : (head - all) % o->groups;
         at = group * (queries + 2) + (head < all ? head % queries : queries + (head - all) / o->groups);
     }
     return at * o->size + r % o->size;
 }
 
-/* How a file has the elements of that row's parameter. dims: the parameter's. */
+/* Returns the order of a parameter's elements in files. dims: the parameter's dimensions. */
 static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row, int ndim,
                                  const int64_t *dims)
 {
@@ -34263,7 +34301,8 @@ static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row,
     return o;
 }
 
-/* The dimensions that files give a tensor, as tt__row_dims. */
+/* Sets the dimensions of a parameter's tensor in files. Returns their number, or 0 if the model has no such
+   parameter. */
 static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     const int n = tt__row_dims(l, row, dims);
@@ -34274,7 +34313,7 @@ static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t
     return n;
 }
 
-/* Creates the parameters. scale: the standard deviation of those that start at random */
+/* Creates the parameters. scale: standard deviation of random initial values. */
 static tt_status tt__layout_new(const tt__layout *l, float scale)
 {
     const tt__tensor_row *row;
@@ -34293,20 +34332,21 @@ static tt_status tt__layout_new(const tt__layout *l, float scale)
 }
 
 /* ==== src/models/load.h */
-/* ---- from checkpoint files: an open file is shared by the parameters that will be read from it */
+/* ---- loading from checkpoint files: the parameters that will be read from a file share the open file */
 
-enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read together */
+enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read at once */
 
+/* The source of a parameter: a tensor of a file, or a part of one. */
 typedef struct tt__checkpoint_tensor {
     tt_safetensors *file;
-    int index;
-    int64_t first;
+    int index;         /* of the tensor in the file */
+    int64_t first;     /* element of the tensor at which the parameter begins */
     tt__packing order;
-    float *band;       /* 't': rows from band_row on, which were read last; NULL: none */
-    int64_t band_row, band_rows;
+    float *band;       /* order 't': the rows that were read last, (band_rows, width); NULL: none */
+    int64_t band_row, band_rows; /* first row and number of rows of the band */
 } tt__checkpoint_tensor;
 
-/* Reads the band of rows that has row r. */
+/* Reads the band of rows that contains row r. */
 static tt_status tt__checkpoint_band(tt__checkpoint_tensor *t, int64_t r)
 {
     tt_context *ctx = t->file->ctx;
@@ -34346,7 +34386,7 @@ static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, flo
         if (status == TT_OK)
             memcpy(to, t->band + (r - t->band_row) * o->width + c, sizeof *to * (size_t)part);
         if (r + 1 < o->rows || c + part < o->width) continue;
-        tt__free(t->file->ctx, t->band); /* the end: all has been read */
+        tt__free(t->file->ctx, t->band); /* the whole parameter has been read */
         t->band = NULL;
         t->band_rows = 0;
     }
@@ -34361,7 +34401,8 @@ static void tt__checkpoint_drop(tt_context *ctx, void *source)
     tt__free(ctx, t);
 }
 
-/* Tensor `index` of s must have the shape `dims`; with `part`, three times as many rows. */
+/* Refuses tensor `index` of s if its shape is not `dims`; with `part`, the tensor must have three times as
+   many rows. */
 static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims, int part,
                                  const char *param)
 {
@@ -34380,8 +34421,8 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* p will be read from tensor `index` of s, whose shape must be `dims`; with `part`, from that third of it.
-   order NULL: a copy. */
+/* Makes tensor `index` of s, whose shape must be `dims`, the source of p. part: 1 to 3, the third of it that
+   is p; 0: the whole tensor. order NULL: the file has p's order. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
 {
@@ -34405,7 +34446,8 @@ static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, 
     return TT_OK;
 }
 
-/* The tensor of that name, with the prefix or without, also under names of older versions; -1: none. */
+/* Returns the index of the tensor `name`, looked up with and without the prefix and under the names of older
+   versions, or -1 if the file has no such tensor. */
 static int tt__find_tensor(const tt_safetensors *s, const char *name, const char *prefix)
 {
     static const char *const old[][2] = {{"LayerNorm.weight", "LayerNorm.gamma"},
@@ -34425,7 +34467,7 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
     return index;
 }
 
-/* The file that has a tensor, and its number there; NULL: none has. */
+/* Returns the file that has a tensor and sets the tensor's index, or returns NULL if no file has it. */
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
     for (int k = 0; k < l->from->files; k++) {
@@ -34435,20 +34477,21 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* A classifier (rows of C) of another number of classes than the file's starts anew. */
+/* Returns whether a tensor of the file is a classifier (C rows) with another number of classes than the
+   model, so that the model's classifier keeps its random initial values. */
 static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *info, const int64_t *dims)
 {
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
 }
 
-/* Tensor `name` is missing in the file, or all of its layer are. */
+/* Reports that tensor k, `name`, is missing, or if its whole layer is missing, the number of layers found. */
 static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
 {
     const tt__architecture *a = l->a;
     const int layer = k < a->n_model ? 0 : (k - a->n_model) / a->n_layer;
     char other[256];
     int index;
-    bool any = layer == 0; /* tensors of this layer */
+    bool any = layer == 0; /* the checkpoint has a tensor of this layer */
     for (int i = 0; i < a->n_layer && !any; i++) {
         const tt__tensor_row *row = tt__layout_row(l, a->n_model + layer * a->n_layer + i, other);
         any = row->name[l->spelling] && tt__layout_find(l, other, &index);
@@ -34460,7 +34503,8 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
                     "%d", l->from->file[0]->path, name, layer, l->layers);
 }
 
-/* Checks that the file has each tensor of the layout, of its shape, before anything of such sizes is made. */
+/* Checks that the checkpoint has each tensor of the layout with the right shape. This happens before memory
+   of these sizes is allocated. */
 static tt_status tt__layout_check(const tt__layout *l)
 {
     const tt__tensor_row *row;
@@ -34479,22 +34523,24 @@ static tt_status tt__layout_check(const tt__layout *l)
     return TT_OK;
 }
 
-/* Is this no parameter, but what its model makes itself? */
+/* Returns whether a tensor of a file is no parameter, but a buffer or a copy that the model does not need. */
 static bool tt__is_buffer(const tt__layout *l, const char *name)
 {
     for (const char *const *pattern = l->a->buffers; pattern && *pattern; pattern++)
         if (tt__match(*pattern, name)) return true;
     if (!l->size['X' - 'A'] && (tt__match("*lm_head.weight", name) || tt__match("*embed_out.weight", name)))
-        return true; /* the embedding again */
+        return true; /* a copy of the tied embedding */
     return tt__match("*embeddings.position_ids", name);
 }
 
-/* The parameters will be read from the file, whose tensors are checked. A head that it lacks starts anew. */
+/* Makes the checkpoint, already checked, the source of the parameters. A head that the checkpoint lacks keeps
+   its random initial values, with a warning. */
 static tt_status tt__layout_attach(const tt__layout *l)
 {
     char text[2][1024];
-    tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}}; /* lacking; of others */
-    int64_t classes = 0; /* of the file */
+    /* names of tensors that the files lack, and of tensors with another number of classes */
+    tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}};
+    int64_t classes = 0; /* of the file's classifier, if they differ */
     bool new_head = false;
     const tt__tensor_row *row;
     tt_safetensors *const *files = l->from->file;
@@ -34512,7 +34558,7 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt__file_dims(l, row, dims);
         tt_safetensors *file = tt__layout_find(l, name, &index);
         const tt_tensor_info *info = file ? &file->infos[index] : NULL;
-        if (info) unused -= part < 2; /* parts of one tensor count once */
+        if (info) unused -= part < 2; /* the three parts of a packed tensor count once */
         const bool of_others = info && tt__starts_anew(row, info, dims);
         if (!info || of_others) {
             tt__print(&anew[of_others], "%s'%s'", anew[of_others].length ? ", " : "", name);
@@ -34542,16 +34588,17 @@ static tt_status tt__layout_attach(const tt__layout *l)
 }
 
 /* ==== src/models/save.h */
-/* ---- to checkpoint files */
+/* ---- saving to checkpoint files */
 
-/* A parameter that is to be saved. */
+/* A parameter to save. */
 typedef struct tt__saved_param {
     const tt_param *p;
     tt__packing order;
-    int tensor; /* that it is, or is a part of */
+    int tensor; /* number of the tensor that the parameter is, or is a part of */
 } tt__saved_param;
 
-/* Streams elements of p through `piece` into w, in dtype `as`. */
+/* Writes n elements of p from `first` on to w in dtype `as`. piece, converted: scratch for TT__PIECE floats
+   each. */
 static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, int64_t first, int64_t n,
                                    tt_dtype as, float *piece, void *converted)
 {
@@ -34566,7 +34613,7 @@ static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, 
     return status;
 }
 
-/* Writes p transposed, which takes as much memory as it has elements of fp32. */
+/* Writes p transposed. This needs memory for all of p in fp32. */
 static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as,
                                      float *piece, void *converted)
 {
@@ -34587,7 +34634,7 @@ static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_p
     return status;
 }
 
-/* Writes p as its file has it. */
+/* Writes p in the order of the file. */
 static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as, float *piece,
                                 void *converted)
 {
@@ -34601,19 +34648,19 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param 
     return status;
 }
 
-/* The tensors of a model that is saved, in one file, or in several of which each has some that follow. */
+/* The tensors of a model to save, in one file or in several. Each file holds consecutive tensors. */
 typedef struct tt__saved_files {
-    tt_tensor_info *info;
-    char (*names)[256];
-    int *file;   /* of each tensor */
+    tt_tensor_info *info; /* (tensors) */
+    char (*names)[256];   /* (tensors) */
+    int *file;    /* (tensors): number of the tensor's file */
     int tensors, files;
     size_t bytes; /* of all tensors */
-    char id[17];  /* of several files: which save they are of */
+    char id[17];  /* tells the files of one save from those of another; empty for a single file */
 } tt__saved_files;
 
-static const char tt__save_key[] = "tinytrain.save"; /* of the metadata of files that make one model */
+static const char tt__save_key[] = "tinytrain.save"; /* key of the id in the metadata of each file */
 
-/* The name of file k of those that hold a model. */
+/* Writes the name of file k of a saved model. */
 static void tt__saved_file_name(const tt__saved_files *f, int k, char name[64])
 {
     if (f->files == 1) snprintf(name, 64, "model.safetensors");
@@ -34632,7 +34679,7 @@ static void tt__print_index(tt__text *json, const void *arg)
     tt__print(json, "  }\n}\n");
 }
 
-/* Deals the tensors out to files of at most `most` bytes, or of one tensor; 0: all to one. */
+/* Assigns the tensors to files of at most `most` bytes; a larger tensor gets its own file. 0: one file. */
 static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
 {
     size_t held = 0;
@@ -34651,8 +34698,9 @@ static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
     }
 }
 
-/* What tells a save from one before, whose files it replaces one by one: a hash of some numbers of each
-   parameter, so that the same model makes the same files. */
+/* Sets the id of a save in several files. A save replaces the files of an older save one by one; if it is
+   interrupted, the ids show which files are old. The id is a hash of the first numbers of each parameter, so
+   that the same model gives the same files. */
 static tt_status tt__save_id(tt__saved_files *f, const tt__saved_param *param, int params, float *piece)
 {
     enum { SOME = 1024 };
@@ -34663,12 +34711,12 @@ static tt_status tt__save_id(tt__saved_files *f, const tt__saved_param *param, i
         status = tt__param_read(param[k].p, 0, n, piece);
         if (status == TT_OK) hash = tt__hash_on(hash, piece, sizeof *piece * (size_t)n);
     }
-    status = tt__net_fail(param[0].p->ctx, status); /* others may be about to send what they have */
+    status = tt__net_fail(param[0].p->ctx, status); /* other processes may wait to send their shards */
     snprintf(f->id, sizeof f->id, "%016llx", (unsigned long long)hash);
     return status;
 }
 
-/* Writes file `file` of a model into a folder. */
+/* Writes file number `file` of a model into a folder. All processes take part. */
 static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__saved_files *f, int file,
                                const tt__saved_param *param, int params, tt_dtype dtype, float *piece)
 {
@@ -34687,12 +34735,12 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     for (int k = 0; k < params && status == TT_OK; k++)
         if (f->file[param[k].tensor] == file)
             status = tt__save_param(w, &param[k], dtype, piece, piece + TT__PIECE);
-    if (began) status = tt__net_fail(ctx, status); /* others may be about to send what they have */
+    if (began) status = tt__net_fail(ctx, status); /* other processes may wait to send their shards */
     status = tt__safetensors_end(w, status);
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* One of the files that a larger model has left, whose names tell another number of files. */
+/* A search for a file of an earlier save, whose name gives another number of files than `files`. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)
@@ -34706,6 +34754,7 @@ static bool tt__find_stale(void *arg, const char *name)
     return false;
 }
 
+/* Removes the files of earlier saves of several files from a folder. files: number of files of this save. */
 static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files)
 {
     char path[TT__PATH];
@@ -34720,8 +34769,9 @@ static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files
     }
 }
 
-/* Writes model.safetensors into a folder, which is made if need be; in the dtype of the parameters, which is
-   returned. Where that would take more than `most` bytes (0: any number may), several files and an index. */
+/* Writes model.safetensors into a folder, which is created if it does not exist. If the tensors take more
+   than `most` bytes (0: no limit), writes several files and an index. All tensors have the dtype of the first
+   parameter, or fp32 if no program holds that parameter; sets *dtype. */
 static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t most, tt_dtype *dtype)
 {
     tt_context *ctx = l->ctx;
@@ -34756,7 +34806,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         param[params].p = p;
         param[params].order = tt__row_order(l, row, ndim, dims);
         param[params++].tensor = f.tensors - (part > 1);
-        if (part > 1) continue; /* it follows the first part, in one tensor */
+        if (part > 1) continue; /* stored in the tensor of the first part */
         memcpy(f.names[f.tensors], name, sizeof name);
         f.info[f.tensors].name = f.names[f.tensors];
         f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
@@ -34765,13 +34815,13 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         f.tensors++;
     }
     if (status == TT_OK) tt__deal_out(&f, *dtype, most);
-    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* others may not have failed */
+    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells the other processes */
     if (status == TT_OK && f.files > 1) status = tt__save_id(&f, param, params, piece);
     for (int k = 0; k < f.files && status == TT_OK; k++)
         status = tt__save_file(ctx, folder, &f, k, param, params, *dtype, piece);
     const char *index = "model.safetensors.index.json", *stale = f.files > 1 ? "model.safetensors" : index;
     if (status == TT_OK && f.files > 1) status = tt__save_printed(ctx, folder, index, tt__print_index, &f);
-    if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* an older model may have it */
+    if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* left by an earlier save */
     if (status == TT_OK && tt_process(ctx) == 0) {
         ctx->options.files.remove(ctx->options.files.user, path);
         status = tt__remove_stale(ctx, folder, f.files);
@@ -34784,9 +34834,9 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
 /* ==== src/models/config.h */
 /* -------------------------------------------------------------------------------------------- config.json */
 
-/* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
-   transformers. (*last)[k]: class k is the last of its name; to be freed. names: (classes, 64);
-   TT_ERR_ARGUMENT if one is not UTF-8. */
+/* Sets (*last)[k] to whether class k is the last class with its name. Two classes may share a name, such as
+   "crane" in ImageNet; label2id then names the last of them, as in transformers. names: (classes, 64).
+   Returns TT_ERR_ARGUMENT if a name is not UTF-8. The caller frees *last. */
 static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int classes, bool **last)
 {
     const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)classes), *twice;
@@ -34830,7 +34880,7 @@ static void tt__print_labels(tt__text *json, const char (*names)[64], int classe
 
 enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* so that an int can count all tensors */
 
-/* The number of classes, from id2label or num_labels; as it is when there is neither. */
+/* Reads the number of classes from id2label or else num_labels. Without either key *classes is unchanged. */
 static tt_status tt__read_classes(const tt__json *j, int *classes)
 {
     int labels = tt__json_get(j, 0, "id2label");
@@ -34845,7 +34895,8 @@ static tt_status tt__read_classes(const tt__json *j, int *classes)
     return status;
 }
 
-/* names (classes, 64) from id2label, where it is there; cut at 63 bytes, never within a character. */
+/* Reads names (classes, 64) from id2label, if the file has that key. A longer name is cut to at most 63 bytes
+   between two characters. */
 static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int classes)
 {
     int labels = tt__json_get(j, 0, "id2label");
@@ -34862,9 +34913,11 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
     return TT_OK;
 }
 
+/* Returns whether a row of a config describes an int. */
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
-/* Reads a config as its rows say, and the number of classes. Its activation's name lives as long as j. */
+/* Reads the fields of a config that the architecture's rows describe, and the number of classes. The name of
+   the activation lives as long as j. */
 static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, void *config)
 {
     const char *act = NULL;
@@ -34895,7 +34948,7 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
-/* Records the activation of that name; NULL: there is none. */
+/* Returns the function that records the activation `name`, or NULL if no activation has that name. */
 static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
 {
     static const struct { const char *name; tt_value (*record)(tt_tape *, tt_value); } all[] = {
@@ -34905,7 +34958,7 @@ static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
     return NULL;
 }
 
-/* All that is wrong with a config, in one message. */
+/* Checks a config and reports all its mistakes in one message. */
 static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
 {
     char text[512];
@@ -34940,11 +34993,11 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
 }
 
 /* ==== src/models/model.h */
-/* ------------------------------------------------------------------------------- making, loading, saving */
+/* --------------------------------------------------------------------------- creating, loading and saving */
 
 static void tt__model_free(const tt__architecture *a, void *self)
 {
-    tt_context *ctx = (tt_context *)tt__pointer_at(self, 0); /* the first of each model's struct */
+    tt_context *ctx = (tt_context *)tt__pointer_at(self, 0); /* the first field of each model's struct */
     if (ctx) {
         tt__free(ctx, tt__pointer_at(self, a->layers_at));
         if (a->classes) tt__free(ctx, tt__pointer_at(self, a->names_at));
@@ -34952,7 +35005,7 @@ static void tt__model_free(const tt__architecture *a, void *self)
     memset(self, 0, a->bytes);
 }
 
-/* Makes a model of a config that is in order. */
+/* Creates a model from a config that has been checked. */
 static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
     const int params = ctx->n_params, classes = a->classes ? tt__int_field(config, a->classes) : 0;
@@ -34965,8 +35018,9 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(self, 0, a->bytes);
     memcpy(to, &ctx, sizeof ctx);
     memcpy(to + a->config_at, config, a->config_bytes);
-    memset(to + a->config_at + a->activation, 0, sizeof activation); /* the model may be moved: */
-    snprintf(to + a->activation_at, 32, "%s", activation);           /* its own copy says it */
+    /* The struct may be copied elsewhere, so the config gets no pointer to the model's copy of the name. */
+    memset(to + a->config_at + a->activation, 0, sizeof activation);
+    snprintf(to + a->activation_at, 32, "%s", activation);
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
@@ -34985,8 +35039,8 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
     return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
-/* Makes a model of a file's config and tensors, which are checked first. classes, image_size: those that are
-   asked for; 0: the config's. */
+/* Creates a model from a checkpoint's config and tensors, which are checked first. classes, image_size: as
+   the caller asks for; 0: as in the config. */
 static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
                                 const tt__checkpoint *from, int classes, int image_size)
 {
@@ -34998,7 +35052,7 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
-    if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
+    if (status == TT_OK && image_size) { /* after the check: only the config's size must fit the tensors */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
@@ -35047,8 +35101,9 @@ static void tt__print_config(tt__text *json, const void *arg)
                      tt__int_field(s->config, a->classes), s->last);
 }
 
-/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; most: bytes of a
-   file, 0: any number. `config` is the model's: where its owner has changed it, it must still be in order. */
+/* Writes model.safetensors and config.json into a folder. spelling: naming of the tensors. most: max bytes of
+   a file; 0: no limit. config: the model's, checked before anything is written as its owner may have changed
+   it. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, int spelling, size_t most, const char *folder)
 {
@@ -35066,7 +35121,7 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     return status;
 }
 
-/* Lists names with quotes around them, the first few of many. */
+/* Prints names in quotes, the first 8 and then the number of the others. */
 static void tt__list_names(tt__text *to, const char *const *names, int n)
 {
     const int most = 8;
@@ -35074,7 +35129,8 @@ static void tt__list_names(tt__text *to, const char *const *names, int n)
     if (n > most) tt__print(to, " and %d others", n - most);
 }
 
-/* As tt_bert_name_classes says. names: (classes, 64), the model's; kept: its classifier is a checkpoint's. */
+/* Implements tt_bert_name_classes. names: the model's, (classes, 64). kept: the model's classifier comes from
+   a checkpoint. */
 static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
 {
     if (d->n_classes != classes)
@@ -35111,9 +35167,11 @@ static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classe
 
 /* ==== src/models/checkpoint.h */
 /* ----------------------------------------------------------------------------------------------- checkpoints
-   A folder is opened: config.json, and the tensors of model.safetensors or of its shards. */
+   Opens a folder: its config.json, and its tensors in model.safetensors or in the several files that
+   model.safetensors.index.json names. */
 
-/* Opens config.json of a folder. */
+/* Opens and parses the config.json of a folder. The caller closes c with tt__checkpoint_close, also after an
+   error. */
 static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__checkpoint *c)
 {
     memset(c, 0, sizeof *c);
@@ -35138,7 +35196,8 @@ static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
     tt__shards_close(ctx, c);
 }
 
-/* Opens the files that weight_map of model.safetensors.index.json names. */
+/* Opens the files that "weight_map" of model.safetensors.index.json names, each once. Refuses files of
+   different saves. */
 static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -35183,6 +35242,7 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
     return status;
 }
 
+/* Opens a single file of tensors. */
 static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoint *s)
 {
     if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
@@ -35191,6 +35251,7 @@ static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoin
     return TT_OK;
 }
 
+/* Opens the tensors of a folder: model.safetensors, or without it the files of the index. */
 static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -35232,7 +35293,7 @@ tt_metric tt_perplexity(void)
     return m;
 }
 
-/* image_bytes 0: text. */
+/* Declares the inputs of a classifier. image_bytes: bytes of an image; 0 for text. */
 static tt_inputs tt__sequence_inputs(tt_tape *t, int max_seqs, int64_t max_rows, int64_t image_bytes)
 {
     tt_inputs in;
@@ -35261,7 +35322,7 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
     return tt__sequence_inputs(t, o->max_seqs, (int64_t)o->max_seqs * length, image_bytes);
 }
 
-/* The loss of a classifier with these logits (seqs, classes). */
+/* Records the loss of a classifier from its logits (seqs, classes), and names it "loss". */
 static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, const tt_train_options *o)
 {
     tt_cross_entropy_options c = tt_cross_entropy_options_default();
@@ -35276,13 +35337,14 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 /* ==== src/models/bert_layout.h */
 /* --------------------------------------------------------------------------------------------------- BERT */
 
-/* H hidden, I intermediate, V vocab, P positions, T types, C classes. Hidden: Q where there is a head, B in
-   BigBird, U where queries, keys and values have biases. */
+/* Letters of shapes: H hidden, I intermediate, V vocab, P positions, T types, C classes. The next letters are
+   the hidden size or 0: Q if the model has a head before the classifier, B in BigBird, U if queries, keys and
+   values have biases. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text *all, const void *config);
 static void tt__bert_print(tt__text *json, const void *self, const void *config);
 
-/* Spelling 1 is DistilBERT's. */
+/* Naming 1 is DistilBERT's, naming 0 that of the other kinds. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
 #define TT__BERT_EMBEDDINGS \
@@ -35295,7 +35357,7 @@ static const tt__tensor_row tt__bert_tensors[] = {
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
 };
-static const tt__tensor_row tt__roberta_tensors[] = { /* and BigBird's */
+static const tt__tensor_row tt__roberta_tensors[] = { /* of RoBERTa and BigBird */
     TT__BERT_EMBEDDINGS,
     T(pooler_w, ".pooler.weight", "BB", 'n', 2),
     T(pooler_b, ".pooler.bias", "B", '0', 2),
@@ -35317,7 +35379,7 @@ static const tt__tensor_row tt__bert_layer_tensors[] = {
     W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
 #undef W
 };
-/* BERT and DistilBERT have the first 12, RoBERTa 13. */
+/* BERT and DistilBERT use the first 12 rows, RoBERTa the first 13, BigBird all rows. */
 static const tt__config_row tt__bert_rows[] = {
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
     C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
@@ -35340,20 +35402,21 @@ static const tt__config_row tt__bert_rows[] = {
 #undef C
 };
 
-/* What tells a kind from the others: its files and tables, flags, its head's activation, its base model. */
+/* Flags of a kind of BERT. */
 enum {
-    TT__BERT_HEAD = 1,       /* there is a layer before the classifier; without the flag `pooler` decides */
-    TT__BERT_OFFSET = 2,     /* positions begin behind pad_token, and there is one token type */
-    TT__BERT_SPARSE = 4,     /* block_sparse, qkv_bias and scale_embeddings count */
-    TT__BERT_DROP_SUM = 8,   /* embeddings have dropout before their norm, not behind it */
-    TT__BERT_DROP_OUT = 16,  /* attention's output has dropout */
-    TT__BERT_DROP_HEAD = 32, /* what the layer before the classifier reads has dropout */
-    TT__BERT_DROP_AS = 64    /* classifier_dropout is `dropout` where config.json does not say it */
+    TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; without the flag `pooler` decides */
+    TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1, and the model has one token type */
+    TT__BERT_SPARSE = 4,     /* block_sparse, qkv_bias and scale_embeddings are read */
+    TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after it */
+    TT__BERT_DROP_OUT = 16,  /* the attention's output has dropout */
+    TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
+    TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
 };
+/* A kind of BERT: its architecture (names and tables), flags, and the defaults of its base model. */
 typedef struct tt__bert_kind {
     tt__architecture a;
     int flags;
-    tt_value (*head)(tt_tape *, tt_value); /* NULL: as the layers' */
+    tt_value (*head)(tt_tape *, tt_value); /* activation of the head; NULL: the layers' activation */
     int vocab, positions, types, pad, layers;
     const char *activation;
     float eps, classifier_dropout;
@@ -35365,7 +35428,7 @@ typedef struct tt__bert_kind {
     TT__COUNT(tt__bert_layer_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
     tt__bert_print, NULL}
 
-static const tt__bert_kind tt__bert_kinds[] = { /* by tt_bert_kind */
+static const tt__bert_kind tt__bert_kinds[] = { /* in the order of tt_bert_kind */
     {TT__BERT_FILES(bert, 12, "BERT", 0, "BertForSequenceClassification", "bert", "hidden_act",
                     "  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n", "bert.",
                     "encoder.layer"),
@@ -35472,9 +35535,9 @@ tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 }
 
 /* ==== src/models/big_bird.h */
-/* ---- BigBird's random blocks, as transformers' BigBirdBlockSparseAttention chooses them by numpy */
+/* ---- BigBird's random blocks: the blocks that transformers' BigBirdBlockSparseAttention draws by numpy */
 
-/* MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), as numpy.random.seed begins it. */
+/* State of MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), seeded as by numpy.random.seed. */
 typedef struct tt__twister { uint32_t word[624]; int at; } tt__twister;
 
 static void tt__twister_seed(tt__twister *m, uint32_t seed)
@@ -35502,7 +35565,7 @@ static uint32_t tt__twister_next(tt__twister *m)
     return y ^ y >> 18;
 }
 
-/* Shuffles x (n) as numpy.random.permutation does. */
+/* Shuffles the n numbers of x as numpy.random.permutation does. */
 static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 {
     for (int k = n - 1; k > 0; k--) {
@@ -35515,11 +35578,12 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
     }
 }
 
-/* The plan of the paper, which transformers has for 1024, 3072 and 4096 positions: blocks of the first 1024
-   tokens that are not near block i of n. Fills x and returns how many. */
+/* Writes the candidates for the random blocks of block i of n to x, and returns their number. These are the
+   blocks of the first 1024 tokens that are not near block i: the paper's plan, which transformers follows for
+   1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
-    int last = n - 1, count = 0, start = i - 2, end = i; /* blocks [start + 1, end + 1] are left out */
+    int last = n - 1, count = 0, start = i - 2, end = i; /* blocks start + 1 to end + 1 are no candidates */
     if (1024 > 2 * size) last = 1024 / size - 1;
     if (i == 1) start = 0, end = 1;
     else if (i == 2) start = 0, end = 2;
@@ -35531,20 +35595,22 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Otherwise of the first 2 listed + 5 blocks all are shuffled; a block does not list those that it sees. */
+/* Returns whether block j may be a random block of block i, for numbers of positions without a plan of the
+   paper. transformers then shuffles the first `most` = 2 listed + 5 blocks. Block i does not list itself, its
+   neighbours, or the first and the last of these blocks; blocks 1 and most - 2 do not list each other. */
 static bool tt__big_bird_may(int i, int j, int most)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == most - 1;
     return !near && !global && !(i == 1 && j == most - 2) && !(i == most - 2 && j == 1);
 }
 
-/* lists (heads, n, listed): the random blocks of each block of a sequence of n blocks of `size` rows. x: room
-   for n numbers. */
+/* Fills lists (heads, n, listed) with the random blocks of each block. The sequence has n blocks of `size`
+   rows. x: scratch for n numbers. */
 static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int size, uint32_t seed,
                                int32_t *x)
 {
-    const int64_t rows = (int64_t)n * size; /* up to a block more than there are positions */
-    const int most = 2 * listed + 5;        /* blocks; tt__roberta_check bounds their rows */
+    const int64_t rows = (int64_t)n * size; /* positions, rounded up to whole blocks */
+    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -35566,22 +35632,22 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                 if (tt__big_bird_may(i, x[k], most)) list[found++] = x[k];
         }
 }
-/* Where the embedding of positions has that of a sequence's first token. */
+/* Returns the row of the position embedding that belongs to the first token of a sequence. */
 static int tt__bert_offset(const tt_bert_config *c)
 {
     return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
 }
 
 /* ==== src/models/bert.h */
-/* ------------------------------------------------------------------------------------------ BERT and its kin
-   Records the model, and loads and saves its folder. */
+/* ----------------------------------------------------------------------------------- BERT and its variants
+   Records the model on a tape, and loads and saves its folder. */
 
-/* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
+/* Records the sum of the embeddings of token, position and type, before the norm: (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
     const int flags = tt__bert_of(c)->flags, offset = tt__bert_offset(c);
-    /* The order of these two decides the random numbers of the updates. */
+    /* The random numbers of the updates depend on the order of the next two calls. */
     tt_value places = tt_embedding_offset(t, in->positions, m->position, offset);
     tt_value words = tt_embedding(t, in->ids, m->word);
     if (flags & TT__BERT_SPARSE && c->scale_embeddings)
@@ -35591,7 +35657,8 @@ static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in
     return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
 }
 
-/* Attention of a layer. lists: room for those of BigBird, (heads, blocks, random_blocks) and blocks more. */
+/* Returns the options of a layer's attention. lists: NULL for full attention. For BigBird, room for its lists
+   of random blocks (heads, blocks, random_blocks) and scratch of `blocks` numbers after them. */
 static tt_attention_options tt__bert_attention(const tt_bert_config *c, int layer, int32_t *lists)
 {
     tt_attention_options o = tt_attention_options_default(c->heads);
@@ -35623,7 +35690,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
         return tt__handle(t, 0);
     }
-    /* All but h is (rows, hidden). */
+    /* All values but h have the shape (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
     if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
@@ -35645,7 +35712,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt_name(t, h, "layer.%d.intermediate", k);
         h = tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout);
         x = tt_add(t, h, x);
-        tt_block_end(t, x); /* not the norm, whose backward reads this */
+        tt_block_end(t, x); /* before the norm, because the norm's backward reads x */
         x = tt_layernorm(t, x, l->output_norm_w, l->output_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d", k);
     }
@@ -35655,7 +35722,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
-    tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* (seqs, hidden): [CLS] */
+    tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* [CLS] of each: (seqs, hidden) */
     const tt__bert_kind *k = tt__bert_of(&m->config);
     if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
     if (m->head_w) {
@@ -35748,7 +35815,7 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
 /* ==== src/models/vit.h */
 /* ---------------------------------------------------------------------------------------------------- ViT */
 
-#define TT__MAX_PATCH 16384 /* pixels; so that sizes multiply without overflow */
+#define TT__MAX_PATCH 16384 /* max side of a patch in pixels; products of sizes then do not overflow */
 
 tt_vit_config tt_vit_config_default(const char *size)
 {
@@ -35785,7 +35852,8 @@ static int tt__vit_tokens(const tt_vit_config *c)
     return grid * grid + 1;
 }
 
-/* H hidden, I intermediate, D channels, P patch, N tokens, C classes; B: hidden, of biases of q, k and v. */
+/* Letters of shapes: H hidden, I intermediate, D channels, P patch, N tokens, C classes; B: size of the
+   biases of q, k and v, the hidden size or 0. */
 static void tt__vit_sizes(const void *config, tt__sizes size)
 {
     const tt_vit_config *c = (const tt_vit_config *)config;
@@ -35811,7 +35879,8 @@ static void tt__vit_check(tt__text *all, const void *config)
         tt__print(all, "; resample is %d, expected one of tt_resample", (int)c->resample);
 }
 
-/* Weights of the four pixels around, at distance x in [0, 1) from the second (Keys 1981, with a = -3/4). */
+/* Computes the weights of four neighbouring pixels for a point at distance x in [0, 1) after the second pixel
+   (Keys 1981, with a = -3/4). */
 static void tt__cubic_weights(float x, float w[4])
 {
     const float a = -0.75f;
@@ -35821,8 +35890,9 @@ static void tt__cubic_weights(float x, float w[4])
     }
 }
 
-/* Positions of a grid of from x from patches, for one of to x to: bicubic, pixel centres aligned, edges
-   repeated, as transformers does; the class token's stays. old (1 + from^2, n) -> now (1 + to^2, n) */
+/* Interpolates the position embeddings of a grid of from x from patches to a grid of to x to: bicubic, pixel
+   centres aligned, edges repeated, as transformers does. The class token's embedding is copied.
+   old (1 + from^2, n) -> now (1 + to^2, n) */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);
@@ -35843,13 +35913,13 @@ static void tt__interpolate_positions(const float *old, int from, float *now, in
     }
 }
 
-static int tt__square_root(int64_t n) /* of a square; else 0 */
+static int tt__square_root(int64_t n) /* returns 0 if n is no square */
 {
     int64_t root = n > 0 && n <= INT32_MAX ? (int64_t)(sqrt((double)n) + 0.5) : 0;
     return root * root == n ? (int)root : 0;
 }
 
-/* Positions of a checkpoint for images of another size. */
+/* Interpolates the positions of a checkpoint whose images have another size than the model's. */
 static tt_status tt__vit_adapt(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index,
                                bool *done)
 {
@@ -35888,7 +35958,7 @@ static const tt__tensor_row tt__vit_tensors[] = {
 #undef T
 #undef W
 };
-static const tt__tensor_row tt__vit_layer_tensors[] = { /* parts of one tensor stand together */
+static const tt__tensor_row tt__vit_layer_tensors[] = { /* the parts of a packed tensor follow one another */
 #define W(...) TT__WEIGHT_BIAS(tt_vit_layer, __VA_ARGS__, false)
 #define P(field, name, packed, shape, init, part) \
     {offsetof(tt_vit_layer, field), {"attention.attention." name, "self_attention.in_proj_" packed}, shape, \
@@ -35924,7 +35994,7 @@ static const tt__config_row tt__vit_rows[] = {
 #undef C
 };
 
-/* Spelling 1, of tensors, is torchvision's; config.json is always transformers'. */
+/* Naming 1 of the tensors is torchvision's; config.json always has transformers' naming. */
 static const tt__architecture tt__vit = {
     "ViT", 0, "ViTForImageClassification", "vit", "hidden_act", "", {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
@@ -36011,7 +36081,7 @@ tt_image_options tt_vit_image_options(const tt_vit *m)
     tt_image_options o = tt_image_options_default(c->image_size, c->image_size);
     o.channels = c->channels;
     o.resample = c->resample;
-    if (c->resize) o.pad = c->image_size; /* as much as any image needs */
+    if (c->resize) o.pad = c->image_size; /* enough for images of any size */
     if (c->resize_shortest) o.resize_shortest = c->resize;
     else if (c->resize >= 0) o.resize_height = o.resize_width = c->resize ? c->resize : c->image_size;
     return o;
@@ -36037,7 +36107,7 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
     return tt__config_read(j, &tt__vit, c);
 }
 
-/* Size k of tensor `name`, 0 when there is none. */
+/* Returns dimension k of tensor `name`, or 0 if the tensor or the dimension does not exist. */
 static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
 {
     const tt_tensor_info *info = NULL;
@@ -36046,7 +36116,7 @@ static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
     return info && k < info->ndim && info->dims[k] <= INT32_MAX / 4 ? (int)info->dims[k] : 0;
 }
 
-/* The config of files without one, from the shapes of its tensors. */
+/* Infers the config of a checkpoint without config.json from the shapes of the tensors. */
 static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *config)
 {
     const int spelling = s->spelling;
@@ -36065,9 +36135,9 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
         return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d",
                         s->file[0]->path, config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[spelling], 1) - 1) * config->patch_size;
-    int head_size = config->hidden_size == 1280 ? 80 : 64; /* of the published sizes Ti, S, B, L; H */
+    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H, 64 in Ti, S, B and L */
     config->heads = config->hidden_size / head_size;
-    if (spelling == 1) { /* as torchvision's models were trained */
+    if (spelling == 1) { /* the values with which torchvision's models were trained */
         static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
         memcpy(config->mean, mean, sizeof mean);
         memcpy(config->std, std, sizeof std);
@@ -36091,8 +36161,8 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
                     s->file[0]->path, position[spelling], patch[spelling]);
 }
 
-/* A size of preprocessor_config.json: a number, {"height", "width"}, or {"shortest_edge"} if `shortest` is
-   not NULL. Absent: *size stays. */
+/* Reads a size from preprocessor_config.json: a number, an object with equal "height" and "width", or, if
+   `shortest` is not NULL, with "shortest_edge". Without the key *size is unchanged. */
 static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size, bool *shortest)
 {
     static const char *const keys[] = {"height", "width", "shortest_edge", "longest_edge", "max_height",
@@ -36117,8 +36187,8 @@ static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size
     return TT_OK;
 }
 
-/* How preprocessor_config.json says that images get the model's size; transformers' defaults for what it
-   leaves open. image_size: the caller's, or 0. */
+/* Reads how images get the model's size from preprocessor_config.json; missing keys have transformers'
+   defaults. image_size: the caller's, or 0. */
 static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit_config *c)
 {
     const char *type = NULL;
@@ -36157,15 +36227,15 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
                         side, model);
     c->resample = (tt_resample)resample;
     c->resize = !resizes ? -1 : !crops || (size == crop && !c->resize_shortest) ? 0 : size;
-    if (c->resize > 0 && image_size) /* the same share of an image is cropped */
+    if (c->resize > 0 && image_size) /* scaled, so that the crop keeps its share of the image */
         c->resize = (int)tt__min(TT__IMAGE_SIDE, ((int64_t)size * image_size + crop / 2) / crop);
     return TT_OK;
 }
 
-/* What preprocessor_config.json says of images. image_size: the caller's, or 0. */
+/* Reads preprocessor_config.json. image_size: the caller's, or 0. */
 static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt_vit_config *c)
 {
-    if (c->channels < 1 || c->channels > 4) return TT_OK; /* tt__vit_check refuses it: mean has room for 4 */
+    if (c->channels < 1 || c->channels > 4) return TT_OK; /* mean has room for 4; tt__vit_check refuses it */
     bool rescales = true, normalizes = true;
     float factor = 1.0f / 255;
     tt_status status = tt__vit_read_resizing(j, image_size, c);
@@ -36185,7 +36255,7 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt
         if (j->nodes[list].kind != TT__JSON_ARRAY || j->nodes[list].count != c->channels)
             return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': '%s' must be a list of %d numbers", j->path, key,
                             c->channels);
-        const float least = side ? FLT_MIN : -FLT_MAX; /* what is divided by is above 0 */
+        const float least = side ? FLT_MIN : -FLT_MAX; /* image_std is a divisor and must be above 0 */
         float *to = side ? c->std : c->mean;
         for (int k = 0, node = list + 1; k < c->channels && status == TT_OK; k++, node = j->nodes[node].after)
             status = tt__json_float_at(j, key, node, least, INFINITY, &to[k]);
@@ -36204,7 +36274,7 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     memset(m, 0, sizeof *m);
     memset(&s, 0, sizeof s);
     memset(&preprocessor, 0, sizeof preprocessor);
-    tt_status status = tt__path_join(ctx, beside, path, "model.safetensors"); /* the longest that follows */
+    tt_status status = tt__path_join(ctx, beside, path, "model.safetensors"); /* checks the path's length */
     if (status != TT_OK) return status;
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
@@ -36236,7 +36306,7 @@ static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
     if (c->resize_shortest) tt__print(json, "\"shortest_edge\": %d", size);
     else tt__print(json, "\"height\": %d, \"width\": %d", size, size);
     tt__print(json, "},\n  \"resample\": %d,\n", (int)c->resample);
-    if (c->resize) /* transformers 4 crops in DeiT's processor alone */
+    if (c->resize) /* in transformers 4 only DeiT's processor crops */
         tt__print(json, "  \"do_center_crop\": true,\n"
                   "  \"crop_size\": {\"height\": %d, \"width\": %d},\n", c->image_size, c->image_size);
     tt__print(json, "  \"do_rescale\": true,\n  \"rescale_factor\": 0.00392156862745098,\n"
@@ -36264,20 +36334,20 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
 
 /* ==== src/models/lm_layout.h */
 /* ----------------------------------------------------------------------------------------------- decoders
-   A table for each architecture says what its files call the tensors of tt_lm and the numbers of
-   tt_lm_config. How the layers compute follows from what is there. */
+   A table for each architecture gives the names in files of the tensors of tt_lm and of the numbers of
+   tt_lm_config. The tensors that a model has decide how its layers compute. */
 
-/* What tells a kind from the others, beside its tables. */
+/* Flags of a kind of decoder. */
 enum {
     TT__LM_POSITIONS = 1,     /* positions are learned, not rotary */
-    TT__LM_EQUAL_HEADS = 2,   /* there are as many key heads as heads */
-    TT__LM_LLAMA = 4,         /* heads have any size, and config.json says a sliding_window, be it null */
-    TT__LM_MLP_4 = 8,         /* an MLP has 4 * hidden_size columns where config.json does not say them */
+    TT__LM_EQUAL_HEADS = 2,   /* key_heads must equal heads */
+    TT__LM_LLAMA = 4,         /* heads may have any size; config.json gets a sliding_window, possibly null */
+    TT__LM_MLP_4 = 8,         /* intermediate_size defaults to 4 * hidden_size if config.json lacks it */
     TT__LM_QKV_BIAS = 16,     /* queries, keys and values always have biases, attention's output never */
-    TT__LM_ONE_BIAS = 32,     /* the MLP has biases where attention has */
-    TT__LM_WINDOW = 64,       /* sliding_window is read ... */
-    TT__LM_WINDOW_FROM = 128, /* ... and from what layer on there are windows */
-    TT__LM_FALCON = 256       /* multi_query and others tell the numbers of key heads and norms */
+    TT__LM_ONE_BIAS = 32,     /* the MLP has biases if the attention has biases */
+    TT__LM_WINDOW = 64,       /* config.json may have a sliding_window */
+    TT__LM_WINDOW_FROM = 128, /* config.json may say from which layer on the window applies */
+    TT__LM_FALCON = 256       /* multi_query and other keys decide the numbers of key heads and norms */
 };
 static int tt__lm_flags(const tt_lm_config *c);
 
@@ -36302,9 +36372,10 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
 
-/* H hidden, I intermediate, V vocab, P positions, X vocab of an untied head, D head size, G key heads;
-   A columns of all queries, K of all keys, S of both and all values. Rows of biases: Q of queries, L of keys,
-   T of all three, B of the attention's output, M and N of the MLP's. Norms of Falcon: E, F, O. */
+/* Letters of shapes: H hidden, I intermediate, V vocab, P positions, X vocab of an untied head, D head size,
+   G key heads; A columns of all queries, K of all keys, S of all queries, keys and values. Sizes of biases,
+   0 without them: Q of queries, L of keys or values, T of queries, keys and values together, B of the
+   attention's output, M and N of the MLP. Sizes of Falcon's norms, 0 without them: E, F, O. */
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -36328,7 +36399,7 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
 #undef S
 }
 
-/* A row of one spelling: a tensor, a linear layer's weight and bias, a norm's. */
+/* Table rows with one naming: of a tensor, of a linear layer's weight and bias, of a norm's. */
 #define TT__LM(X, field, name, shape, init, order) \
     {offsetof(X, field), {name, NULL}, shape, init, 0, false, order}
 #define TT__LM_LINEAR(field, name, shape, rows, weight_order, bias_order) \
@@ -36385,7 +36456,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* of rows with the same place, one has a size */
+static const tt__tensor_row tt__falcon_layer[] = { /* of rows with the same field, at most one has a size */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
@@ -36431,8 +36502,8 @@ static const char *const tt__lm_buffers[] = {
     "*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias",
     "*rotary_emb.inv_freq", NULL};
 
-/* A kind: its files and tables, flags, keys of config.json for the base and share of rotary positions, the
-   modules that get adapters, and transformers' defaults. */
+/* A kind of decoder: its architecture (names and tables), its flags, the keys of config.json for the base and
+   the share of rotary positions, the modules that get adapters by default, and transformers' defaults. */
 typedef struct tt__lm_kind {
     tt__architecture a;
     int flags;
@@ -36511,7 +36582,7 @@ tt_lm_config tt_lm_config_default(const char *kind)
     return c;
 }
 
-/* Lists the kinds that there are. */
+/* Prints the names of all kinds, with commas between. */
 static const char *tt__lm_names(char to[256])
 {
     tt__text all = {to, 256, 0};
@@ -36520,7 +36591,8 @@ static const char *tt__lm_names(char to[256])
     return to;
 }
 
-/* Fills in what the caller may leave at 0. NULL: the kind is unknown, an error. */
+/* Sets the fields that the caller may leave at 0. Returns the architecture, or NULL with an error if the kind
+   is unknown. */
 static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 {
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);
@@ -36541,7 +36613,8 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 /* ==== src/models/lm_config.h */
 /* ------------------------------------------------------------------------ config.json of a language model */
 
-/* Writes the value of a member of an object, which begins at `from` in JSON that was parsed, on one line. */
+/* Writes the value of a member of a JSON object on one line. from: the value's first character in text that
+   has been parsed. */
 static void tt__print_member(tt__text *to, const char *from)
 {
     bool quoted = false;
@@ -36554,11 +36627,11 @@ static void tt__print_member(tt__text *to, const char *from)
     }
 }
 
-/* Who writes a member of config.json? */
+/* The source of a member of config.json when a model is saved. */
 typedef enum tt__lm_writer {
-    TT__LM_KEPT,  /* what it said is written again */
-    TT__LM_SHAPE, /* so it is while the model has that shape, else tt__lm_print says the new one */
-    TT__LM_OWN    /* tt_lm_save by itself */
+    TT__LM_KEPT,  /* copied from the config.json that was loaded */
+    TT__LM_SHAPE, /* copied while tt__lm_has_shape holds; otherwise tt__lm_print writes the new value */
+    TT__LM_OWN    /* never copied: tt_lm_save writes it from the model */
 } tt__lm_writer;
 
 static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key)
@@ -36576,7 +36649,7 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     return strcmp(key, a->activation_key) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
-/* What a file may not ask for: the key must be absent, null or have this value. */
+/* Refuses a file in which the boolean `key` has another value than `only`. The key may be absent or null. */
 static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
 {
     bool value = only;
@@ -36586,15 +36659,15 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
                     value ? "true" : "false", only ? "true" : "false");
 }
 
-/* The columns of each head that turn. Of kinds with a share_key (GPT-NeoX) a share may: of the object `at`,
-   or else of that key. The others turn all: what they say of a share transformers ignores where positions
-   are not scaled, and computes nothing with where they are. */
+/* Reads the number of columns of each head that rotary positions turn. A kind with a share_key (GPT-NeoX) may
+   turn a share of the columns; the object `at` gives the share, or else the share_key. Other kinds turn all
+   columns: transformers ignores a share if the positions are not scaled, and fails if they are. */
 static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
 {
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
     const bool shared = kind->share_key != NULL;
     const char *const keys[] = {shared ? kind->share_key : "partial_rotary_factor", "partial_rotary_factor"};
-    double share = kind->turns; /* as a double, which transformers multiplies too */
+    double share = kind->turns; /* a double, because transformers multiplies doubles */
     c->rotary.size = c->head_size;
     if (!shared && (!scaled || c->alibi)) return TT_OK;
     for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
@@ -36613,8 +36686,8 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     return TT_OK;
 }
 
-/* The frequencies of rotary positions: rope_parameters of transformers 5, or what older versions have, which
-   has the last word where both are there. */
+/* Reads the frequencies of rotary positions from rope_scaling, the key of older versions of transformers, or
+   if that is absent or empty from rope_parameters, the key of transformers 5. */
 static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
 {
     tt_rotary_options *r = &c->rotary;
@@ -36634,7 +36707,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const bool scaled = status == TT_OK && strcmp(type, "default") != 0;
     if (status == TT_OK) status = tt__lm_read_columns(j, at, scaled, c);
     if (status != TT_OK || !scaled) return status;
-    static const struct { const char *type, *low, *high; } all[] = { /* by tt_rotary_scaling */
+    static const struct { const char *type, *low, *high; } all[] = { /* in the order of tt_rotary_scaling */
         {"", NULL, NULL}, {"linear", NULL, NULL}, {"llama3", "low_freq_factor", "high_freq_factor"},
         {"yarn", "beta_slow", "beta_fast"}};
     int kind = TT__COUNT(all) - 1;
@@ -36644,7 +36717,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const struct { const char *key; int at; float least, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
-        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* has the last word in transformers 5 */
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* takes precedence in transformers 5 */
         {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
@@ -36665,8 +36738,8 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* What the rows of Falcon's config do not say: names of older versions, which the rows' replace, key heads
-   and norms. */
+/* Reads the parts of Falcon's config that no table row covers: the older names n_layer and n_head, which the
+   names of the table override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
     bool wide = false, one = true; /* new_decoder_architecture; multi_query */
@@ -36691,7 +36764,7 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Mistral's and Qwen2's sliding window: of all layers, or from one on. */
+/* Reads the sliding window of Mistral (all layers) or Qwen2 (from some layer on). */
 static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
 {
     const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM;
@@ -36703,7 +36776,7 @@ static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
         status = tt__json_read_int(j, 0, "max_window_layers", false, 0, INT32_MAX / 4, &from);
     if (status != TT_OK) return status;
     const int types = layers && used && window ? tt__json_get(j, 0, "layer_types") : -1;
-    if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* it has the last word */
+    if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* layer_types overrides max_window_layers */
         from = 0;
         for (int k = 0, at = types + 1; k < j->nodes[types].count; k++, at = j->nodes[at].after) {
             const char *type = tt__json_text(j, at);
@@ -36766,7 +36839,7 @@ static void tt__lm_check(tt__text *all, const void *config)
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
     const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
-    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers computes nothing there either */
+    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers fails here, too */
         tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
@@ -36781,8 +36854,9 @@ static void tt__lm_check(tt__text *all, const void *config)
         tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
 }
 
-/* The share of a head's columns that turn, so that its product with head_size, as a double, is not below
-   size: 58 / 200 is 0.29, of which 200 are 57.99999999999999. */
+/* Prints the share of a head's columns that turn. A reader multiplies the share by head_size in double
+   precision and cuts the product to an integer, so the share gets as many digits as this needs. 58 of 200
+   columns show why: 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
 static const char *tt__lm_share(const tt_lm_config *c, char to[32])
 {
     const int size = c->rotary.size ? c->rotary.size : c->head_size;
@@ -36794,7 +36868,7 @@ static const char *tt__lm_share(const tt_lm_config *c, char to[32])
     return to;
 }
 
-/* Does the model have the windows, rotary positions and heads that it had when it was read? */
+/* Tests whether the model still has the windows, rotary positions and heads of the config that was loaded. */
 static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 {
     return strcmp(c->kind, read->kind) == 0 && c->layers == read->layers && c->heads == read->heads &&
@@ -36806,8 +36880,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* The members that tell rotary positions, but those that `said` has (NULL: none). transformers 5 reads
-   rope_parameters, older versions the others, for which a base is 10,000 where they find none. */
+/* Prints the members of config.json for rotary positions, but not the members that `said` (or NULL) has.
+   transformers 5 reads rope_parameters; older versions read the other keys, and take a missing base as
+   10,000. */
 static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
@@ -36818,7 +36893,7 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt_
     tt__lm_share(c, share);
     if (kind->share_key && !tt__lm_said(said, kind->share_key))
         tt__print(json, "  \"%s\": %s,\n", kind->share_key, share);
-    const char *const bases[] = {kind->base_key, "rope_theta"}; /* at times the same */
+    const char *const bases[] = {kind->base_key, "rope_theta"}; /* may be the same key */
     for (int k = strcmp(bases[0], bases[1]) == 0; k < 2; k++)
         if (!tt__lm_said(said, bases[k]))
             tt__print(json, "  \"%s\": %s,\n", bases[k], tt__shortest(r->base, a));
@@ -36842,7 +36917,7 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt_
     }
 }
 
-/* The members of config.json that are no rows of the config. */
+/* Prints the members of config.json that have no row in the config's table. */
 static void tt__lm_print(tt__text *json, const void *self, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -36859,7 +36934,7 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
         tt__print_member(json, m->kept->text.bytes + j->nodes[at].offset);
         tt__print(json, ",\n");
     }
-    if (!j) { /* a new model's, as transformers has defaults of its own for each kind */
+    if (!j) { /* a new model: without these keys transformers would use the kind's default tokens */
         char end[16] = "null";
         if (c->end_token >= 0) snprintf(end, sizeof end, "%d", c->end_token);
         tt__print(json, "  \"bos_token_id\": null,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",
@@ -36884,7 +36959,7 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
 }
 
 /* ==== src/models/lm.h */
-/* --------------------------------------------------------------- making, loading, saving a language model */
+/* -------------------------------------------------------- creating, loading and saving a language model */
 
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
 {
@@ -36905,10 +36980,11 @@ void tt_lm_free(tt_lm *m)
     if (m->kept) tt__checkpoint_close(m->ctx, m->kept);
     void *const owned[] = {m->stop, m->generation, m->kept, m->base, m->lora};
     tt__free_all(m->ctx, owned, TT__COUNT(owned));
-    tt__model_free(&tt__lm_kinds[0].a, m); /* the structs of all kinds are the same */
+    tt__model_free(&tt__lm_kinds[0].a, m); /* all kinds have the same structs */
 }
 
-/* Refuses a last product's weight of its own that config.json ties to the embedding: transformers uses it. */
+/* Refuses a file that has a last product's weight different from the embedding although config.json ties the
+   two: transformers would use that weight. */
 static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
 {
     static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
@@ -36936,8 +37012,8 @@ static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
     return TT_OK;
 }
 
-/* The ids of an "eos_token_id", a number or a list, as far as they are tokens of the model. *ids is to be
-   freed. */
+/* Reads "eos_token_id", a number or a list of numbers, and keeps the ids below `vocab`. The caller frees
+   *ids. */
 static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, int *n)
 {
     const int node = tt__json_get(j, 0, "eos_token_id");
@@ -36957,7 +37033,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     return TT_OK;
 }
 
-/* What a folder says about generation. */
+/* Reads generation_config.json, if the folder has one, and the ids that end an answer from that file or else
+   from config.json. */
 static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
 {
     char path[TT__PATH];
@@ -37025,8 +37102,8 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
 
 /* ==== src/models/adapters.h */
 /* ------------------------------------------------------------------------------------- low-rank adapters
-   What a module (a linear layer, as peft calls it) computes gets scale * x A^T B^T added, with A (rank, in)
-   and B (out, rank), which alone are trained. Files have the rows of B where they have the weight's. */
+   An adapter adds scale * x A^T B^T to the output of a module (peft's word for a linear layer). Only
+   A (rank, in) and B (out, rank) are trained. Files order the rows of B as they order the weight's rows. */
 
 tt_lora_options tt_lora_options_default(void)
 {
@@ -37037,7 +37114,7 @@ tt_lora_options tt_lora_options_default(void)
     return o;
 }
 
-/* y = x W^T + b, and what an adapter of W adds. x (rows, in) -> (rows, out) */
+/* Records y = x W^T + b, plus the output of W's adapter if W has one. x (rows, in) -> (rows, out) */
 static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
     tt_value y = tt_linear(t, x, w, b);
@@ -37051,8 +37128,8 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* The modules' weights in order: number k, counted from 0, its module's name, and how files order its rows.
-   NULL: there are no more. */
+/* Returns the weight of module k, counted from 0 in the order of the layout, and sets the module's name and
+   the order of the weight's rows in files. Returns NULL if the model has no more than k modules. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -37070,6 +37147,7 @@ static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packin
     return NULL;
 }
 
+/* Sets the shapes of A (rank, in) and B (out, rank) for a weight (out, in). */
 static void tt__lora_dims(const tt_param *weight, int rank, int64_t a[2], int64_t b[2])
 {
     a[0] = b[1] = rank;
@@ -37077,7 +37155,7 @@ static void tt__lora_dims(const tt_param *weight, int rank, int64_t a[2], int64_
     b[0] = tt_param_dims(weight)[0];
 }
 
-/* Adds an adapter to a module. */
+/* Adds an adapter with new parameters to a module. B starts at 0, so the model's output does not change. */
 static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, int rank)
 {
     char name[300];
@@ -37095,7 +37173,7 @@ static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, in
     return TT_OK;
 }
 
-/* Room for an adapter of each module, of a model that has none. */
+/* Checks the options and allocates room for one adapter per module. A model with adapters is refused. */
 static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
 {
     char name[256], text[400] = "";
@@ -37114,7 +37192,8 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
     return m->lora ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Does one of the patterns, which have commas between, match the name or its end? */
+/* Tests whether one of the comma-separated patterns matches the module's name, or the end of the name after
+   a dot. */
 static bool tt__lora_targets(const char *patterns, const char *module)
 {
     char pattern[256];
@@ -37129,7 +37208,7 @@ static bool tt__lora_targets(const char *patterns, const char *module)
     return false;
 }
 
-/* Refuses a pattern that no module matches. */
+/* Refuses a list of patterns that is empty or has a pattern that no module matches. */
 static tt_status tt__lora_check_targets(const tt_lm *m, const char *patterns)
 {
     char one[256], name[256];
@@ -37149,7 +37228,8 @@ static tt_status tt__lora_check_targets(const tt_lm *m, const char *patterns)
                     "first is '%s'", any ? one : "", name);
 }
 
-/* Without adapters, after a failure: parameters that were made stay with the context. */
+/* Removes the adapters if `status` is an error, and returns `status`. The context keeps the parameters that
+   were already created. */
 static tt_status tt__lora_drop(tt_lm *m, tt_status status)
 {
     if (status == TT_OK) return status;
@@ -37159,7 +37239,7 @@ static tt_status tt__lora_drop(tt_lm *m, tt_status status)
     return status;
 }
 
-/* Only adapters are trained. */
+/* Freezes all parameters of the model but the adapters, so that training changes only the adapters. */
 static void tt__lora_freeze(tt_lm *m)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -37189,12 +37269,12 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     return tt__lora_drop(m, status);
 }
 
-/* Rows of B (out, rank) as files have them, or back. */
+/* Copies the rows of B (out, rank) into the order of the file; with `back`, into the order of memory. */
 static void tt__lora_rows(const tt__packing *order, int rank, const float *from, float *to, bool back)
 {
     const size_t bytes = sizeof *from * (size_t)rank;
     for (int64_t r = 0; r < order->rows; r++) {
-        const int64_t other = order->kind == 'g' ? tt__packing_row(order, r, false) : r; /* row of the file */
+        const int64_t other = order->kind == 'g' ? tt__packing_row(order, r, false) : r; /* row in the file */
         memcpy(to + (back ? r : other) * rank, from + (back ? other : r) * rank, bytes);
     }
 }
@@ -37222,7 +37302,7 @@ static void tt__lora_print(tt__text *json, const void *arg)
     tt__print(json, "  ]\n}\n");
 }
 
-/* Writes the tensors of the adapters. */
+/* Writes the adapters' tensors, A and B of each, to one file. info, names: scratch for 2 * n_lora entries. */
 static tt_status tt__lora_write(const tt_lm *m, const char *path, tt_tensor_info *info, char (*names)[300])
 {
     static const char *const metadata[] = {"format", "pt", NULL};
@@ -37270,7 +37350,8 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
     return status;
 }
 
-/* What a config says, where that is what is done here; *base: what it is for, NULL if it does not say. */
+/* Reads adapter_config.json and refuses settings that this library does not support. Sets *base to the name
+   of the base model, which lives as long as j; *base is unchanged if the file does not name it. */
 static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};
@@ -37311,7 +37392,7 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
     return status != TT_OK ? status : tt__json_read_string(j, 0, "base_model_name_or_path", false, base);
 }
 
-/* Number k of the tensors of a module's adapter in a file, 0 for A, 1 for B: into p. */
+/* Reads one tensor of a module's adapter from a file into p. k: 0 for A, 1 for B. */
 static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int k, tt_param *p,
                                const tt__packing *order, int rank)
 {
@@ -37333,6 +37414,8 @@ static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int 
     return status;
 }
 
+/* Adds an adapter to each module whose A is in the file, and reads A and B. Refuses a file with a tensor that
+   belongs to no module. */
 static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
 {
     char name[256], a[300];
@@ -37433,13 +37516,13 @@ tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
     return in;
 }
 
-/* Inputs of a program that generates. Keys and values of `rows` tokens are kept, in slots of equal length for
-   a sequence each: `at` i32 (tokens, 1) says which of these rows the tokens of a run have, `start` i32
-   (slots + 1, 1) where slots begin. A token sees its slot up to itself, so rows that are not written yet, or
-   are of another sequence before, do not count. */
+/* The caches of a program that generates: keys and values of `rows` tokens, in slots of equal length, one
+   slot per sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run. `start`,
+   i32 (slots + 1, 1), gives the first row of each slot. A token sees the rows of its slot up to its own, so
+   rows that are unwritten or left from an earlier sequence have no effect. */
 typedef struct tt__lm_cache { tt_value at, start; int64_t rows; } tt__lm_cache;
 
-/* Attention of layer k. h: its normed input (rows, hidden) -> (rows, heads * head_size) */
+/* Records the attention of layer k. h: the normed input (rows, hidden) -> (rows, heads * head_size) */
 static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache,
                               int k, tt_value h)
 {
@@ -37482,7 +37565,7 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
     return tt_attention_rows(t, q, key, v, cache->start, cache->at, &o);
 }
 
-/* LayerNorm, or RMSNorm where there is no bias. */
+/* Records a LayerNorm, or an RMSNorm if there is no bias. */
 static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
     return b ? tt_layernorm(t, x, w, b, m->config.norm_eps) : tt_rmsnorm(t, x, w, m->config.norm_eps);
@@ -37524,7 +37607,7 @@ tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
     return tt__lm_hidden(m, t, in, NULL);
 }
 
-/* hidden (rows, hidden) -> (rows, vocab) */
+/* Records the logits. hidden (rows, hidden) -> (rows, vocab) */
 static tt_value tt__lm_head(const tt_lm *m, tt_tape *t, tt_value hidden)
 {
     tt_value logits = tt_linear(t, hidden, m->head ? m->head : m->word, NULL);
@@ -37557,17 +37640,17 @@ tt_model tt_lm_model(const tt_lm *m)
 
 /* ==== src/models/generate.h */
 /* --------------------------------------------------------------------------------------------- generation
-   A slot holds one sequence: its tokens here, their keys and values in the program's caches. A run takes one
-   token of each slot, or more where prompts are still to be read, and gives the logits that follow the last
-   ones. A slot whose sequence has ended takes the next prompt. */
+   A slot holds one sequence. Its tokens are in tt__continued, their keys and values in the program's caches.
+   A run reads one token of each slot, or several while the slot's prompt is not yet read, and computes the
+   logits after the last token of each slot. When its sequence ends, a slot takes the next prompt. */
 
 typedef struct tt__continued {
-    int seq;        /* -1: it is free */
-    int length;     /* of prompt and answer, so far */
-    int fed;        /* of these, the program has seen so many */
-    int take;       /* and sees so many in this run */
-    int32_t *token; /* (context) */
-    uint8_t *seen;  /* a bit for each token of the vocabulary */
+    int seq;        /* number of the sequence; -1: the slot is free */
+    int length;     /* tokens of the prompt and of the answer so far */
+    int fed;        /* tokens that the program has read in earlier runs */
+    int take;       /* tokens that the program reads in this run */
+    int32_t *token; /* (context): the tokens */
+    uint8_t *seen;  /* a bit for each token of the vocabulary: the sequence has that token */
 } tt__continued;
 
 struct tt_generator {
@@ -37576,11 +37659,11 @@ struct tt_generator {
     int max_seqs, context, max_tokens, vocab;
     tt_program *program;
     tt_value ids, positions, at, start, last, logits;
-    tt__continued *slot;                                        /* (max_seqs) */
-    int32_t *row_id, *row_position, *row_at;               /* (max_tokens) */
-    int32_t *starts, *picked, *picked_slot;                /* (max_seqs + 1) */
-    float *scores;                                         /* (max_seqs, vocab) */
-    int32_t *order;                                        /* (vocab): a heap of tokens */
+    tt__continued *slot;                     /* (max_seqs) */
+    int32_t *row_id, *row_position, *row_at; /* (max_tokens): inputs ids, positions and at */
+    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): inputs start and last; slots of logits rows */
+    float *scores;                           /* (max_seqs, vocab): logits */
+    int32_t *order;                          /* (vocab): scratch, a heap of tokens */
 };
 
 tt_generator_options tt_generator_options_default(void)
@@ -37636,7 +37719,7 @@ static tt_status tt__generator_allocate(tt_generator *g)
     return TT_OK;
 }
 
-/* Records and compiles what a run computes. */
+/* Records and compiles the program that computes a run. */
 static tt_status tt__generator_compile(tt_generator *g, const tt_generator_options *o)
 {
     tt_tape *t = tt_tape_new(g->ctx);
@@ -37657,12 +37740,12 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     if (g->logits.id) t->values[g->logits.id].pinned_f32 = true;
     tt_compile_options c = o->compile;
     const tt_program *share = c.share;
-    if (share) { /* the parameters stay where its program has put them */
+    if (share) { /* the parameters keep the placement that the program `share` gave them */
         const char *name = share->settings.crew->name;
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* less " in 4 processes" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* no " in 4 processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -37714,13 +37797,13 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
 
 const tt_program *tt_generator_program(const tt_generator *g) { return g->program; }
 
-/* A likelier token than the other; of equal ones the first. */
+/* Returns whether token a ranks before token b: by likelihood, and of equally likely tokens the lower id. */
 static bool tt__likelier(const float *x, int32_t a, int32_t b)
 {
     return x[a] > x[b] || (x[a] == x[b] && a < b);
 }
 
-/* Puts the token at `at` in its place in a heap of n whose first is the likeliest. */
+/* Sifts the token at index `at` down in a heap of n tokens whose first token is the likeliest. */
 static void tt__sift(int32_t *heap, int n, int at, const float *x)
 {
     for (int child; (child = 2 * at + 1) < n; at = child) {
@@ -37732,14 +37815,15 @@ static void tt__sift(int32_t *heap, int n, int at, const float *x)
     }
 }
 
-/* In (0, 1): for token `position` of sequence `seq`. */
+/* Returns the random number in (0, 1) for token `position` of sequence `seq`. */
 static double tt__token_number(uint64_t seed, int seq, int position)
 {
     const uint64_t key = tt__stream_key(seed, TT__RANDOM_TOKEN, (uint64_t)seq, (uint64_t)position);
     return ((double)(key >> 11) + 0.5) * 0x1p-53;
 }
 
-/* Draws a token from the scores x (vocab), which it may change. u in (0, 1). order (vocab): scratch */
+/* Draws a token by its score. x (vocab): scores, which may be overwritten. u: random number in (0, 1).
+   order (vocab): scratch. */
 static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double u, int32_t *order)
 {
     int32_t best = 0;
@@ -37751,7 +37835,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - most) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the order is that of scores, which differ where weights do not */
+        if (all) x[v] = weight; /* else the heap needs the scores: unequal scores may have equal weights */
     }
     if (all) {
         double left = u * sum;
@@ -37761,9 +37845,9 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
             last = v;
             if ((left -= x[v]) < 0) return v;
         }
-        return last; /* rounding */
+        return last; /* reached only by rounding of `left` */
     }
-    /* The likeliest are taken off a heap, and kept behind it, the first at the end. */
+    /* Tokens leave the heap by falling likelihood and fill `order` from its end, the likeliest last. */
     const int most_kept = s->top_k ? (int)tt__min(s->top_k, vocab) : vocab;
     int kept = 0;
     double held = 0;
@@ -37777,7 +37861,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
         tt__sift(order, vocab - kept, 0, x);
         held += expf((x[v] - most) * slope);
     }
-    if (s->top_k) { /* the fewest of these */
+    if (s->top_k) { /* of the top_k tokens, keep the fewest whose weights reach top_p */
         const double enough = s->top_p * held;
         int k = 0;
         for (held = 0; k < kept && (held < enough || !k); k++)
@@ -37826,8 +37910,9 @@ static void tt__continue_with(tt__continued *slot, int32_t id)
     slot->seen[id >> 3] |= (uint8_t)(1 << (id & 7));
 }
 
-/* Runs some tokens of each slot that has a sequence: one, and of prompts as many as there is room for. Row k
-   of the scores is then of slot picked_slot[k]: *picked slots, of which all tokens have been seen. */
+/* Runs the program on one token of each slot in use, and on more tokens of unread prompts, max_tokens in all
+   at most. Sets *picked to the number of slots whose tokens have now all been read; row k of the scores
+   belongs to slot picked_slot[k]. */
 static tt_status tt__generator_run(tt_generator *g, int *picked)
 {
     int rows = 0, left = g->max_tokens;
@@ -37851,7 +37936,7 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     const struct { tt_value v; const int32_t *data; int64_t rows; } inputs[] = {
         {g->ids, g->row_id, rows}, {g->positions, g->row_position, rows}, {g->at, g->row_at, rows},
         {g->start, g->starts, g->max_seqs + 1}, {g->last, g->picked, *picked}};
-    const bool none = *picked == 0; /* logits of some row are computed all the same */
+    const bool none = *picked == 0; /* the program still needs a row to compute logits of: row 0 */
     tt_status status = TT_OK;
     if (none) g->picked[0] = 0;
     for (int k = 0; k < TT__COUNT(inputs) && status == TT_OK; k++)
@@ -37865,13 +37950,13 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     return status;
 }
 
-/* The token that follows the slot's, of which x (vocab) has the scores. */
+/* Draws the token after the slot's tokens and sets *id. x (vocab): the scores, which are overwritten. */
 static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
                                 int32_t *id)
 {
     for (int v = 0; v < g->vocab; v++) {
         if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
-            for (int k = 0; k < g->program->stages; k++) /* keys and values may not be finite either */
+            for (int k = 0; k < g->program->stages; k++) /* the next run clears the caches of NaN, infinity */
                 g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
                             "token %d is not finite", slot->seq, slot->length, v);
@@ -37922,11 +38007,11 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
     return status;
 }
 
-/* Gives a text to `put` as tokens are decoded. known: what is still to come of the text that is continued. */
+/* Passes the answer's text to `put` as its tokens are decoded, without the prompt's text. */
 typedef struct tt__answer {
     tt_decode_stream *stream; /* NULL: tokens are bytes */
-    char *text;               /* that is continued */
-    const char *known;
+    char *text;               /* the prompt's text */
+    const char *known;        /* the rest of the prompt's text that the stream has not yet returned */
     bool (*put)(void *user, const char *text, size_t bytes);
     void *user;
     bool no_memory;
@@ -37938,8 +38023,8 @@ static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
     w->no_memory = w->no_memory || !text;
     if (!text) return false;
     while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
-    const bool other = known < bytes && w->known[known]; /* bytes that end the known text may be another with
-                                                            those behind: from that character on */
+    const bool other = known < bytes && w->known[known]; /* the bytes at the prompt's end may form another
+                                                            character with later bytes; put from there on */
     while (other && known && (text[known] & 0xc0) == 0x80) known--;
     w->known = other ? "" : w->known + known;
     return known == bytes || w->put(w->user, text + known, bytes - known);
@@ -37956,14 +38041,14 @@ static bool tt__answer_token(void *user, int seq, int32_t id)
     return tt__answer_text(w, text, bytes);
 }
 
-/* Writes the tokens of a text, at most `room`, and returns how many it has; -1: no memory. end: what a text
-   without a token is continued from. */
+/* Writes the tokens of a text to ids, at most `room`, and returns the number of tokens that the text has, or
+   -1 if memory runs out. end: the token that stands in for a text without tokens; below 0: token 0. */
 static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
                           int64_t room)
 {
     const size_t bytes = strlen(text);
     int64_t n = (int64_t)bytes;
-    int32_t first; /* of what the tokenizer puts around a text */
+    int32_t first; /* the first special token that the tokenizer puts around a text */
     if (k) n = tt_tokenizer_encode(k, text, bytes, true, ids, room);
     else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
     if (k && n > 1 && ids[0] == ids[1] && tt_tokenizer_encode(k, "", 0, true, &first, 1) && first == ids[0]) {
@@ -37976,11 +38061,11 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     return n;
 }
 
-/* The answer continues the text of n tokens. False: no memory. */
+/* Prepares w for an answer to a prompt of n tokens. Returns false if memory runs out. */
 static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
                              int64_t n)
 {
-    size_t done; /* bytes of the text that the stream gives at once */
+    size_t done; /* bytes of the prompt's text that the stream returns at once */
     const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
     w->text = length < 0 ? NULL : (char *)tt__alloc(ctx, (size_t)length + 1);
     w->stream = w->text ? tt_decode_stream_new(k, true) : NULL;
@@ -38036,8 +38121,8 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ==== src/train/trainer.h */
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
-   Learning-rate schedules, steps of micro-batches, evaluation, prediction, the state of a run in one file,
-   tt_fit. Uses all above.
+   Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
+   tt_fit. This code uses all of the above.
    ======================================================================================================== */
 
 struct tt_trainer {
@@ -38045,20 +38130,20 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    int data;         /* ranks that micro-batches are dealt out to */
-    int staged;       /* micro-batches of the next round, on the first so many of these */
-    tt_stats so_far;  /* of the step's rounds that have run, where a caller wanted them */
-    bool step_failed; /* a micro-batch failed: the others of its step are refused */
-    int64_t saved_steps;
+    int data;         /* data ranks; micro-batches are distributed over them */
+    int staged;       /* data ranks, the first ones, that hold a micro-batch of the next round */
+    tt_stats so_far;  /* of the rounds of the step that have run, if a caller asked for stats */
+    bool step_failed; /* a micro-batch failed: the other micro-batches of its step are refused */
+    int64_t saved_steps; /* steps of the saved state; -1: none */
     tt_value output;
     int64_t output_width;
-    tt_input_info *inputs;
+    tt_input_info *inputs; /* (n_inputs) */
     int n_inputs;
-    int64_t *rows;    /* of each input in the batch at hand; 0: not set yet */
-    bool *needed;     /* for the output, by the input's value: a prediction sets the others to zeros */
-    int32_t *positions, *seq_start; /* of max_seqs sequences of the same length */
-    float *class_weights; /* (2, classes): those of the options, and ones to evaluate with; NULL: none */
-    void *zeros; /* for predictions: as many as an input has at most that only the loss reads */
+    int64_t *rows;    /* (n_inputs): rows of each input in the current batch; 0: not set yet */
+    bool *needed;     /* by value: the output depends on it; a prediction sets other inputs to zeros */
+    int32_t *positions, *seq_start; /* of max_seqs sequences of equal length, if model.same_length */
+    float *class_weights; /* (2, classes): the options' weights, and ones for evaluation; NULL: none */
+    void *zeros; /* for predictions; as large as the largest input that only the loss reads */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -38092,7 +38177,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
     if (train && train->accumulates) o->compile.accumulate = true;
 }
 
-/* Can this stand in the heading of metrics.csv? */
+/* Tests whether a name may head a column of metrics.csv. */
 static bool tt__is_column(const char *name)
 {
     const char *letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
@@ -38143,7 +38228,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
-/* Lists the inputs of the programs, recorded on t. */
+/* Lists the inputs of the programs, which were recorded on t, and those that the output needs. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
     const tt_program *p = r->train ? r->train : r->eval;
@@ -38169,7 +38254,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* of evaluations alone: to train, logits need not be whole */
+    if (r->output.id) tt_output(t, r->output); /* only to evaluate: training needs no whole logits */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
@@ -38181,13 +38266,13 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     return tt__trainer_inputs(r, t);
 }
 
-enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter in a state */
+enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that goes into a state: a parameter, or what an optimizer keeps of it (state 1, and Adam's 2).
-   stage: the first that has it. */
+/* A value that a state contains. state: 0 for a parameter, 1 and (Adam) 2 for the optimizer's states of it.
+   stage: the first stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
-/* Fails if a state cannot hold a parameter of this name. */
+/* Fails if the name of a parameter cannot be stored in a state. */
 static tt_status tt__check_kept(const tt_param *param)
 {
     const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
@@ -38204,14 +38289,14 @@ static tt_status tt__check_kept(const tt_param *param)
                     taken ? taken : "tinytrain");
 }
 
-/* Is v a persistent storage of its kind? */
+/* Tests whether v is itself a persistent value of the given storage, not a view of one. */
 static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 {
     const tt__value *x = &t->values[v];
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* What a stage has of what a state keeps; 0: nothing. */
+/* Returns a stage's value for an entry of a state, or 0 if the stage has none. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -38222,7 +38307,7 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
     return 0;
 }
 
-/* Adds the parameters that a program trains, or those that are frozen in it. */
+/* Adds the parameters that a program trains or, with `frozen`, its frozen parameters. */
 static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
     tt_status status = TT_OK;
@@ -38238,8 +38323,9 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
     return status;
 }
 
-/* The tensors of a program's state, to be freed: parameters that are trained, the optimizer's, named with
-   PyTorch's words in front, and behind these `count` the `frozen` parameters. NULL after an error. */
+/* Returns the entries of a program's state: *count of them, the trained parameters and then the optimizer's
+   states, whose names begin with PyTorch's words; after them *frozen frozen parameters. Returns NULL after an
+   error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -38264,8 +38350,8 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
     return NULL;
 }
 
-/* A hash of some values of each parameter whose first values are read from somewhere, as from a file, which
-   tells other weights of a model of the same shape. */
+/* Sets *hash to a hash of some values of each parameter whose initial values are read from a source such as a
+   file. The hash differs for other weights of the same model. */
 static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
 {
     enum { PLACES = 16, EACH = 32 };
@@ -38283,7 +38369,7 @@ static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
     return status;
 }
 
-/* Where sequences of the same length have their rows. */
+/* Computes positions and starts of sequences of equal length. */
 static tt_status tt__length_rows(tt_trainer *r)
 {
     const int64_t seqs = r->options.max_seqs, length = r->model.max_length;
@@ -38327,12 +38413,12 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape_free(t);
     int count = 0, frozen;
     tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
-    if (status == TT_OK && r->train && !kept) status = ctx->status; /* now, not after hours of training */
+    if (status == TT_OK && r->train && !kept) status = ctx->status; /* before hours of training, not after */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    static const char *const kinds[] = {"constant", "linear", "cosine"}; /* tt_schedule_kind */
-    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* of what a program does not know */
+    static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
+    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* lines: settings that are not in a program */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
              kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
              tt__shortest(o.schedule.min_lr, least), (long long)o.schedule.warmup_steps,
@@ -38369,13 +38455,14 @@ void tt_trainer_free(tt_trainer *r)
 const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
 int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? tt_program_steps(r->train) : 0; }
 int64_t tt_trainer_saved_steps(const tt_trainer *r) { return r->saved_steps; }
+/* Arguments of tt__try_micro_batch. */
 typedef struct tt__micro_batch_of {
     tt_context *ctx;
     const tt_model *model;
     tt_train_options options;
 } tt__micro_batch_of;
 
-/* Tokens of n sequences, where those of the options have as many as these say. */
+/* Returns max_tokens for n sequences, in proportion to max_tokens and max_seqs of the options. */
 static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
 {
     return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
@@ -38418,14 +38505,14 @@ static tt_status tt__must_train(const tt_trainer *r)
                     "this trainer was made with train = false: it evaluates and predicts only");
 }
 
-/* The number of the input of this name; -1: the model has none. */
+/* Returns the index of the input `name`, or -1 if the model has no such input. */
 static int tt__input_named(const tt_trainer *r, const char *name)
 {
     for (int k = 0; k < r->n_inputs; k++) if (strcmp(r->inputs[k].name, name) == 0) return k;
     return -1;
 }
 
-/* Is the batch of the model's kind, and of as many sequences as there is room for? */
+/* Refuses a batch that is empty, has more sequences than max_seqs, or does not suit the model's inputs. */
 static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
 {
     const int pixels = tt__input_named(r, "pixels");
@@ -38447,7 +38534,7 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
     return TT_OK;
 }
 
-/* Sets the inputs on a data rank; while predicting, to zeros where only the loss reads them. */
+/* Sets the inputs on a data rank. For a prediction, inputs that only the loss reads become zeros. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     const bool same = r->model.same_length;
@@ -38480,7 +38567,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         if (r->rows[k] || !input->read) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
-        int64_t as_others = 0; /* rows of an input on the same axis */
+        int64_t as_others = 0; /* rows of other inputs on the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
             if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
@@ -38489,7 +38576,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     return status;
 }
 
-/* After an error nothing is set on any rank. */
+/* Sets a batch on a data rank. After an error no rank has any inputs. */
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
@@ -38503,7 +38590,7 @@ static bool tt__trainer_within_step(const tt_trainer *r)
     return r->staged > 0 || tt__within_step(r->train);
 }
 
-/* Forgets the micro-batches of the step at hand, those that wait for their round too. */
+/* Discards the micro-batches of the current step, also those that wait for their round. */
 static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
@@ -38512,7 +38599,7 @@ static void tt__trainer_discard_step(tt_trainer *r)
     memset(&r->so_far, 0, sizeof r->so_far);
 }
 
-/* Fails where micro-batches wait, in memory that evaluations and predictions use too. */
+/* Fails if micro-batches wait for their round, because evaluations and predictions use the same memory. */
 static tt_status tt__none_staged(const tt_trainer *r)
 {
     if (!r->staged) return TT_OK;
@@ -38520,7 +38607,7 @@ static tt_status tt__none_staged(const tt_trainer *r)
                     "waits for more: evaluate and predict between steps", r->staged, r->data);
 }
 
-/* Runs the micro-batches that are staged and, if they are the last of their step, updates. */
+/* Runs the staged micro-batches and, if they are the last of their step, updates the parameters. */
 static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *stats)
 {
     const float lr = tt_trainer_lr(r);
@@ -38571,10 +38658,10 @@ tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
 
 /* ==== src/train/evaluate.h */
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Batches of a source dealt to the data ranks: evaluation, confusion matrix, prediction. */
+   Evaluation, confusion matrix and prediction. The batches of a source run on all data ranks. */
 
-/* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
-   one rank would. */
+/* Runs the batches that are set on the first `batches` data ranks, and adds their results to the evaluation
+   in the order of the batches, so that the sums do not depend on the number of ranks. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
 {
     tt_stats s;
@@ -38599,7 +38686,8 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
     return status == TT_OK ? tt__evaluate_round(r, 1, stats) : status;
 }
 
-/* Has the trainer room for all of a source? Asked before the first micro-batch: a large one may come late. */
+/* Refuses a source whose micro-batches may be larger than the trainer's. The check precedes the first
+   micro-batch, because a large micro-batch may come late. what: the purpose of the source, for messages. */
 static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const char *what)
 {
     const tt_train_options *o = &r->options;
@@ -38615,8 +38703,9 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                     o->max_tokens);
 }
 
-/* What all processes must have in common of a source, in lines that say what it is for: hashes of its
-   examples and classes, and what its batches depend on. NULL: none. */
+/* Prints what must be the same in all processes about a source, one item a line: the settings of its batches,
+   its steps, and hashes of its classes and examples. Each line ends with `what`, the source's purpose. Prints
+   nothing for NULL. */
 static void tt__source_lines(const tt_source *s, const char *what, tt__text *text)
 {
     char own[TT__NOTE / 4] = "";
@@ -38633,8 +38722,8 @@ static void tt__source_lines(const tt_source *s, const char *what, tt__text *tex
               (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
 }
 
-/* What a function of the caller's returned, before which ctx->error was emptied: an error gets a sentence
-   where the function left none. */
+/* Returns the status of a function of the caller. If that function failed and left no message, sets one. The
+   message must have been cleared before the call. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
                               int64_t step)
 {
@@ -38643,7 +38732,8 @@ static tt_status tt__returned(tt_context *ctx, tt_status status, const char *wha
                     (long long)step + 1, what, tt_status_name(status));
 }
 
-/* Gets the next micro-batch, which is of this step if there is one. b NULL: goes to the step instead. */
+/* Gets the next micro-batch, of step `step` if more are left. With b NULL, moves the source to that step
+   instead. */
 static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t epoch, int64_t step,
                                  tt_batch *b, bool *more)
 {
@@ -38651,13 +38741,13 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     ctx->error[0] = 0;
     tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
     status = tt__returned(ctx, status, "the source", epoch, step);
-    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have got theirs */
+    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have got a micro-batch */
     if (!b || !*more || step < s->steps) return status;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, and has tt_source.steps "
                     "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
 }
 
-/* Tells a source which data ranks are of this process. */
+/* Tells a source which data ranks belong to this process. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
@@ -38668,17 +38758,18 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
     s->deal(s->self, r->data, first, end, by_step);
 }
 
-/* What the unit of the model counts. */
+/* Returns the number of items of a batch in the model's unit: its rows, or without rows its sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* What tt_confusion counts, and of the batches that are set on each data rank their labels. */
+/* A confusion matrix, and the labels of the batches that are set on the data ranks. */
 typedef struct tt__confusion {
-    int64_t *counts;
+    int64_t *counts;          /* (classes, classes) */
     float *logits;            /* (max_seqs, classes) */
     int32_t *labels;          /* (data ranks, max_seqs) */
-    int seqs[TT__RANKS];
+    int seqs[TT__RANKS];      /* labels of each data rank */
 } tt__confusion;
 
+/* Keeps the labels of a batch that is to run on a data rank. */
 static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, const tt_batch *b)
 {
     const int32_t *labels = b->labels;
@@ -38694,7 +38785,7 @@ static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, co
     return TT_OK;
 }
 
-/* After a run of the batches that are set. */
+/* Counts the predictions of a run's batches. */
 static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batches)
 {
     const int classes = r->model.classes;
@@ -38713,14 +38804,14 @@ static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batche
     return status;
 }
 
-/* Adds epoch 0 of the source up; stops early where *stop is not 0. c may be NULL. */
+/* Evaluates epoch 0 of the source; stops early once *stop is not 0. stop and c may be NULL. */
 static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__confusion *c)
 {
     tt_batch b;
     bool more = true;
     int64_t step = 0;
-    int set = 0; /* batches, on so many data ranks */
+    int set = 0; /* data ranks that have a batch of this round */
     memset(stats, 0, sizeof *stats);
     tt_status status = tt__none_staged(r);
     tt__deal(r, source, false);
@@ -38738,7 +38829,7 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
         if (c && status == TT_OK) status = tt__confusion_count(r, c, set);
         set = 0;
     }
-    if (set) tt__forget_inputs(r->eval); /* of a round that was stopped, or failed */
+    if (set) tt__forget_inputs(r->eval); /* the round was stopped or failed */
     if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
 }
@@ -38831,20 +38922,21 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 }
 
 /* ==== src/train/state.h */
-/* -------------------------------------------------------------------------------------------------- state */
+/* -------------------------------------------------------------------------------------------------- state
+   Saves and loads the state of a run: parameters, optimizer states, and a trainer's progress. */
 
-/* The state of a program, to be written or read: first the header, last what a trainer adds. */
+/* A state being written or read. The header is its first tensor, a trainer's progress its last. */
 typedef struct tt__state {
     tt_program *p;
     const char *path;
     tt__kept *kept;       /* (count + frozen) */
-    tt_tensor_info *info; /* (tensors): the header, `count`, fp8's history, frozen parameters, progress */
+    tt_tensor_info *info; /* (tensors): header, `count` values, fp8 history, hashes of frozen, progress */
     int count, frozen, tensors;
     tt__state_header header;
-    tt_safetensors *file; /* that is read */
-    char *piece;          /* `room` bytes on their way: of several processes many, as each takes a message */
+    tt_safetensors *file; /* the file being read */
+    char *piece;          /* buffer of `room` bytes; larger with several processes: each fill is a message */
     size_t room;
-    char *products;       /* that is written: how they are made; NULL: that is not chosen */
+    char *products;       /* when writing: the tuned ways to compute matrix products; NULL: not tuned */
 } tt__state;
 
 static void tt__state_close(tt__state *s)
@@ -38856,10 +38948,10 @@ static void tt__state_close(tt__state *s)
     tt_safetensors_close(s->file);
 }
 
-static const char tt__products_key[] = "tinytrain.products"; /* of a state's metadata */
+static const char tt__products_key[] = "tinytrain.products"; /* key in the metadata of a state */
 
-/* Checks what a state says of how products are made, which the devices know then; what they knew before is
-   forgotten. */
+/* Gives the devices the state's tuned ways to compute matrix products in place of their own. Warns if the run
+   cannot use these, because sums may then be rounded differently. */
 static tt_status tt__state_products(const tt__state *s)
 {
     tt_program *p = s->p;
@@ -38874,7 +38966,7 @@ static tt_status tt__state_products(const tt__state *s)
     if (status != TT_OK) return status;
     if (text && can && !foreign) {
         p->arena->learnt = true;
-        p->arena->tuned = false; /* the products are to be met */
+        p->arena->tuned = false; /* the next run applies the ways to the products */
         tt__forget_recordings(p);
         return TT_OK;
     }
@@ -38894,7 +38986,8 @@ static void tt__state_integers(tt_tensor_info *info, const char *name, size_t by
     info->dims[0] = (int64_t)bytes / 8;
 }
 
-/* Lists what the program's state has. `more`: bytes of the tensor "tinytrain.progress"; 0: it has none. */
+/* Lists the tensors of a program's state. more: bytes of the tensor "tinytrain.progress"; 0: no such tensor.
+   The caller closes s with tt__state_close, also after an error. */
 static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_context *ctx = p->ctx;
@@ -38939,8 +39032,8 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     return TT_OK;
 }
 
-/* The rows of the history of fp8 tensors that a stage uses, which are the same on all of its ranks: to where
-   all have theirs, in `history`, or (write) from there to each rank. */
+/* Copies the rows of the fp8 history that a stage uses, from its first rank to `history`; with `write`, from
+   `history` to each rank. The rows are the same on all ranks of a stage. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
     const tt_program *p = s->p->stage[stage];
@@ -38963,7 +39056,7 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
     return status;
 }
 
-/* Writes the history of fp8 tensors to a file or reads it; of a file without one nothing is known. */
+/* Writes the fp8 history to a file or, with w NULL, reads it. A file without one gives a history of zeros. */
 static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w)
 {
     const tt_tensor_info *info = &s->info[s->count + 1];
@@ -38978,8 +39071,8 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
     return status;
 }
 
-/* Writes a tensor of the state to a file, or takes its hash (w NULL), in pieces from where ranks have them:
-   process 0 has the hash. */
+/* Collects a tensor of the state from its ranks and writes it to a file or, with w NULL, adds it to *hash.
+   Only process 0 gets the hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
     const tt_program *p = s->p->stage[s->kept[k].stage];
@@ -39002,7 +39095,7 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
     return status;
 }
 
-/* Writes the hashes of frozen parameters to a file or, w NULL, compares them with those of the file. */
+/* Writes the hashes of frozen parameters to a file or, with w NULL, compares them with the file's hashes. */
 static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_context *ctx = s->p->ctx;
@@ -39014,7 +39107,7 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
         hash[k] = TT__HASH_BEGIN;
         status = tt__state_write(s, s->count + k, NULL, &hash[k]);
     }
-    if (!w) status = tt__net_fail(ctx, status); /* as others wait for what this process has */
+    if (!w) status = tt__net_fail(ctx, status); /* other processes wait for this process's shards */
     if (status == TT_OK && s->frozen)
         status = w ? tt_safetensors_write(w, hash, bytes)
                    : tt_safetensors_read(s->file, tensor, 0, bytes, read);
@@ -39028,7 +39121,8 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
     return status;
 }
 
-/* Reads a rank's part of a tensor of the state, which is value v of p, its stage's. */
+/* Reads a rank's shard of a tensor of the state from the file. v: the tensor's value in p, the program of a
+   stage. */
 static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, int32_t v, int rank)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -39049,7 +39143,7 @@ static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, 
     return status;
 }
 
-/* Moves the tensors of the state: to a file that is written or, w NULL, from one that is read. */
+/* Writes the tensors of a state to a file or, with w NULL, reads them from the open file. */
 static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_status status = TT_OK;
@@ -39072,7 +39166,7 @@ static tt_status tt__not_between_steps(tt_context *ctx)
                     "batches of one");
 }
 
-/* Writes the state, and `more` bytes of a trainer's progress. */
+/* Writes a program's state with `more` bytes of a trainer's progress. */
 static tt_status tt__state_save(tt_program *p, const char *path, const void *progress, size_t more)
 {
     tt__state s;
@@ -39092,7 +39186,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     status = tt__agree(p->ctx, "saving a state", status, NULL, 0);
     if (status == TT_OK) {
         status = tt__state_move(&s, w);
-        status = tt__net_fail(p->ctx, status); /* others may be about to send what they have */
+        status = tt__net_fail(p->ctx, status); /* other processes may wait to send their shards */
     }
     if (status == TT_OK && more) status = tt_safetensors_write(w, progress, more);
     status = tt__safetensors_end(w, status);
@@ -39101,7 +39195,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     return status;
 }
 
-/* Reads how many steps the run of a state had done. */
+/* Reads the number of steps of a state. */
 static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *steps)
 {
     tt__state_header h;
@@ -39116,7 +39210,7 @@ static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *ste
     return status;
 }
 
-/* Checks that the file has a tensor as expected. */
+/* Checks that the file has a tensor with the expected name, dtype and shape. */
 static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expected)
 {
     int k = tt_safetensors_find(s->file, expected->name);
@@ -39132,7 +39226,7 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
                     expected->dtype, expected->bytes);
 }
 
-/* Reads the header and checks that it is of this program. */
+/* Reads the header and checks that the state fits this program. */
 static tt_status tt__state_check_header(tt__state *s)
 {
     tt_context *ctx = s->p->ctx;
@@ -39143,7 +39237,7 @@ static tt_status tt__state_check_header(tt__state *s)
     tt_status status = TT_OK;
     if (at >= 0 && tt_safetensors_info(s->file, at)->bytes >= sizeof version)
         status = tt_safetensors_read(s->file, at, 0, sizeof version, &version);
-    if (version != TT__STATE_VERSION) /* whose header has another size */
+    if (version != TT__STATE_VERSION) /* other versions have headers of other sizes */
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d; the "
                         "tinytrain.h that wrote it can go on with it", s->path, (long long)version,
                         TT__STATE_VERSION);
@@ -39170,7 +39264,7 @@ static tt_status tt__state_check_header(tt__state *s)
     return TT_OK;
 }
 
-/* Opens a state and checks that all of it fits the program; tt__state_take then takes it over. */
+/* Opens a state and checks that it fits the program. tt__state_take then loads it. */
 static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_safetensors *file = tt_safetensors_open(p->ctx, path);
@@ -39184,14 +39278,14 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     for (int k = 1; k < s->tensors && status == TT_OK; k++)
         if (has || !own || k != s->count + 1) status = tt__state_has(s, &s->info[k]);
     if (status != TT_OK) return status;
-    /* A trainer's state is one of its program too, and one of other products of the same model. */
+    /* A program may load a trainer's state, without its progress, and a state with or without fp8 history. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_STATE, "'%s' has %d tensors, this run has %d: other parameters are "
                     "trained", path, found, s->tensors);
 }
 
-/* All processes have opened a state, and the same. */
+/* Makes sure that all processes have opened a state, and that it is the same state. */
 static tt_status tt__state_agree(tt__state *s, tt_status status)
 {
     tt_context *ctx = s->p->ctx;
@@ -39208,6 +39302,7 @@ static tt_status tt__state_agree(tt__state *s, tt_status status)
     return status;
 }
 
+/* Loads an opened state into the program. */
 static tt_status tt__state_take(tt__state *s)
 {
     const tt__state_header *h = &s->header;
@@ -39220,7 +39315,7 @@ static tt_status tt__state_take(tt__state *s)
     if (status != TT_OK) return status;
     p->run.step = h->step;
     p->unread.any = false;
-    p->round = 0; /* the next micro-batch is the first of a step */
+    p->round = 0; /* the next micro-batch begins a step */
     p->arena->torn = false;
     p->results.scale.scale = h->loss_scale;
     p->results.scale.good_steps = (double)h->good_steps;
@@ -39244,7 +39339,7 @@ tt_status tt_program_load(tt_program *p, const char *path)
     return status;
 }
 
-typedef struct tt__state_progress { /* the tensor "tinytrain.progress": all of 8 bytes, as I64 */
+typedef struct tt__state_progress { /* the tensor "tinytrain.progress" of dtype I64: each field has 8 bytes */
     tt_progress progress;
     int64_t schedule, warmup_steps, total_steps;
     double lr, min_lr;
@@ -39269,7 +39364,7 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     return status;
 }
 
-/* What a trainer adds to a state; *to changes if it is in order. */
+/* Reads a trainer's progress from a state. *to is unchanged after an error. */
 static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *schedule, tt_progress *to)
 {
     tt__state_progress h;
@@ -39277,7 +39372,7 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     tt_status status = tt_safetensors_read(s->file, at, 0, sizeof h, &h);
     if (status != TT_OK) return status;
     const tt_progress *p = &h.progress;
-    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* so that NaN is none */
+    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* refuses NaN, too */
         return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right, and a metric "
                         "of %g at best", s->path, p->correct, p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);
@@ -39311,9 +39406,10 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
 }
 
 /* ==== src/train/progress.h */
-/* ---------------------------------------------------------------------------------------------------- fit */
+/* ---------------------------------------------------------------------------------------------------- fit
+   A run of tt_fit: its data, its progress line, and metrics.csv. */
 
-/* A line of metrics.csv. A value that is not a finite float is NaN. */
+/* A line of metrics.csv. A value that is no finite float is NaN here. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -39326,31 +39422,31 @@ typedef struct tt__fit {
     const tt_source *train, *validation;
     tt_metric metric;            /* of the model */
     const char *unit;            /* of the model */
-    bool best_by_metric;         /* this, and not the loss, tells the best validation */
+    bool best_by_metric;         /* the metric, not the loss, decides which validation is the best */
     tt_fit_options o;
     tt_progress p;
-    int64_t steps, first_step;   /* of an epoch; done when tt_fit began */
-    double started, saved;       /* seconds on the clock; `started` moves on by what validation takes */
-    double began;                /* the time of a step */
+    int64_t steps, first_step;   /* steps of an epoch; steps that were done before tt_fit began */
+    double started, saved;       /* clock in seconds; `started` moves on by the time that validation takes */
+    double began;                /* clock in seconds when the current step began */
     struct { bool any; float lr; double items; int64_t reads; } last; /* a step that is not counted yet */
-    double items, flops, peak;   /* since tt_fit began; the machine's */
+    double items, flops, peak;   /* items and FLOPs since tt_fit began; peak FLOPs a second of the machine */
     size_t bytes;                /* of the arena */
     char state[TT__PATH], diverged[TT__PATH]; /* paths of the states, see tt__fit_save */
     bool has_state;              /* the folder holds a state of this run */
-    bool state_is_sound;         /* and a loss led to it that had not diverged */
-    bool has_diverged;           /* it also holds the later state of a loss that has */
-    void *lock;                  /* of the folder, as long as this runs: a file of this path */
+    bool state_is_sound;         /* the loss had not diverged when that state was saved */
+    bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
+    void *lock;                  /* lock of the folder while tt_fit runs: the open file `lock_path` */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* steps in a row that were skipped; of them, not for a lack of targets */
-    char why[TT__ERROR];         /* the last of them was */
-    int64_t updated;             /* steps that were not skipped since tt_fit began */
-    bool told_skipped;           /* the logger knows that a step was ... */
-    bool told_diverged;          /* ... and that the loss has diverged */
-    bool stopped;                /* of several processes, one is to stop */
-    bool told_short, told_idle;  /* the logger knows: an epoch had fewer steps; ranks have nothing to do */
-    char *csv;                   /* metrics.csv so far */
+    int in_row, not_finite;      /* last steps in a row that were skipped; those that were not finite */
+    char why[TT__ERROR];         /* reason of the last skipped step */
+    int64_t updated;             /* steps since tt_fit began that were not skipped */
+    bool told_skipped;           /* a skipped step was logged */
+    bool told_diverged;          /* a diverged loss was logged */
+    bool stopped;                /* with several processes: one of them asked for a stop */
+    bool told_short, told_idle;  /* logged: an epoch with too few steps; data ranks without micro-batches */
+    char *csv;                   /* text of metrics.csv so far */
     size_t csv_bytes, csv_room;
-    tt__fit_point *point;
+    tt__fit_point *point;        /* (points): its lines */
     int points, cap_points;
 } tt__fit;
 
@@ -39363,8 +39459,8 @@ tt_fit_options tt_fit_options_default(void)
     return o;
 }
 
-/* Writes the line of a step with a bar of so many columns (0: none), the first of the 4 fields that follow,
-   and the time that is left. */
+/* Writes the progress line of a step: a bar of `bar` columns (0: no bar), the first `fields` of 4 fields, and
+   the time that is left. Returns the length of the whole line. */
 static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -39406,7 +39502,7 @@ static bool tt__fit_stopped(const tt__fit *f)
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
 }
 
-/* All processes stop when one is to, and save when the first is to. */
+/* Makes all processes stop if one is asked to stop, and save if process 0 wants to save. */
 static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
 {
     tt_context *ctx = f->r->ctx;
@@ -39420,7 +39516,7 @@ static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
     return status;
 }
 
-/* Reads a line of n characters; false where it is none of metrics.csv, as its heading. */
+/* Reads a line of metrics.csv of n characters. Returns false for other lines, such as the heading. */
 static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__fit_point *point)
 {
     char field[3 + TT__FIT_VALUES][40];
@@ -39444,7 +39540,7 @@ static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__
     return point->step >= 0 && point->epoch >= 1;
 }
 
-/* Adds a line to the metrics, and what it says to the picture. */
+/* Adds a line to metrics.csv, and its values to the points of the picture. */
 static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
 {
     tt_context *ctx = f->r->ctx;
@@ -39480,8 +39576,8 @@ static const char *tt__fit_number(double x, char to[32])
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
-/* lr: of the step; items: that it, or the validation, has read, in so many seconds. What is not known of a
-   step that failed is NaN. */
+/* Adds the line of a step or a validation to the metrics. lr: of the step. items: number read in `seconds`.
+   For a failed step, unknown values in s are NaN. */
 static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
@@ -39500,8 +39596,8 @@ static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation,
     return tt__fit_line(f, line, text.length);
 }
 
-/* The metrics of the run that is resumed, up to where its state stands: lines of epochs that are over, and of
-   the one at hand those of the steps that the state has. */
+/* Reads the metrics of the run to resume, as far as the state goes: all lines of completed epochs, and of the
+   current epoch the lines of the steps that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit *f)
 {
     char path[TT__PATH];
@@ -39532,23 +39628,23 @@ static tt_status tt__fit_read_metrics(tt__fit *f)
 /* ==== src/train/picture.h */
 /* ---- loss.svg: panels of loss, metric and learning rate over the steps ---- */
 
-enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels of the margin for labels, and of a panel */
+enum { TT__FIT_LEFT = 72, TT__FIT_WIDTH = 690 }; /* pixels: margin for labels on the left; width of a panel */
 
-/* An axis upwards, of values or of their decimal logarithms, with ticks at (first + k) * step. */
+/* A vertical axis of values or of their decimal logarithms, with ticks at (first + k) * step. */
 typedef struct tt__fit_axis {
     bool logarithmic;
     double from, to, step, first;
     int height; /* pixels */
 } tt__fit_axis;
 
-/* A line through values of training or of validation, as they are (decay 0) or their running mean. */
+/* A line through the values of training or of validation, or (decay > 0) through their running mean. */
 typedef struct tt__fit_series {
     tt__fit_value value;
     bool validation;
     double decay, sum, weight;
 } tt__fit_series;
 
-/* What the series has at point k; false where that is nothing. */
+/* Sets *value to the series' value at point k. Returns false if the series has none there. */
 static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value)
 {
     const tt__fit_point *p = &f->point[k];
@@ -39559,7 +39655,8 @@ static bool tt__fit_at(const tt__fit *f, tt__fit_series *s, int k, double *value
     return true;
 }
 
-/* An axis that holds low..high: from 0, unless these are close, and of logarithms if they are far apart. */
+/* Returns an axis for values from low to high. The axis starts at 0 unless low and high are close, and is
+   logarithmic (if allowed) when they are far apart. */
 static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarithmic, int height)
 {
     tt__fit_axis a = {may_be_logarithmic && low > 0 && high > 1000 * low, 0, 0, 0, 0, height};
@@ -39579,8 +39676,8 @@ static tt__fit_axis tt__fit_axis_of(double low, double high, bool may_be_logarit
     return a;
 }
 
-/* In tenths of a pixel above the axis's start. Values outside of the axis end up outside of the panel, where
-   they are cut off, at most its height away. */
+/* Returns the height of a value in tenths of a pixel above the start of the axis. A value off the axis gets a
+   height outside of the panel, where the picture is clipped, by at most the panel's height. */
 static int tt__fit_y(const tt__fit_axis *a, double value)
 {
     double y = a->logarithmic ? (value > 0 ? log10(value) : a->from) : value;
@@ -39593,8 +39690,8 @@ static int tt__fit_x(int64_t step, int64_t last)
     return (int)((double)(10 * TT__FIT_WIDTH) * ((double)step / (double)last) + 0.5);
 }
 
-/* Draws a series as a line. Of the points that share a pixel of width, the lowest and the highest are drawn,
-   so that the file stays small with any number of steps. A series of one point is a dot. */
+/* Draws a series as a line. In each pixel column only the lowest and the highest point are drawn, which keeps
+   the file small for any number of steps. A series of one point is a dot. */
 static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
                             int64_t last, const char *colour, int width)
 {
@@ -39625,7 +39722,7 @@ static void tt__fit_line_of(tt__text *svg, const tt__fit *f, tt__fit_series s, c
     tt__print(svg, "'/>\n");
 }
 
-/* Dots at the values of validation, 12 pixels apart at least. */
+/* Draws dots at the values of validation, at least 12 pixels apart. */
 static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_series s, const tt__fit_axis *a,
                          int64_t last)
 {
@@ -39642,8 +39739,8 @@ static void tt__fit_dots(tt__text *svg, const tt__fit *f, tt__fit_series s, cons
 
 enum { TT__FIT_EPOCHS = 16 };
 
-/* The ends of epochs that get a mark and a number: of round numbers, and not too close to each other. Fills x
-   with their places, in tenths of a pixel, and number; returns how many. */
+/* Chooses the ends of epochs that get a mark and a number: round epoch numbers, at least 25 pixels apart.
+   Sets their places x, in tenths of a pixel, and their numbers, and returns how many there are. */
 static int tt__fit_epochs(const tt__fit *f, int64_t last, int x[TT__FIT_EPOCHS],
                           int64_t number[TT__FIT_EPOCHS])
 {
@@ -39687,7 +39784,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         }
     }
     if (value == TT__FIT_LOSS)
-        high = fmax(high, fmin(highest, 1.5 * high)); /* single steps may be cut off, the others are not */
+        high = fmax(high, fmin(highest, 1.5 * high)); /* only steps far above the mean are cut off */
     if (!(low <= high)) low = 0, high = 1;
     const tt__fit_axis a = tt__fit_axis_of(low, high, value == TT__FIT_LOSS, height);
     tt__print(svg, "<text x='%d' y='%d' font-weight='bold'>%s%s</text>\n<g text-anchor='end' fill='#555'>",
@@ -39700,7 +39797,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         tt__print(svg, "<text x='%d' y='%d'>%s</text>", TT__FIT_LEFT - 8, top + 4 + height - up,
                   tt__shortest((float)at, label));
     }
-    /* From here on in tenths of a pixel from the panel's lower left corner, upwards. */
+    /* From here on, coordinates are tenths of a pixel, from the panel's lower left corner upwards. */
     tt__print(svg,
               "</g>\n<clipPath id='p%d'><rect x='-30' y='-30' width='%d' height='%d'/></clipPath>\n"
               "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10' "
@@ -39723,7 +39820,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
     tt__print(svg, "</g>\n");
 }
 
-/* Of any number of steps, and at most about 100 KB. */
+/* Draws loss.svg. The file has at most about 100 KB, for any number of steps. */
 static void tt__fit_draw(tt__text *svg, const void *arg)
 {
     enum { LOSS = 40, METRIC = 316, PANEL = 168 }; /* pixels from the upper edge; of the metric's panel */
@@ -39759,9 +39856,9 @@ static void tt__fit_draw(tt__text *svg, const void *arg)
 
 /* ==== src/train/fit.h */
 /* ------------------------------------------------------------------------------------------------------- fit
-   tt_fit: epochs with their validations, steps that are skipped, states that are saved and resumed. */
+   tt_fit: runs epochs and validations, skips steps that fail, and saves and resumes states. */
 
-/* Has the run made a step, be it a skipped one? */
+/* Tests whether the run has done a step, skipped steps included. */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
 static tt_status tt__fit_save_metrics(const tt__fit *f)
@@ -39771,8 +39868,8 @@ static tt_status tt__fit_save_metrics(const tt__fit *f)
     return status == TT_OK ? tt__write_text(f->r->ctx, path, f->csv) : status;
 }
 
-/* Has the training loss diverged? It has where the mean of the last steps is more than ten times the loss of
-   the first one, and 1 more than that. */
+/* Tests whether the training loss has diverged: the mean of the last 4 steps is more than 10 times the loss
+   of the first step, plus 1. */
 static bool tt__fit_has_diverged(const tt__fit *f)
 {
     enum { LAST = 4 };
@@ -39786,8 +39883,8 @@ static bool tt__fit_has_diverged(const tt__fit *f)
     return sum / n > first + 9 * fabs(first) + 1;
 }
 
-/* Is the state at hand worth going back to? It is not where the loss has diverged, nor where the last
-   validation or the last step was not finite. */
+/* Tests whether the current state is worth returning to: the loss has not diverged, and the last validation
+   and the last step were finite. */
 static bool tt__fit_is_sound(const tt__fit *f)
 {
     const tt__fit_point *last = f->points ? &f->point[f->points - 1] : NULL;
@@ -39795,8 +39892,9 @@ static bool tt__fit_is_sound(const tt__fit *f)
     return finite && !f->not_finite && !tt__fit_has_diverged(f);
 }
 
-/* The metrics first: what is in them beyond the state is dropped when it is resumed. Once the loss has
-   diverged, the state is written beside the last one from before. If the loss recovers, one state is left. */
+/* Saves metrics, picture and state. The metrics are saved first, because a resumed run drops the lines beyond
+   its state. Once the loss has diverged, the state is saved to a second file, beside the last state from
+   before. If the loss recovers, only one state is left. */
 static tt_status tt__fit_save(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -39807,7 +39905,7 @@ static tt_status tt__fit_save(tt__fit *f)
     status = tt__agree(ctx, "saving metrics", status, NULL, 0);
     if (status == TT_OK && tt__fit_has_steps(f)) {
         const bool sound = tt__fit_is_sound(f), beside = !sound && f->has_state && f->state_is_sound;
-        /* Of three files on the disk, one would be none that a resumed run takes. */
+        /* Removed first, so that the disk never holds three states: no resumed run would use the third. */
         if (beside && f->has_diverged) files->remove(files->user, f->diverged);
         status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
         if (!sound && !f->told_diverged)
@@ -39831,8 +39929,8 @@ static tt_status tt__fit_save(tt__fit *f)
     return status;
 }
 
-/* Ends a run whose steps give nothing finite any more, as its weights have blown up: what is saved is the
-   state from before the loss diverged, and the error's sentence says what helps. */
+/* Ends a run whose steps give no finite results any more because the weights have blown up. The state from
+   before the loss diverged is kept, and the error message says what helps. */
 static void tt__fit_give_up(tt__fit *f)
 {
     char error[sizeof f->r->ctx->error];
@@ -39863,7 +39961,7 @@ static void tt__fit_give_up(tt__fit *f)
 static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool best)
 {
     tt_fit_event e;
-    tt_stats epoch; /* so far */
+    tt_stats epoch; /* of the epoch so far */
     if (!f->o.report) return;
     memset(&e, 0, sizeof e);
     memset(&epoch, 0, sizeof epoch);
@@ -39883,7 +39981,7 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
     e.unit = f->unit;
     e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
-    if (e.of_peak > 1) e.of_peak = 0; /* the machine was busier when the peak was measured than it is now */
+    if (e.of_peak > 1) e.of_peak = 0; /* the peak was measured too low, while the machine was busy */
     double each = done > f->first_step ? seconds / (double)(done - f->first_step) : 0;
     e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
     e.validation = validation;
@@ -39901,7 +39999,7 @@ static void tt__fit_tell_idle(tt__fit *f, int micros)
             micros > 1 ? "es" : "", f->r->data);
 }
 
-/* Counts the step that was trained last, if what it has found is known. */
+/* Counts the step that was trained last, if its results are known. */
 static tt_status tt__fit_count_step(tt__fit *f)
 {
     const tt_program *p = f->r->train;
@@ -39923,16 +40021,16 @@ static tt_status tt__fit_count_step(tt__fit *f)
     return status;
 }
 
-/* Fails, as so many steps in a row were skipped. */
+/* Fails because too many steps in a row were skipped. */
 static tt_status tt__fit_stuck(const tt__fit *f)
 {
     return tt__fail(f->r->ctx, TT_ERR_NUMERIC, "%d step%s in a row updated nothing; the last: %.800s",
                     f->in_row, f->in_row > 1 ? "s" : "", f->why);
 }
 
-/* Goes on behind a step that failed and updated nothing, since none of its targets counts or its loss or
-   gradient is not finite. It is counted as loss scaling counts those that it skips. Fails where it is one of
-   too many in a row. status: that it failed with; lr: its learning rate. */
+/* Skips a step that failed and updated nothing because no target counts or because loss or gradient are not
+   finite. The step is counted like a step that loss scaling skips. Fails if too many steps in a row were
+   skipped, and passes on other errors. status: the step's error; lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
 {
     enum { MOST_IN_A_ROW = 10 };
@@ -39967,7 +40065,7 @@ static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
     return tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
 }
 
-/* Waits for the step that was trained last, and counts it. */
+/* Waits for the step that was trained last, and counts or skips it. */
 static tt_status tt__fit_last_step(tt__fit *f)
 {
     tt_status status = f->last.any ? tt_wait(f->r->train, NULL) : TT_OK;
@@ -39977,20 +40075,20 @@ static tt_status tt__fit_last_step(tt__fit *f)
     return status;
 }
 
-/* Steps from f->p.step on, to the end of the epoch or until it is stopped. A device that works beside the
-   host runs a step while the next batch is made; so a step is counted when the next is begun. */
+/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. A device that works beside
+   the host runs a step while the host makes the next batch, so a step is counted after the next has begun. */
 static tt_status tt__fit_epoch(tt__fit *f)
 {
     tt_batch b;
     bool updated, more = true;
-    int micros = 0; /* of the step */
+    int micros = 0; /* micro-batches of the current step */
     double items = 0;
     tt_context *ctx = f->r->ctx;
     tt__deal(f->r, f->train, true);
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* steps stay whole */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* only whole steps */
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -40000,7 +40098,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
         micros++;
         const tt_status counted = tt__fit_count_step(f);
         const bool failed = status == TT_ERR_NUMERIC;
-        if (failed) { /* this step, or the one before */
+        if (failed) { /* the error is of this step or of the previous step */
             status = tt__fit_skip(f, status, f->last.any ? f->last.lr : lr);
             items = micros = 0;
         }
@@ -40018,10 +40116,10 @@ static tt_status tt__fit_epoch(tt__fit *f)
         if (status != TT_OK || !save) continue;
         status = tt__fit_last_step(f);
         if (status == TT_OK) status = tt__fit_save(f);
-        f->began = tt__seconds(); /* saving is not counted */
+        f->began = tt__seconds(); /* a step's time does not include saving */
     }
     if (status == TT_OK) status = tt__fit_last_step(f);
-    else if (f->last.any) { /* the first error counts */
+    else if (f->last.any) { /* the first error is returned */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt__fit_last_step(f);
@@ -40043,7 +40141,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
     return status;
 }
 
-/* Is a validation with this value and loss better than the best so far? */
+/* Tests whether a validation with this value and loss is better than the best so far. */
 static bool tt__fit_better(const tt__fit *f, double value, double loss)
 {
     const bool lower = !f->best_by_metric || f->metric.lower_is_better;
@@ -40051,7 +40149,7 @@ static bool tt__fit_better(const tt__fit *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
-/* What stands at the end of an epoch. */
+/* Ends an epoch: validates, keeps the best model, and saves the state. */
 static tt_status tt__fit_validate(tt__fit *f)
 {
     tt_stats s;
@@ -40062,7 +40160,7 @@ static tt_status tt__fit_validate(tt__fit *f)
     tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
-    /* Where the last steps were not finite, either they are at fault or the weights, which have blown up. */
+    /* If the last steps were not finite, either only those steps failed or the weights have blown up. */
     const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
     if (f->not_finite && blew_up) return tt__fit_stuck(f);
     f->not_finite = 0;
@@ -40076,8 +40174,8 @@ static tt_status tt__fit_validate(tt__fit *f)
                 any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
-        /* A folder with a model and no state could be neither resumed nor, by a caller who guards models,
-           begun anew. */
+        /* Save a state first: a folder with a model but no state could not be resumed, and a caller who
+           protects models could not start over in it. */
         if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
         if (status == TT_OK) {
             ctx->error[0] = 0;
@@ -40085,7 +40183,7 @@ static tt_status tt__fit_validate(tt__fit *f)
             status = tt__agree(ctx, "keep", status, NULL, 0);
         }
     }
-    if (status != TT_OK) return status; /* f->p.best is as it was: a resumed run validates and keeps again */
+    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates and keeps again */
     if (best && f->validation) {
         f->p.best = value;
         f->p.best_loss = loss;
@@ -40099,8 +40197,8 @@ static tt_status tt__fit_validate(tt__fit *f)
     return status;
 }
 
-/* Makes sure that no other run uses the folder. Some file systems have no locks, and one that cannot be
-   written to says so when metrics are. */
+/* Locks the folder and fails if another run uses it. Goes on without a lock on file systems that have none;
+   if the folder cannot be written to, saving metrics fails later. */
 static tt_status tt__fit_lock(tt__fit *f)
 {
     char host[64] = "", when[32] = "", text[160];
@@ -40125,7 +40223,7 @@ static tt_status tt__fit_lock(tt__fit *f)
     return status;
 }
 
-/* The file goes before the lock does: after that another run may have made one. */
+/* Removes the lock file and then releases the lock. After the release another run may have a file there. */
 static void tt__fit_unlock(tt__fit *f)
 {
     const tt_files *files = &f->r->ctx->options.files;
@@ -40134,8 +40232,8 @@ static void tt__fit_unlock(tt__fit *f)
     files->close(files->user, f->lock);
 }
 
-/* Is the state of a loss that has diverged older than the other? It is where a run was killed before it
-   removed that, and where a build went on that knows of one state. */
+/* Tests whether the diverged state is older than the other state. This happens if a run was killed before it
+   removed the diverged state, or if a build that knows of only one state continued the run. */
 static bool tt__fit_is_stale(const tt__fit *f)
 {
     int64_t steps, diverged;
@@ -40143,13 +40241,13 @@ static bool tt__fit_is_stale(const tt__fit *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Resumes from the newer state, which must be of the data that f->p says. */
+/* Resumes from the newer state. Its classes must be those of f->p; for other data it warns. */
 static tt_status tt__fit_resume(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
     const bool stale = tt__fit_is_stale(f);
-    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have looked */
+    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all processes looked */
     if (stale && status == TT_OK) {
         ctx->options.files.remove(ctx->options.files.user, f->diverged);
         f->has_diverged = false;
@@ -40196,8 +40294,8 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     return state;
 }
 
-/* Fails if there is no room for two states, since an old one is replaced when the new one is whole, and warns
-   if there is none for the parameters that `keep` may write there too. */
+/* Fails if the disk has no room for two states, because a state replaces the old one only when complete.
+   Warns if there is no room for the parameters that `keep` may also write there. */
 static tt_status tt__fit_disk(const tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -40219,7 +40317,7 @@ static tt_status tt__fit_disk(const tt__fit *f)
     return TT_OK;
 }
 
-/* Does a label mean the same in both sources? */
+/* Fails if a class number has different names in the sources for training and validation. */
 static tt_status tt__fit_same_classes(const tt__fit *f)
 {
     const tt_source *a = f->train, *b = f->validation;
@@ -40257,7 +40355,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (f->o.resume && !f->o.folder)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
-    status = tt_allocate(f->r->train); /* where there is no room, nothing is written */
+    status = tt_allocate(f->r->train); /* fails before anything is written if memory is short */
     if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
     if (status != TT_OK || !f->o.folder) return status;
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
@@ -40266,7 +40364,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status != TT_OK) return status;
     if (!f->o.resume) status = tt__make_folder(ctx, f->o.folder);
     if (status == TT_OK) status = tt__fit_lock(f);
-    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* of several processes one has the lock */
+    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* only one process gets the lock */
     if (status != TT_OK) return status;
     status = tt__folder_has(ctx, f->o.folder, "state.safetensors", &f->has_state);
     if (status == TT_OK)
@@ -40277,7 +40375,7 @@ static tt_status tt__fit_begin(tt__fit *f)
                         f->o.folder);
     if (!f->has_state && f->o.resume)
         return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
-    f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* hashes; 0: there are none */
+    f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* a hash of the names; 0: no classes */
     for (int c = 0; c < f->train->classes; c++) {
         const char *name = f->train->class_names[c];
         f->p.classes = tt__hash_on(f->p.classes, name, strlen(name) + 1);
@@ -40285,7 +40383,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
     if (f->o.resume) status = tt__fit_resume(f);
     if (status == TT_OK && f->p.epoch < f->o.epochs) status = tt__fit_disk(f);
-    return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails where nothing can be written */
+    return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails early if the folder is read-only */
 }
 
 tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
@@ -40327,13 +40425,13 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net), blown_up = f->not_finite > 0;
     if (began && status == TT_ERR_NUMERIC && blown_up && can_save) tt__fit_give_up(f);
     else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) {
-        /* so that nothing is lost */
+        /* save the steps since the last save */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);
         if (status != TT_OK && saved != TT_OK)
             tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
-        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* the first error counts */
+        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* the first error */
     }
     if (finished) *finished = done;
     tt__fit_unlock(f);

@@ -1,24 +1,25 @@
-/* Shared by the examples that train classifiers: their options, reports on classes, training and tests.
-   Included once, after cli.h. */
+/* Shared by the examples that train classifiers: options, reports on classes, training and tests. Included
+   once, after cli.h. */
 #ifndef EXAMPLES_CLASSIFIER_H
 #define EXAMPLES_CLASSIFIER_H
 
-/* The model of a program, and the functions by which it is trained, tested and used. */
+/* A program's model, and the functions with which it is trained, tested and used. */
 typedef struct classifier {
     cli_training *run;
-    const char *what;    /* it classifies: "texts" or "images" */
-    int epochs;          /* the default of --epochs */
+    const char *what;    /* the examples: "texts" or "images" */
+    int epochs;          /* default of --epochs */
     tt_model model;
-    char (*names)[64];   /* of the model's classes */
-    void *self;          /* for these functions: a loader of a dataset; saves the model in --out */
+    char (*names)[64];   /* names of the model's classes */
+    void *self;          /* argument of the functions below */
+    /* makes a loader of a dataset; saves the model in --out */
     tt_loader *(*loader)(tt_context *ctx, const void *self, const tt_dataset *d, bool train);
     tt_status (*keep)(void *self);
 } classifier;
 
 /* ------------------------------------------------------------------------------------------------ options */
 
-/* Defaults and flags of programs that train classifiers: those of every program that trains, and more. `what`
-   they classify: "texts" or "images"; which epochs and rates are the defaults. */
+/* Defaults and flags of programs that train classifiers, which include those of all programs that train.
+   what: "texts" or "images". epochs_, lr_: the default values, for --help. */
 #define CLI_CLASSIFIER_DEFAULT CLI_TRAINING_DEFAULT, .best_by = "accuracy", .class_weights = "none"
 #define CLI_CLASSIFIER_FLAGS(run, what, epochs_, lr_) \
     {"--train", "N", CLI_INTEGER, &(run).train, \
@@ -34,8 +35,8 @@ typedef struct classifier {
      "counts as much as any other, however few its examples are", .choices = "none balanced"}, \
     CLI_TRAINING_FLAGS(run)
 
-/* --batch max: examples of a step whose micro-batches, `accumulate` for each of the groups, are as large as
-   memory allows, or as the examples there are. tokens: of the longest; 0: all have the same number. */
+/* Sets the batch of --batch max: each of the `accumulate` micro-batches of a group is as large as memory
+   allows, or as there are examples. tokens: of the longest text; 0: all examples have the same length. */
 static inline void choose_batch(tt_context *ctx, const classifier *x, int tokens, int64_t examples)
 {
     cli_training *run = x->run;
@@ -67,7 +68,7 @@ static inline tt_loader_options loader_options(const cli_training *run, bool tra
 
 /* --------------------------------------------------------------------------------------------------- data */
 
-/* Leaves n examples of a dataset, of each class its share; n 0: all. split: "train" or "test". */
+/* Reduces a dataset to n examples, from each class its share; n 0: all. split: "train" or "test". */
 static inline tt_dataset *keep_some(tt_context *ctx, const cli_training *run, tt_dataset *d,
                                     const char *split, int n, const char *what)
 {
@@ -81,11 +82,11 @@ static inline tt_dataset *keep_some(tt_context *ctx, const cli_training *run, tt
     return part;
 }
 
-/* How many examples --train needs, with a tenth more for validation; 0: all. */
+/* Returns the number of examples for --train, with a tenth more for validation; 0: all. */
 static inline int with_held_out(const cli_training *run) { return run->train + (run->train + 9) / 10; }
 
-/* Leaves in *d the examples to train on. Returns those to validate on: `held`, if there are some, or else one
-   of eleven of *d. */
+/* Reduces *d to the examples to train on. Returns the examples to validate on: `held`, if it has any, or else
+   one of eleven of *d. */
 static inline tt_dataset *hold_out(tt_context *ctx, const cli_training *run, tt_dataset **d,
                                    tt_dataset *held, const char *what)
 {
@@ -101,7 +102,7 @@ static inline tt_dataset *hold_out(tt_context *ctx, const cli_training *run, tt_
 
 /* ------------------------------------------------------------------------------------------------ classes */
 
-/* The order of names without the spaces around them and the case of letters. */
+/* Compares names, ignoring the spaces around them and the case of letters. */
 static inline int by_plain_name(const void *x, const void *y)
 {
     const char *a = *(const char *const *)x, *b = *(const char *const *)y;
@@ -114,14 +115,14 @@ static inline int by_plain_name(const void *x, const void *y)
     return order ? order : (n > m) - (n < m);
 }
 
-static inline bool same_number(const char *a, const char *b) /* "1" and "1.0" */
+static inline bool same_number(const char *a, const char *b) /* such as "1" and "1.0" */
 {
     char *of_a, *of_b;
     const double x = strtod(a, &of_a), y = strtod(b, &of_b);
     return x == y && of_a > a && of_b > b && !*of_a && !*of_b;
 }
 
-/* Names of a dataset's classes, or, where d is NULL, of those of a model. To be freed. */
+/* Returns the names of a dataset's classes or, if d is NULL, of a model's. The caller frees the list. */
 static inline const char **names_of(const tt_dataset *d, char (*names)[64], int classes)
 {
     const char **name = (const char **)made(NULL, calloc((size_t)classes + 1, sizeof *name));
@@ -129,8 +130,8 @@ static inline const char **names_of(const tt_dataset *d, char (*names)[64], int 
     return name;
 }
 
-/* One line with the classes to train on and how many of the `what` each has; and a note on each thing that is
-   odd about them. */
+/* Prints a line with the classes to train on and their numbers of examples, and a note on anything odd about
+   them. what: "texts" or "images". */
 static inline void show_classes(const tt_dataset *d, const char *what)
 {
     const int classes = tt_dataset_classes(d), shown = classes > 12 ? 10 : classes;
@@ -166,8 +167,8 @@ static inline void show_classes(const tt_dataset *d, const char *what)
     free(counts), free((void *)names);
 }
 
-/* --class-weights of a dataset to train on: balanced ones are n / (classes * the class's number), as those of
-   scikit-learn. */
+/* Sets the weights of --class-weights for a dataset to train on. Balanced weights are examples / (classes *
+   examples of the class), as in scikit-learn. */
 static inline void weigh_classes(cli_training *run, const tt_dataset *d)
 {
     const int classes = tt_dataset_classes(d);
@@ -181,7 +182,7 @@ static inline void weigh_classes(cli_training *run, const tt_dataset *d)
     free(counts);
 }
 
-enum { CLI_MOST_F1 = 2000 }; /* classes up to which F1 is told: its counts are the square of these */
+enum { CLI_MOST_F1 = 2000 }; /* max classes for which F1 is printed: it needs classes^2 counts */
 typedef struct cli_f1 { double f1; const char *name; } cli_f1;
 
 static inline int by_f1(const void *x, const void *y)
@@ -190,9 +191,8 @@ static inline int by_f1(const void *x, const void *y)
     return (a->f1 > b->f1) - (a->f1 < b->f1);
 }
 
-/* Evaluates a dataset, and prints how often predictions are right, which share the largest class has, and F1
-   of each class, 2 right / (those that are it + those that are taken for it); of more than 12 classes of the
-   5 with the lowest. */
+/* Evaluates a dataset, and prints the accuracy, the share of the largest class, and each class's F1, which is
+   2 * right / (examples of the class + predictions of the class); of more than 12 classes the 5 lowest. */
 static inline void test_classifier(tt_context *ctx, const classifier *x, const tt_dataset *d)
 {
     const size_t n = (size_t)x->model.classes;
@@ -211,7 +211,7 @@ static inline void test_classifier(tt_context *ctx, const classifier *x, const t
         for (size_t k = 0; k < n; k++) are += counts[c * n + k], taken += counts[k * n + c];
         if (are > most) most = are, largest = (int)c;
         all += are;
-        if (are + taken == 0) continue; /* it has no F1 */
+        if (are + taken == 0) continue; /* F1 of this class is undefined */
         of[there].name = x->names[c];
         sum += of[there++].f1 = 2.0 * (double)counts[c * n + c] / (double)(are + taken);
     }
@@ -228,7 +228,7 @@ static inline void test_classifier(tt_context *ctx, const classifier *x, const t
     free(counts), free(of), tt_trainer_free(t), tt_loader_free(l);
 }
 
-/* Epochs where none are asked for: as usual, or more where these have fewer than 200 steps, up to 20. */
+/* Returns the default number of epochs: `usual`, or up to 20 if these have fewer than 200 steps. */
 static inline int enough_epochs(int64_t steps, int usual)
 {
     const int64_t wanted = steps > 10 ? (200 + steps - 1) / steps : 20;
@@ -272,15 +272,15 @@ static inline int train_classifier(tt_context *ctx, const classifier *x, const t
     return result;
 }
 
-/* Ends the program where --out has no model to predict with. */
+/* Ends the program if --out has no trained model. */
 static inline void check_trained(const cli_training *run)
 {
     if (!holds(run->out, "model.safetensors"))
         die("'%s' holds no trained model: one is saved when the first epoch ends", run->out);
 }
 
-/* A trainer that predicts one example at a time with the model in --out. new_head: its classifier begins with
-   random weights. */
+/* Makes a trainer that predicts one example at a time with the model in --out. new_head: the model's
+   classifier has random weights, which is an error. */
 static inline tt_trainer *predictor(tt_context *ctx, const classifier *x, bool new_head)
 {
     if (new_head)
@@ -289,7 +289,7 @@ static inline tt_trainer *predictor(tt_context *ctx, const classifier *x, bool n
     return make_trainer(ctx, x->run, &x->model, NULL, NULL, 0);
 }
 
-/* One line for the example called `name`: its likeliest class, the probability, the name. */
+/* Prints a line for the example called `name`: its likeliest class, the probability, the name. */
 static inline void show_prediction(const classifier *x, const float *probability, const char *name)
 {
     int best = 0;

@@ -1,6 +1,5 @@
-/* What the examples share: options of the command line with --help, errors, and for programs that train: a
-   folder that holds a run, signals that stop it, and its progress on a terminal. Included once, after
-   tinytrain.h. */
+/* Shared by the examples: command-line options with --help, and errors. For programs that train also: the
+   folder of a run, signals that stop a run, and progress on a terminal. Included once, after tinytrain.h. */
 #ifndef EXAMPLES_CLI_H
 #define EXAMPLES_CLI_H
 
@@ -23,11 +22,11 @@
 
 /* ------------------------------------------------------------------------------------------------- errors */
 
-static const char *cli_program = "program"; /* what cli_parse was told */
-static const char *cli_path = "";           /* what it was started by */
-static char cli_process[96];                /* ", process 1 (host b)", of several; else empty */
+static const char *cli_program = "program"; /* the program's name, from cli_parse */
+static const char *cli_path = "";           /* argv[0] */
+static char cli_process[96];                /* ", process 1 (host b)" of several processes; else empty */
 
-/* Ends the program with a sentence on what is wrong. */
+/* Ends the program with an error message. */
 static inline void die(const char *format, ...)
 {
     char why[4096];
@@ -40,7 +39,7 @@ static inline void die(const char *format, ...)
     exit(1);
 }
 
-/* Bytes of this process that are in memory, or 0 where that is not known. */
+/* Returns the bytes of this process that are in memory, or 0 if they are not known. */
 static inline size_t resident_bytes(void)
 {
     unsigned long long pages = 0;
@@ -50,17 +49,18 @@ static inline size_t resident_bytes(void)
     return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* On the CPU, what is in memory beside a plan, of each rank: --budget counts it. */
+/* On the CPU, bytes of a rank that are in memory beside the plan. --budget includes them. */
 static size_t beside_the_plan;
 
-/* How errors of the library name what makes a plan fit: --recompute blocks, and megabytes, rounded up, with
-   what is in memory beside a plan. */
+/* Writes an option as the library's errors shall name it, such as "--recompute blocks". */
 static inline void write_flag(void *user, const char *name, const char *value, char *to, size_t capacity)
 {
     (void)user;
     snprintf(to, capacity, "--%s%s%s", name, value ? " " : "", value ? value : "");
 }
 
+/* Writes an amount of memory for the library's errors: megabytes, rounded up, with the memory beside the
+   plan. */
 static inline void write_megabytes(void *user, size_t bytes, char *to, size_t capacity)
 {
     (void)user;
@@ -70,7 +70,7 @@ static inline void write_megabytes(void *user, size_t bytes, char *to, size_t ca
 static const tt_wording as_flags = {"--budget", "A smaller --batch, or a larger --accumulate,", write_flag,
                                     write_megabytes, NULL};
 
-/* What a call of the library made, or the end of the program with its error. ctx NULL: what malloc made. */
+/* Returns p, or if p is NULL ends the program with the library's error. ctx NULL: p is from malloc. */
 static inline void *made(tt_context *ctx, void *p)
 {
     if (!p) die("%s", ctx ? tt_error(ctx) : "no memory");
@@ -84,30 +84,31 @@ static inline void must(tt_context *ctx, tt_status status)
 
 /* ------------------------------------------------------------------------------------------------ options */
 
-/* What `to` points to: const char *, the same, int, double, size_t, bool. */
+/* The type of an option's value. `to` points, in this order, to a const char *, const char *, int, double,
+   size_t or bool. */
 typedef enum cli_type { CLI_TEXT, CLI_CHOICE, CLI_INTEGER, CLI_NUMBER, CLI_BYTES, CLI_SWITCH } cli_type;
 
 typedef struct cli_flag {
-    const char *name, *value; /* "--lr", and what --help calls its value: "X" */
+    const char *name, *value; /* "--lr", and the name of its value in --help: "X" */
     cli_type type;
-    void *to;                 /* holds the default */
+    void *to;                 /* the value; holds the default before cli_parse */
     const char *help;         /* the default is added, unless this ends with a parenthesis or a colon */
-    double least, most;       /* of an INTEGER or NUMBER; of a TEXT's length in bytes, if most is not 0 */
+    double least, most;       /* bounds of an INTEGER or NUMBER; of the bytes of a TEXT, if most is not 0 */
     const char *choices;      /* of a CHOICE: words with spaces between; of an INTEGER: a word for CLI_WORD */
-    const char *also;         /* of a CHOICE: another CHOICE's name, with which it may be given too */
-    bool *given;              /* becomes true where it is given; NULL: that is not asked */
+    const char *also;         /* of a CHOICE: another CHOICE's name that also accepts these words; or NULL */
+    bool *given;              /* set to true if the option is given; NULL: not needed */
 } cli_flag;
 
 enum { CLI_WORD = -1 };
 
-/* Columns of the terminal, or 80. Asked each time, since a window may change. */
+/* Returns the columns of the terminal, or 80. Not kept, because a window's size may change. */
 static inline int cli_width(void)
 {
     struct winsize w;
     return ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col >= 20 ? w.ws_col : 80;
 }
 
-/* Which of the words a value is, from 0; -1: none. */
+/* Returns the index of a value among the words, or -1 if the value is none of them. */
 static inline int cli_index(const char *value, const char *words)
 {
     size_t n = strlen(value);
@@ -119,7 +120,7 @@ static inline int cli_index(const char *value, const char *words)
     return -1;
 }
 
-/* "a b c" as "a, b or c". */
+/* Writes the words "a b c" as "a, b or c". */
 static inline const char *cli_list(const char *words, char *to, size_t capacity)
 {
     size_t n = 0;
@@ -132,7 +133,7 @@ static inline const char *cli_list(const char *words, char *to, size_t capacity)
     return to;
 }
 
-/* Writes text in lines of `width` columns, all but the first indented; `at`: where the cursor is. */
+/* Prints text in lines of `width` columns. All lines but the first are indented. at: the cursor's column. */
 static inline void cli_wrap(const char *text, int at, int indent, int width)
 {
     while (*text) {
@@ -185,7 +186,7 @@ static inline void cli_help(const cli_flag *flags, int count, const char *about)
     exit(fflush(stdout) != 0);
 }
 
-/* How many letters must be put in, left out or replaced to make b of a (Levenshtein 1966). */
+/* Returns the number of letters to insert, delete or replace to turn a into b (Levenshtein 1966). */
 static inline int cli_distance(const char *a, const char *b)
 {
     int row[64], n = (int)strlen(b);
@@ -204,8 +205,8 @@ static inline int cli_distance(const char *a, const char *b)
     return row[n];
 }
 
-/* Ends the program for an argument that is no option, naming the option that is most like it, or that other
-   programs call so. */
+/* Ends the program for an argument that is no option. The message names the most similar option, or the
+   option that other programs call by this name. */
 static inline void cli_unknown(const cli_flag *flags, int count, const char *argument)
 {
     static const char *const known[][2] = {
@@ -216,12 +217,12 @@ static inline void cli_unknown(const cli_flag *flags, int count, const char *arg
         {"--max-seq-length", "--max-length"}, {"--image-size", "--size"}, {"--dataset", "--data"}};
     char given[64];
     const char *nearest = NULL, *bare = argument + strspn(argument, "-");
-    int least = strlen(bare) > 3 ? 3 : 1; /* a longer way is none */
+    int least = strlen(bare) > 3 ? 3 : 1; /* an option at this distance or more is not suggested */
     snprintf(given, sizeof given, "--%.*s", (int)strcspn(bare, "="), bare);
     for (int k = 0; k < count; k++) {
         int distance = cli_distance(given, flags[k].name);
         if (strlen(given) > 4 && strncmp(given, flags[k].name, strlen(given)) == 0)
-            distance = 0; /* its beginning */
+            distance = 0; /* the argument is the option's beginning */
         if (distance < least) nearest = flags[k].name, least = distance;
     }
     for (char *c = given; *c; c++) if (*c == '_') *c = '-';
@@ -232,7 +233,7 @@ static inline void cli_unknown(const cli_flag *flags, int count, const char *arg
     die("there is no option '%s'; --help lists all", argument);
 }
 
-/* Bytes: a number, maybe with a unit, as in 3GB, 500 MiB or 1.5e9. */
+/* Reads a number of bytes, with or without a unit: 3GB, 500 MiB, 1.5e9. Returns false for other texts. */
 static inline bool cli_bytes(const char *text, size_t *bytes)
 {
     static const char *const units[] = {"", "B", "KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"};
@@ -249,7 +250,7 @@ static inline bool cli_bytes(const char *text, size_t *bytes)
     return false;
 }
 
-/* The option that a value given with f is for: one whose values may be given with that name too, or f. */
+/* Returns the option that gets a value given with f: an option whose words f also accepts, or f itself. */
 static inline const cli_flag *cli_meant(const cli_flag *flags, int count, const cli_flag *f,
                                         const char *value)
 {
@@ -259,7 +260,7 @@ static inline const cli_flag *cli_meant(const cli_flag *flags, int count, const 
     return f;
 }
 
-/* Takes a value, or ends the program with what is wrong with it. */
+/* Sets an option to a value, or ends the program with an error if the value is invalid. */
 static inline void cli_set(const cli_flag *f, const char *value)
 {
     char *end, list[256];
@@ -316,8 +317,8 @@ static inline void cli_parse(int argc, char **argv, const cli_flag *flags, int c
 {
     cli_program = program;
     cli_path = argv[0];
-    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* so that a log has all lines of a program that is killed */
-    signal(SIGXFSZ, SIG_IGN);              /* so that a file larger than a limit is an error that is told */
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* keeps all lines in a log if the program is killed */
+    signal(SIGXFSZ, SIG_IGN);              /* makes a file beyond the size limit a reported error */
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i], *value = strchr(argument, '=');
         size_t name = value ? (size_t)(value - argument) : strlen(argument);
@@ -342,7 +343,7 @@ static inline void cli_parse(int argc, char **argv, const cli_flag *flags, int c
 
 /* -------------------------------------------------------------------------------------------------- files */
 
-static inline char *join(const char *folder, const char *name) /* to be freed */
+static inline char *join(const char *folder, const char *name) /* the caller frees the path */
 {
     size_t bytes = strlen(folder) + strlen(name) + 2;
     char *path = (char *)made(NULL, malloc(bytes));
@@ -350,8 +351,8 @@ static inline char *join(const char *folder, const char *name) /* to be freed */
     return path;
 }
 
-/* Is there a file or folder of that name? Ends the program where that cannot be told: what is there must
-   not count as absent. */
+/* Tests whether a file or folder exists. Ends the program if that is not known, as an existing file must not
+   count as absent. */
 static inline bool exists(const char *path)
 {
     struct stat s;
@@ -363,8 +364,8 @@ static inline bool exists(const char *path)
 
 enum { CLI_NAME = 48 };
 
-/* Each text of an option: that one, or with - each line of standard input, which is valid until the next
-   call; NULL: there are no more. name: of the text, for errors. */
+/* Returns the next text of an option: the option's value, or for "-" a line of standard input, which is valid
+   until the next call. Returns NULL after the last text. Sets the text's name for errors. */
 static inline const char *next_text(const char *option, char name[CLI_NAME])
 {
     static char *line;
@@ -380,8 +381,8 @@ static inline const char *next_text(const char *option, char name[CLI_NAME])
     return n < 0 ? NULL : line;
 }
 
-/* The path of a file of examples/data, which is looked for beside this source, in the program's folder and in
-   those above it. To be freed. */
+/* Returns the path of a file of examples/data, looked for beside this source, in the program's folder, and in
+   the folders above it. The caller frees the path. */
 static inline char *sample_data(const char *name)
 {
     char own[1024], from[1024], *in_data = join("examples/data", name);
@@ -389,7 +390,7 @@ static inline char *sample_data(const char *name)
     snprintf(own, sizeof own, "%.*s/data", slash ? (int)(slash - __FILE__) : 1, slash ? __FILE__ : ".");
     char *beside = join(own, name);
     if (exists(beside)) return free(in_data), beside;
-    ssize_t n = readlink("/proc/self/exe", own, sizeof own - 1); /* Linux; elsewhere what it was called by */
+    ssize_t n = readlink("/proc/self/exe", own, sizeof own - 1); /* on Linux; elsewhere argv[0] is used */
     if (n > 0) own[n] = 0;
     else snprintf(own, sizeof own, "%s", cli_path);
     snprintf(from, sizeof from, "%s", own);
@@ -404,7 +405,7 @@ static inline char *sample_data(const char *name)
     return NULL;
 }
 
-static inline bool holds(const char *folder, const char *name) /* a file of that name */
+static inline bool holds(const char *folder, const char *name) /* tests for a file in a folder */
 {
     char *path = join(folder, name);
     bool there = exists(path);
@@ -412,8 +413,8 @@ static inline bool holds(const char *folder, const char *name) /* a file of that
     return there;
 }
 
-/* Before training: refuses to write over a run or a model, to resume what is not there, or to save a whole
-   model beside an adapter. */
+/* Checks the folder of a run before training: refuses to overwrite a run or a model, to resume without a
+   state, and to save a whole model beside an adapter. */
 static inline void check_folder(const char *folder, bool resume, bool whole)
 {
     bool state = holds(folder, "state.safetensors");
@@ -429,9 +430,10 @@ static inline void check_folder(const char *folder, bool resume, bool whole)
 
 /* --------------------------------------------------------------------------------- training on a terminal */
 
-/* The signal that asks training to stop; 0: none. Of those that a person sends, a second one ends the program
-   at once. A terminal that is closed may send SIGHUP twice, a pipe that nobody reads sends SIGPIPE with each
-   line, and the limit of processor time SIGXCPU each second. Schedulers announce a job's end by SIGUSR1. */
+/* The signal that asked training to stop; 0: none. A second SIGINT or SIGTERM, which a person sends, ends the
+   program at once. The other signals may repeat by themselves: a closed terminal may send SIGHUP twice, a
+   pipe without a reader sends SIGPIPE with each line, and the limit of processor time sends SIGXCPU each
+   second. Schedulers announce a job's end by SIGUSR1. */
 static volatile sig_atomic_t stop_signal;
 static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXCPU, SIGUSR1};
 enum { CLI_OF_PERSONS = 2 };
@@ -444,7 +446,8 @@ static inline void ask_to_stop(int number)
     for (int k = 0; k < CLI_OF_PERSONS && person; k++) signal(stop_signals[k], SIG_DFL);
 }
 
-/* Signals that the parent has had ignored, as nohup does with SIGHUP, stay so. */
+/* Installs or restores the handlers of signals. Signals that the parent process ignores, as nohup does with
+   SIGHUP, remain ignored. */
 static inline void handle_signals(bool handle)
 {
     static struct sigaction before[CLI_COUNT(stop_signals)];
@@ -457,10 +460,11 @@ static inline void handle_signals(bool handle)
         if (k >= CLI_OF_PERSONS && before[k].sa_handler == SIG_IGN) continue;
         sigaction(stop_signals[k], handle ? &stop : &before[k], NULL);
     }
-    if (!handle && stop_signal == SIGPIPE) signal(SIGPIPE, SIG_IGN); /* what is still to be said is lost */
+    if (!handle && stop_signal == SIGPIPE) signal(SIGPIPE, SIG_IGN); /* later output is lost */
 }
 
-/* For tt_fit_options.report: one line, rewritten on a terminal; elsewhere a plain line every ten seconds. */
+/* Prints progress, as tt_fit_options.report: one line that is rewritten on a terminal; elsewhere a line every
+   ten seconds. */
 static inline void show_progress(void *user, const tt_fit_event *e)
 {
     static double shown;
@@ -478,7 +482,8 @@ static inline void show_progress(void *user, const tt_fit_event *e)
     fflush(stdout);
 }
 
-/* After tt_fit: says how it ended. Returns the program's exit status: that of a signal as shells count it. */
+/* Prints how tt_fit ended. Returns the program's exit status; after a signal 128 plus its number, as in
+   shells. */
 static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_status status, bool finished)
 {
     long long saved = (long long)tt_trainer_saved_steps(t);
@@ -489,7 +494,7 @@ static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_statu
         fprintf(to, "\nstopped after step %lld", (long long)tt_trainer_steps(t));
         if (stop_signal == SIGPIPE) fprintf(to, ", as nobody reads standard output any more");
         if (stop_signal == SIGXCPU) fprintf(to, ", at the limit of processor time");
-        if (status == TT_ERR_NUMERIC) fprintf(to, "\n"); /* the error has said what helps */
+        if (status == TT_ERR_NUMERIC) fprintf(to, "\n"); /* the error message said what helps */
         else if (saved == tt_trainer_steps(t)) fprintf(to, "; --resume goes on from there\n");
         else if (saved >= 0)
             fprintf(to, "; --resume goes on from step %lld, the last that was saved\n", saved);
@@ -499,7 +504,7 @@ static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_statu
     return status != TT_OK ? 1 : stop_signal ? 128 + stop_signal : 0;
 }
 
-/* The memory plan as text, and as plan.svg in a folder that is not NULL. */
+/* Prints the memory plan, and draws it as plan.svg in a folder (NULL: no picture). */
 static inline void show_plan(const tt_program *p, const char *folder)
 {
     static char text[1 << 16];
@@ -531,7 +536,7 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
     gethostname(host, sizeof host - 1);
     if (tt_processes(ctx) > 1)
         snprintf(cli_process, sizeof cli_process, ", process %d (%s)", tt_process(ctx), host);
-    if (tt_process(ctx) > 0 && !freopen("/dev/null", "w", stdout)) exit(1); /* the first process speaks */
+    if (tt_process(ctx) > 0 && !freopen("/dev/null", "w", stdout)) exit(1); /* only process 0 prints */
     return ctx;
 }
 
@@ -542,19 +547,19 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
 typedef struct cli_training {
     const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *update, *device, *freeze;
     const char *zero, *memory, *tune, *out;
-    const char *data, *model; /* flags of each program's own, as --batch, --epochs and --lr are */
+    const char *data, *model; /* each program defines its own flags for these and --batch, --epochs, --lr */
     const char *best_by, *class_weights, *predict; /* of programs that train classifiers; else NULL */
-    int seed, threads, batch, accumulate, epochs, train, test; /* the last two: of classifiers */
+    int seed, threads, batch, accumulate, epochs, train, test; /* train, test: of classifiers */
     double timeout, lr, warmup, decay, clip, dropout, label_smoothing;
     size_t budget;
-    bool plan, resume, measure, gpu; /* gpu: `device` is a kind of "cuda" */
-    bool largest, finished; /* --batch max; all epochs are done */
+    bool plan, resume, measure, gpu; /* gpu: `device` begins with "cuda" */
+    bool largest, finished; /* largest: --batch max; finished: all epochs are done */
     tt_parallel parallel; /* of the ranks of `device` */
-    tt_costs costs;       /* with `measure`, those of `device` */
-    float *weights;       /* of classes, by `class_weights`; NULL: none */
+    tt_costs costs;       /* with `measure`, the measured rates of `device` */
+    float *weights;       /* weights of classes, see `class_weights`; NULL: none */
 } cli_training;
 
-/* What a cli_training begins with, and its rows in an array of cli_flag. */
+/* Default values of a cli_training, and its rows in an array of cli_flag. */
 #define CLI_TRAINING_DEFAULT \
     .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", \
     .update = "end", .memory = "device", .tune = "off", .seed = 1, .timeout = 600, .accumulate = 1, \
@@ -639,7 +644,7 @@ typedef struct cli_training {
      .help = "say how much memory training will need, draw it as plan.svg in --out, and end"}, \
     {"--resume", "", CLI_SWITCH, &(run).resume, .help = "go on from the state in --out"}
 
-/* Checks the options, and gives those that were left out their defaults, which depend on --budget. */
+/* Checks the options, and sets defaults that depend on --budget for options that were not given. */
 static inline void check_training(cli_training *run)
 {
     const char *device = run->device ? run->device : getenv("TINYTRAIN_DEVICE");
@@ -676,8 +681,8 @@ static inline tt_compile_options compile_options(const cli_training *run)
     return o;
 }
 
-/* Returns a context for training, and sets the fields of run->parallel that are 0 by its device. Ends the
-   program if options do not go together. */
+/* Opens a context for training, and sets the fields of run->parallel that are 0 to suit the device. Ends the
+   program if options contradict each other. */
 static inline tt_context *open_training(cli_training *run)
 {
     tt_context *ctx = open_context(run->seed, run->threads, run->timeout);
@@ -691,17 +696,17 @@ static inline tt_context *open_training(cli_training *run)
     return ctx;
 }
 
-/* open_training for a program that is about to train: also checks the folder --out. whole: the program will
-   save a whole model there, not an adapter. */
+/* Calls open_training for a program that is about to train, after a check of the folder --out. whole: the
+   program will save a whole model there, not an adapter. */
 static inline tt_context *begin_training(cli_training *run, bool whole)
 {
     if (!run->plan) check_folder(run->out, run->resume, whole);
     return open_training(run);
 }
 
-enum { BESIDE_LATER = 2 << 20 }; /* bytes that a training needs beside its plan after it is made */
+enum { BESIDE_LATER = 2 << 20 }; /* bytes that training needs beside the plan once the plan is made */
 
-/* total_steps 0: only to evaluate and predict. */
+/* Returns the options of a trainer. total_steps 0: a trainer that only evaluates and predicts. */
 static inline tt_train_options training_options(const cli_training *run, int64_t total_steps)
 {
     tt_train_options o = tt_train_options_default();
@@ -713,7 +718,7 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);
     if (run->budget && !run->gpu) {
         const int ranks = run->parallel.data * run->parallel.tensor * run->parallel.pipeline;
-        if (!beside_the_plan) /* plans that are made later have the same */
+        if (!beside_the_plan) /* measured once; later plans use the same number */
             beside_the_plan = (resident_bytes() + BESIDE_LATER) / (size_t)(ranks > 0 ? ranks : 1);
         if (run->budget <= beside_the_plan)
             die("--budget of %zu bytes is less than the %.1f MB that are in use beside a plan", run->budget,
@@ -726,8 +731,8 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     return o;
 }
 
-/* Says how many micro-batches a step has on a data rank, for what is chosen to fit --budget; a pipeline plans
-   for as many as --micros says. accumulate: of each group. */
+/* Sets the number of micro-batches of a step on a data rank, which choices under --budget depend on. A
+   pipeline uses --micros instead. accumulate: micro-batches of each group. */
 static inline void expect_micros(tt_train_options *o, int accumulate)
 {
     const int micros = accumulate * o->compile.parallel.groups;
@@ -735,8 +740,8 @@ static inline void expect_micros(tt_train_options *o, int accumulate)
         o->compile.parallel.micros = (micros + o->compile.parallel.data - 1) / o->compile.parallel.data;
 }
 
-/* A trainer for the micro-batches of two sources, or of one where `other` is NULL; train NULL: of one
-   example. epochs 0: only to evaluate and predict. */
+/* Makes a trainer with room for the micro-batches of two sources. other may be NULL. train NULL: room for one
+   example. epochs 0: a trainer that only evaluates and predicts. */
 static inline tt_trainer *make_trainer(tt_context *ctx, const cli_training *run, const tt_model *model,
                                        const tt_source *train, const tt_source *other, int epochs)
 {
@@ -748,7 +753,7 @@ static inline tt_trainer *make_trainer(tt_context *ctx, const cli_training *run,
     return (tt_trainer *)made(ctx, tt_trainer_new(ctx, model, &o));
 }
 
-/* Trains, saves and shows progress, but with --plan only the plan. Returns the program's exit status.
+/* Trains, saves, and shows progress; with --plan only shows the plan. Returns the program's exit status.
    keep(user) saves the model. */
 static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, const tt_source *validation,
                       cli_training *run, tt_status (*keep)(void *), void *user)
@@ -790,7 +795,7 @@ static inline int fit(tt_context *ctx, tt_trainer *t, const tt_source *train, co
     return result;
 }
 
-/* Freezes the parameters of a list of patterns with commas between. */
+/* Freezes the parameters that a comma-separated list of patterns matches. */
 static inline void freeze(tt_context *ctx, const char *list)
 {
     char pattern[256];

@@ -1,5 +1,5 @@
-/* Readers of IMDb's reviews, of CIFAR-10's images and of image files, on tinytrain's public API; to be
-   included after it.
+/* Readers of IMDb's reviews, of CIFAR-10's images and of image files, on tinytrain's public API. Included
+   after tinytrain.h.
 
    A reader that fails returns NULL and writes one sentence to `why`: what is wrong with which file, and at
    which byte. */
@@ -14,9 +14,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { DATASET_WHY = 1024 }; /* bytes of a sentence on what is wrong */
+enum { DATASET_WHY = 1024 }; /* bytes of an error message */
 
-/* Writes the sentence; returns false. */
+/* Writes an error message to `why`, and returns false. */
 #if defined(__GNUC__)
 __attribute__((format(printf, 2, 3)))
 #endif
@@ -29,7 +29,7 @@ static inline bool dataset_fail(char why[DATASET_WHY], const char *format, ...)
     return false;
 }
 
-/* Reads a file of at most `most` bytes into memory, to be freed, with a NUL behind them. */
+/* Reads a file of at most `most` bytes into memory and adds a NUL. The caller frees the memory. */
 static inline char *dataset_file(const char *path, size_t most, size_t *bytes, char why[DATASET_WHY])
 {
     struct stat info;
@@ -90,8 +90,8 @@ static inline bool imdb_add(imdb_list *l, const char *folder, const char *name, 
     return true;
 }
 
-/* Adds the files of a folder that are named NUMBER_RATING.txt, where the rating is 1 to 4 (class 0, negative)
-   or 7 to 10 (class 1, positive). Files of other endings are passed over. */
+/* Adds the files of a folder that are named NUMBER_RATING.txt. The rating is 1 to 4 (class 0, negative) or 7
+   to 10 (class 1, positive). Files that do not end with .txt are ignored. */
 static inline bool imdb_find(imdb_list *l, const char *folder, int label, char why[DATASET_WHY])
 {
     DIR *d = opendir(folder);
@@ -122,14 +122,14 @@ static inline bool imdb_find(imdb_list *l, const char *folder, int label, char w
     return ok;
 }
 
-/* Leaves n of the reviews from number `first` on, chosen by the context's seed. */
+/* Keeps n of the reviews from number `first` on, chosen at random by the context's seed. */
 static inline bool imdb_choose(tt_context *ctx, imdb_list *l, int first, int n, char why[DATASET_WHY])
 {
     int there = l->count - first, kept = first;
     char(*number)[16] = (char(*)[16])calloc((size_t)there, sizeof *number);
     tt_text *texts = (tt_text *)calloc((size_t)there, sizeof *texts);
     bool ok = (number && texts) || dataset_fail(why, "out of memory for %d reviews", there);
-    for (int i = 0; i < there && ok; i++) { /* texts that are the reviews' numbers: n are split off */
+    for (int i = 0; i < there && ok; i++) { /* a dataset of the reviews' numbers, split at random */
         texts[i].bytes = (size_t)snprintf(number[i], sizeof number[i], "%d", i);
         texts[i].text = number[i];
     }
@@ -170,9 +170,9 @@ static inline tt_dataset *imdb_read(tt_context *ctx, const imdb_list *l, char wh
     return d;
 }
 
-/* folder/{train,test}/{neg,pos}/N_RATING.txt (Maas et al. 2011). split: "train" or "test". limit: how many
-   reviews, half of each class, chosen by the context's seed; 0: all. Order: neg, then pos, each by file name
-   in byte order. Classes: neg 0, pos 1. */
+/* Reads the reviews folder/{train,test}/{neg,pos}/N_RATING.txt (Maas et al. 2011). split: "train" or "test".
+   limit: number of reviews, half of each class, chosen at random by the context's seed; 0: all. Order: neg,
+   then pos, each by file name in byte order. Classes: neg 0, pos 1. */
 static inline tt_dataset *imdb_open(tt_context *ctx, const char *folder, const char *split, int limit,
                                     char why[DATASET_WHY])
 {
@@ -204,7 +204,7 @@ static inline tt_dataset *imdb_open(tt_context *ctx, const char *folder, const c
 enum { CIFAR_CLASSES = 10, CIFAR_SIDE = 32, CIFAR_PLANE = CIFAR_SIDE * CIFAR_SIDE };
 enum { CIFAR_PIXELS = 3 * CIFAR_PLANE };
 
-/* Its pixels must stay as long as the dataset. */
+/* Images of CIFAR-10, which must outlive their dataset. */
 typedef struct cifar {
     uint8_t *pixels; /* (images, CIFAR_PIXELS) */
     int *labels;     /* (images) */
@@ -226,7 +226,7 @@ static inline const char *cifar_image(void *user, int64_t index, tt_image *image
     return NULL;
 }
 
-/* Adds the records of a file, each a label and 32 x 32 pixels: all of their reds, all greens, all blues. */
+/* Adds the records of a file. A record is a label and 32 x 32 pixels: all reds, all greens, all blues. */
 static inline bool cifar_add(cifar *c, const char *path, const uint8_t *bytes, size_t size,
                              char why[DATASET_WHY])
 {
@@ -254,7 +254,7 @@ static inline bool cifar_add(cifar *c, const char *path, const uint8_t *bytes, s
     return true;
 }
 
-/* Points `names` to the lines of a text, in which ends of lines become NULs. */
+/* Points `names` to the lines of a text, and replaces the line ends in the text by NULs. */
 static inline bool cifar_names(char *text, const char *path, const char *names[CIFAR_CLASSES],
                                char why[DATASET_WHY])
 {
@@ -268,7 +268,7 @@ static inline bool cifar_names(char *text, const char *path, const char *names[C
            dataset_fail(why, "'%.500s' holds %d names, one a line; CIFAR-10 has ten classes", path, n);
 }
 
-/* Reads a file of the folder. NULL, and no error, if the file is `missing`. */
+/* Reads a file of the folder. If the file does not exist, returns NULL without an error and sets *missing. */
 static inline char *cifar_file(const char *folder, const char *name, char path[DATASET_WHY], size_t *bytes,
                                bool *missing, char why[DATASET_WHY])
 {
@@ -282,10 +282,10 @@ static inline char *cifar_file(const char *folder, const char *name, char path[D
     return NULL;
 }
 
-/* The binary version of CIFAR-10 (Krizhevsky 2009): those of folder/data_batch_1.bin to data_batch_5.bin that
-   are there, for split "train", folder/test_batch.bin for "test". Images of 32 x 32, RGB, in the order of the
-   files. Classes as in folder/batches.meta.txt, or "airplane" to "truck" without that file. Free c after the
-   dataset. */
+/* Reads the binary version of CIFAR-10 (Krizhevsky 2009). Split "train" is the files data_batch_1.bin to
+   data_batch_5.bin of the folder, as far as they exist; "test" is test_batch.bin. Images are 32 x 32, RGB, in
+   the order of the files. The names of classes are those in batches.meta.txt, or without that file "airplane"
+   to "truck". Free c after the dataset. */
 static inline tt_dataset *cifar_open(tt_context *ctx, cifar *c, const char *folder, const char *split,
                                      char why[DATASET_WHY])
 {
@@ -336,7 +336,7 @@ static inline bool is_pnm(const uint8_t *bytes, size_t n)
 
 static inline bool pnm_space(uint8_t byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
 
-/* A number of a PNM's header, which ends with white space; -1: there is none. */
+/* Reads a number of a PNM's header, which must end with white space. Returns -1 if there is no number. */
 static inline int pnm_number(const uint8_t *bytes, size_t n, size_t *at)
 {
     int64_t number = 0;
@@ -349,8 +349,8 @@ static inline int pnm_number(const uint8_t *bytes, size_t n, size_t *at)
     return *at == first || *at == n || !pnm_space(bytes[*at]) ? -1 : (int)number;
 }
 
-/* Reads the header of a binary PPM or PGM of 8 bits, of which `pixels` then points into bytes. Returns NULL,
-   or words that say what is wrong. whole: false where bytes are only the file's first. */
+/* Reads a binary PPM or PGM of 8 bits. image->pixels then points into `bytes`. Returns NULL, or words that
+   say what is wrong. whole: `bytes` are the whole file, not only its beginning. */
 static inline const char *pnm_read(const uint8_t *bytes, size_t n, bool whole, tt_image *image)
 {
     size_t at = 2;
@@ -368,7 +368,7 @@ static inline const char *pnm_read(const uint8_t *bytes, size_t n, bool whole, t
     return NULL;
 }
 
-/* How the pixels of a JPEG lie, as EXIF numbers it, 1 to 8; 1, upright, where the file does not say. */
+/* Returns the orientation of a JPEG in EXIF's numbers, 1 to 8; 1 (upright) if the file has none. */
 static inline int jpeg_orientation(const uint8_t *bytes, size_t n)
 {
     size_t at = 2, end;
@@ -376,12 +376,12 @@ static inline int jpeg_orientation(const uint8_t *bytes, size_t n)
     for (; at + 4 <= n && bytes[at] == 0xFF; at = end) {
         const int marker = bytes[at + 1];
         end = marker == 0xFF ? at + 1 : at + 2 + ((size_t)bytes[at + 2] << 8 | bytes[at + 3]);
-        if (marker == 0xFF) continue; /* what fills up */
+        if (marker == 0xFF) continue; /* a fill byte */
         if (marker == 0xDA || end > n || end < at + 4) break;
         if (marker != 0xE1 || end < at + 18 || memcmp(bytes + at + 4, "Exif\0", 6) != 0) continue;
-        const uint8_t *tiff = bytes + at + 10; /* offsets count from here */
+        const uint8_t *tiff = bytes + at + 10; /* offsets in EXIF count from here */
         const size_t size = end - at - 10;
-        const size_t low = tiff[0] == 'I' ? 0 : 1; /* the place of a number's low byte */
+        const size_t low = tiff[0] == 'I' ? 0 : 1; /* index of a number's low byte */
 #define EXIF_2(p) ((size_t)tiff[(p) + low] | (size_t)tiff[(p) + 1 - low] << 8)
         const size_t first = low ? EXIF_2(4) << 16 | EXIF_2(6) : EXIF_2(6) << 16 | EXIF_2(4);
         const size_t entries = first + 2 <= size ? EXIF_2(first) : 0;
@@ -393,7 +393,8 @@ static inline int jpeg_orientation(const uint8_t *bytes, size_t n)
     return 1;
 }
 
-/* Makes the image upright, whose pixels malloc gave. Returns false, and leaves it, where memory is out. */
+/* Turns an image upright. Its pixels must be from malloc. If memory runs out, returns false and leaves the
+   image unchanged. */
 static inline bool image_turn(tt_image *image, int orientation)
 {
     const bool swap = orientation >= 5, up = orientation == 3 || orientation == 4 || orientation == 6 ||

@@ -1,14 +1,14 @@
-/* Trains DistilBERT, BERT or MiniLM to tell classes of text apart: good film reviews from bad ones, or
-   those of a table of your own.
+/* Trains DistilBERT, BERT or MiniLM to classify texts: film reviews as good or bad, or the texts of a table
+   of your own.
 
    A small DistilBERT from scratch, on examples/data/reviews.tsv:
        make demo
-   The real thing:
+   A pretrained model, on IMDb's reviews or on a table of your own:
        build/distilbert_imdb --data aclImdb --model distilbert-base-uncased/
        build/distilbert_imdb --data mine.csv --text-column body --label-column kind --model MiniLM/
    On two ranks of the CPU, each with half of the threads and half of AdamW's state:
        build/distilbert_imdb --device cpu*2
-   Classify with what was trained:
+   Classify a text with the trained model:
        build/distilbert_imdb --out build/demo --predict "a film to remember" */
 
 #define TINYTRAIN_IMPLEMENTATION
@@ -39,7 +39,7 @@ static int train(void)
     tt_dataset *held, *d = read_training(ctx, &opt.run, &opt.table, &held);
     make_model(ctx, &x.m, tt_tokenizer_size(x.k), d, held);
     const classifier c = classifier_of(&x);
-    /* Test data are read before the training, so that their errors do not show after it. */
+    /* Read the test data before training, so that an error in them does not show up after training. */
     tt_dataset *later = opt.run.plan ? NULL : read_test(ctx, &opt.run, &opt.table, c.names, c.model.classes);
     if (later && !tt_dataset_count(later)) printf("note: '%s' has no rows to test on\n", opt.run.data);
     const int result = train_classifier(ctx, &c, d, held);
@@ -49,7 +49,8 @@ static int train(void)
 }
 
 /* ----------------------------------------------------------------------------------- tokenizer and loader */
-static tt_tokenizer *open_tokenizer(tt_context *ctx) /* of --model, or of the sample data */
+/* Opens the tokenizer of --model, or of the sample data. */
+static tt_tokenizer *open_tokenizer(tt_context *ctx)
 {
     char *sample = opt.run.model ? NULL : sample_data("vocab.txt");
     tt_tokenizer *k = sample ? tt_tokenizer_open(ctx, sample, true) : tt_tokenizer_load(ctx, opt.run.model);
@@ -74,7 +75,7 @@ static tt_loader *loader_of(tt_context *ctx, const void *self, const tt_dataset 
 }
 
 /* -------------------------------------------------------------------------------------------------- model */
-/* The start of training: a checkpoint, or a small DistilBERT with random weights. */
+/* Makes the model to train: a checkpoint, or a small DistilBERT with random weights. */
 static void make_model(tt_context *ctx, tt_bert *m, int tokens, tt_dataset *d, tt_dataset *held)
 {
     const float rate = (float)opt.run.dropout;
@@ -98,7 +99,8 @@ static void make_model(tt_context *ctx, tt_bert *m, int tokens, tt_dataset *d, t
     freeze(ctx, opt.run.freeze);
 }
 
-static tt_status keep(void *self) /* as transformers and --predict load it */
+/* Saves the model and the tokenizer as transformers and --predict load them. */
+static tt_status keep(void *self)
 {
     const text_model *x = (const text_model *)self;
     const tt_status status = tt_bert_save(&x->m, opt.run.out);
@@ -113,7 +115,8 @@ static classifier classifier_of(text_model *x)
 }
 
 /* --------------------------------------------------------------------------------- testing and prediction */
-static tt_context *load(text_model *x) /* what was trained, as a user would: in a context of its own */
+/* Loads the trained model as a user would: from its folder, in a new context. */
+static tt_context *load(text_model *x)
 {
     tt_context *ctx = open_training(&opt.run);
     x->k = (tt_tokenizer *)made(ctx, tt_tokenizer_load(ctx, opt.run.out));

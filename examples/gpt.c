@@ -1,12 +1,12 @@
-/* Trains language models and continues texts with them: GPT-2, LLaMA, Mistral, Qwen2, Pythia, Falcon.
+/* Trains language models and generates text with them: GPT-2, LLaMA, Mistral, Qwen2, Pythia, Falcon.
 
    A small model of bytes from scratch, on examples/data/pride_and_prejudice.txt:
        make gpt
    A checkpoint, on texts of your own (a file, or a folder of *.txt):
        build/gpt --model gpt2/ --data texts/ --out tuned
-   The same with low-rank adapters, which are saved as a peft folder:
+   Low-rank adapters of a checkpoint, which are saved as a peft folder:
        build/gpt --model gpt2/ --data texts/ --lora 8 --out adapter
-   Continue a text with a checkpoint, or with what was trained:
+   Continue a text with a checkpoint, with the trained model, or with the trained adapters:
        build/gpt --model gpt2/ --generate "Once upon a time"
        build/gpt --out tuned --generate "Once upon a time" --temperature 0.7
        build/gpt --model gpt2/ --adapter adapter --generate "Once upon a time" */
@@ -18,7 +18,7 @@
 
 static struct {
     cli_training run; /* the options of all programs that train */
-    cli_lm lm;        /* the model and how it continues texts */
+    cli_lm lm;        /* the model, and how it generates text */
     const char *separator, *generate;
     double held;
     bool across;
@@ -53,7 +53,7 @@ static int train(void)
            1e-6 * (double)tt_program_plan(tt_trainer_program(t)).params, tt_threads(ctx), tt_isa(ctx));
     trained x = {&m, k};
     const int result = fit(ctx, t, source, other, &opt.run, keep, &x);
-    if (opt.run.finished && !result && held) { /* bits per byte compare models with other tokenizers */
+    if (opt.run.finished && !result && held) { /* bits per byte compare models with different tokenizers */
         const double bytes = (double)tt_token_stream_bytes(held);
         tt_stats of;
         must(ctx, tt_evaluate(t, other, &of));
@@ -66,7 +66,7 @@ static int train(void)
     tt_token_stream_free(held), tt_token_stream_free(s), tt_lm_free(&m), tt_tokenizer_free(k), tt_close(ctx);
     if (!opt.run.finished || result) return result;
     printf("saved: %s\n\n", opt.run.out);
-    if (alone) /* a text is continued by one process */
+    if (alone) /* only a single process generates text */
         continue_text(adapts ? opt.run.model : opt.run.out, adapts ? opt.run.out : NULL,
                       opt.run.model ? "" : "It is a truth ");
     return 0;
@@ -80,7 +80,7 @@ static bool show_text(void *user, const char *text, size_t bytes)
     return fflush(stdout) == 0 && !stop_signal;
 }
 
-/* Continues a text with the model of a folder, and an adapter or NULL, in a context of its own. */
+/* Continues a text with the model of a folder, in a new context. adapter: a peft folder, or NULL. */
 static void continue_text(const char *folder, const char *adapter, const char *text)
 {
     tt_context *ctx = open_context(opt.run.seed, opt.run.threads, opt.run.timeout);
@@ -90,7 +90,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     must(ctx, tt_lm_load(ctx, &m, folder));
     if (adapter) {
         must(ctx, tt_lm_lora_load(&m, adapter));
-        must(ctx, tt_lm_lora_merge(&m)); /* which is faster */
+        must(ctx, tt_lm_lora_merge(&m)); /* merged adapters are faster */
     }
     tt_tokenizer *k = open_tokenizer(ctx, folder, &m);
     const size_t bytes = strlen(text);
@@ -98,7 +98,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     const int64_t most = (n > 1 ? n : 1) + opt.lm.tokens;
     tt_generator_options o = tt_generator_options_default();
     const char *all = opt.run.device ? opt.run.device : "";
-    char device[64]; /* the first, which is enough */
+    char device[64]; /* the first device of --device; one is enough to generate */
     snprintf(device, sizeof device, "%.*s", (int)strcspn(all, "*,"), all);
     if (*all) o.compile.device = device;
     o.compile.precision = opt.run.precision;
@@ -139,7 +139,8 @@ static tt_token_stream *read_data(tt_context *ctx, const tt_tokenizer *k, const 
     return (tt_token_stream *)made(ctx, tt_token_stream_open(ctx, opt.run.data, 0, o.vocab, o.end));
 }
 
-static tt_status keep(void *user) /* as transformers and --generate load it */
+/* Saves the model or its adapters, and the tokenizer, as transformers and --generate load them. */
+static tt_status keep(void *user)
 {
     const trained *x = (const trained *)user;
     if (x->m->n_lora) return tt_lm_lora_save(x->m, opt.run.out);

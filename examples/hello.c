@@ -1,6 +1,6 @@
-/* A transformer of one's own, which learns to say digits backwards: trained, saved, resumed.
+/* A transformer of your own that learns to repeat digits backwards: trained, saved and resumed.
        make build/hello && build/hello 100     takes 100 steps, and saves its state in hello.safetensors
-       build/hello 200                         goes on from there: the bits are those of 200 steps at once */
+       build/hello 200                         continues to step 200, with the same bits as one run of 200 */
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
 #include <stdio.h>
@@ -32,7 +32,7 @@ static void make_model(tt_context *ctx, model *m)
     }
 }
 
-/* 2. What becomes of digits is recorded on a tape: embeddings, blocks, and logits (ROWS, 10). */
+/* 2. The computation is recorded on a tape: embeddings of the digits, blocks, and logits (ROWS, 10). */
 static tt_value record(tt_tape *t, const model *m, tt_value digits, tt_value positions, tt_value starts)
 {
     tt_attention_options a = tt_attention_options_default(HEADS);
@@ -49,13 +49,13 @@ static tt_value record(tt_tape *t, const model *m, tt_value digits, tt_value pos
     }
     return tt_linear(t, tt_layernorm(t, x, m->norm, NULL, 1e-5f), m->digit, NULL); /* tied to the embedding */
 }
-/* 3. The data depend on the step alone, so that a run that goes on sees the same. -100: no target. */
+/* 3. The data depend on the step alone, so that a resumed run sees the same data. -100: no target. */
 static void make_batch(uint64_t random, int32_t *digits, int32_t *targets)
 {
     for (int r = 0, at = 0; r < ROWS; targets[r++] = -100, at = r % LENGTH) {
         random = random * 6364136223846793005u + 1442695040888963407u;
         digits[r] = at < DIGITS ? (int32_t)((random >> 33) % 10) : digits[r + LENGTH - 1 - 2 * at];
-        if (at >= DIGITS) targets[r - 1] = digits[r]; /* what comes next */
+        if (at >= DIGITS) targets[r - 1] = digits[r]; /* a target is the next digit */
     }
 }
 
@@ -71,13 +71,13 @@ int main(int argc, char **argv)
     tt_tape *t = tt_tape_new(ctx);
     tt_value d = tt_input(t, "digits", TT_I32, ROWS, 1), y = tt_input(t, "targets", TT_I32, ROWS, 1);
     tt_value at = tt_input(t, "positions", TT_I32, ROWS, 1), first = tt_seq_start(t, "starts", SEQS);
-    /* 4. A program plans all of its memory before the first step, and then only steps. */
+    /* 4. The program plans all of its memory before the first step. After that it only runs steps. */
     tt_program *p = tt_compile(t, tt_cross_entropy(t, record(t, &m, d, at, first), y, NULL), NULL);
     tt_status status = p ? TT_OK : tt_error_code(ctx);
     if (p && access("hello.safetensors", F_OK) == 0) status = tt_program_load(p, "hello.safetensors");
     for (tt_stats s; status == TT_OK && tt_program_steps(p) < (argc > 1 ? atoi(argv[1]) : 200);) {
         make_batch((uint64_t)tt_program_steps(p), digits, targets);
-        tt_set(p, d, digits, ROWS), tt_set(p, y, targets, ROWS); /* the step tells what fails here */
+        tt_set(p, d, digits, ROWS), tt_set(p, y, targets, ROWS); /* the step reports an error of these */
         tt_set(p, at, positions, ROWS), tt_set(p, first, starts, SEQS + 1);
         status = tt_step(p, 1e-3f, &s);
         if (status != TT_OK || s.step % 20) continue;

@@ -1,8 +1,8 @@
 /* Images for the command line: files in folders of classes, CIFAR-10, or shapes that are drawn here. Included
    once, after classifier.h.
 
-   Image files are decoded by stb_image.h, where it is installed (Debian: libstb-dev) when this is built;
-   without it only PPM and PGM are read. JPEGs are turned upright as their EXIF says. */
+   stb_image.h decodes image files if it is installed (Debian: libstb-dev) when this program is built. Without
+   it, only PPM and PGM are read. JPEGs are turned upright by the orientation in their EXIF data. */
 #ifndef EXAMPLES_IMAGES_H
 #define EXAMPLES_IMAGES_H
 
@@ -28,7 +28,7 @@ enum { SHAPE_SIDE = 32, SHAPES = 10, SHAPES_TRAIN = 6600, SHAPES_TEST = 1000 };
 static const char *const shape_names[SHAPES] = {"disc", "ring",  "half disc", "triangle", "square",
                                                 "bar",  "cross", "star",      "heart",    "crescent"};
 
-/* Is (x, y) inside of a shape of about unit size? */
+/* Tests whether (x, y) is inside a shape of about unit size. */
 static bool inside(int shape, double x, double y)
 {
     double r = sqrt(x * x + y * y), fifth = 2 * 3.14159265358979 / 5;
@@ -53,7 +53,7 @@ static bool inside(int shape, double x, double y)
 
 typedef struct shapes { uint64_t seed; uint64_t first; } shapes;
 
-static double uniform(uint64_t *state) /* [0, 1); splitmix64 (Steele, Lea, Flood 2014) */
+static double uniform(uint64_t *state) /* in [0, 1); splitmix64 (Steele, Lea, Flood 2014) */
 {
     uint64_t z = *state += 0x9E3779B97F4A7C15u;
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
@@ -61,7 +61,7 @@ static double uniform(uint64_t *state) /* [0, 1); splitmix64 (Steele, Lea, Flood
     return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
 }
 
-/* Image number i shows shape i % 10 at a random place, in a random size, colour and rotation, with noise. */
+/* Draws image i: shape i % 10 at a random place, with random size, colour, rotation and noise. */
 static const char *draw_shape(void *user, int64_t i, tt_image *image)
 {
     const shapes *s = (const shapes *)user;
@@ -72,7 +72,7 @@ static const char *draw_shape(void *user, int64_t i, tt_image *image)
     double turn = 2 * 3.14159265358979 * uniform(&random), noise = 5 + 20 * uniform(&random);
     double apart = 0, ground[3], colour[3];
     if (!pixels) return "no memory";
-    while (apart < 120) { /* bright on dark */
+    while (apart < 120) { /* until the shape is clearly brighter than the ground */
         apart = 0;
         for (int c = 0; c < 3; c++)
             apart += (colour[c] = 100 + 155 * uniform(&random)) - (ground[c] = 120 * uniform(&random));
@@ -101,10 +101,10 @@ static const char *draw_shape(void *user, int64_t i, tt_image *image)
 static void free_pixels(void *user, tt_image *image) { (void)user, free((void *)(uintptr_t)image->pixels); }
 
 /* ---------------------------------------------------------------------------------------- images of files */
-/* Of a file only the first bytes: NULL if they are those of an image, or words. */
+/* Checks the first bytes of a file. Returns NULL if they are an image's, or words that say what is wrong. */
 static const char *look_at(const char *path)
 {
-    struct stat s; /* a pipe would wait for who writes it */
+    struct stat s; /* a pipe is refused: reading would wait for its writer */
     if (stat(path, &s) == 0 && !S_ISREG(s.st_mode)) return "it is no regular file";
 #ifdef HAS_STB
     int width, height, channels;
@@ -120,7 +120,8 @@ static const char *look_at(const char *path)
 #endif
 }
 
-/* Makes an upright image of the bytes of a file, and frees these. NULL, or words that say why it cannot. */
+/* Decodes the bytes of a file to an upright image, and frees the bytes. Returns NULL, or words that say what
+   is wrong. */
 static const char *decode_bytes(char *file, size_t n, tt_image *image)
 {
     const uint8_t *bytes = (const uint8_t *)file;
@@ -134,7 +135,7 @@ static const char *decode_bytes(char *file, size_t n, tt_image *image)
     }
 #else
     const char *wrong = pnm_read(bytes, n, true, image);
-    if (!wrong) { /* the pixels take the file's place */
+    if (!wrong) { /* the pixels move to the start of the file's memory */
         memmove(file, image->pixels, n - (size_t)(image->pixels - bytes));
         image->pixels = bytes;
         return NULL;
@@ -157,7 +158,7 @@ static const char *decode(const char *path, tt_image *image)
     return file ? decode_bytes(file, n, image) : why;
 }
 
-static void read_image(const char *path, tt_image *image) /* or ends the program */
+static void read_image(const char *path, tt_image *image) /* ends the program after an error */
 {
     char why[DATASET_WHY];
     size_t n;
@@ -167,7 +168,7 @@ static void read_image(const char *path, tt_image *image) /* or ends the program
     if (wrong) die("cannot read '%s': %s", path, wrong);
 }
 
-/* Files of images, and their classes. wrong: why one cannot be read; NULL: it can, so far. */
+/* Image files and their classes. wrong: why a file cannot be read; NULL if no error is known. */
 typedef struct image_file { char *path, *wrong; int label; } image_file;
 typedef struct image_files {
     char *root;
@@ -184,7 +185,7 @@ static int by_name(const void *a, const void *b) { return strcmp(*(char *const *
 
 static bool is_folder(const char *path) { struct stat s; return stat(path, &s) == 0 && S_ISDIR(s.st_mode); }
 
-/* The sorted paths of what lies in a folder, but for hidden files, which *hidden counts; how many. */
+/* Lists the paths in a folder, sorted, and returns their number. Hidden files are only counted in *hidden. */
 static int list(const char *path, char ***paths, int *hidden)
 {
     DIR *d = opendir(path);
@@ -202,7 +203,7 @@ static int list(const char *path, char ***paths, int *hidden)
     return n;
 }
 
-/* Several threads look at the files, as a disk or a network serves several at a time. */
+/* Threads that check the files. Several at a time are faster on most disks and networks. */
 enum { LOOKERS = 16 };
 typedef struct looker { image_files *f; int first; bool whole; } looker;
 
@@ -220,8 +221,8 @@ static void *look(void *arg)
     return NULL;
 }
 
-/* Looks at the first bytes of all files, and ends the program with the name of one that cannot be read; or,
-   with `skip`, decodes all, and leaves these out. */
+/* Checks the first bytes of all files, and ends the program if a file cannot be read. With `skip`, decodes
+   all files instead, and leaves out files that cannot be read. */
 static void check_files(image_files *f, bool skip)
 {
     looker lookers[LOOKERS];
@@ -248,8 +249,8 @@ static void check_files(image_files *f, bool skip)
     printf("note: left out: '%s' cannot be read (%s)%s\n", first.path, first.wrong, more);
 }
 
-/* Images of root/CLASS. Each folder is read and looked through once. Folders without an image are no class,
-   nor are those of archives. */
+/* Returns the image files root/CLASS/FILE. Each root is read and checked only once. Folders without an image,
+   and __MACOSX from archives, are no classes. */
 static const image_files *read_classes(const char *root, bool skip)
 {
     static image_files read[2]; /* DIR/train and DIR/test, or DIR */
@@ -259,7 +260,7 @@ static const image_files *read_classes(const char *root, bool skip)
     int hidden = 0, n = list(root, &paths, &hidden), classes = 0;
     f->root = (char *)made(NULL, strdup(root));
     f->class_name = (const char **)made(NULL, calloc((size_t)n + 1, sizeof *f->class_name));
-    for (int c = 0; c < n; c++) { /* the classes come first */
+    for (int c = 0; c < n; c++) { /* find the folders of classes */
         char *name = strrchr(paths[c], '/') + 1;
         const bool is_class = is_folder(paths[c]) && strcmp(name, "__MACOSX") != 0;
         const size_t said = strlen(left_out);
@@ -293,7 +294,8 @@ static const image_files *read_classes(const char *root, bool skip)
     return f;
 }
 
-/* Those of DIR/split/CLASS, or of DIR/CLASS: then every tenth of a class is "test". */
+/* Returns the image files of DIR/split/CLASS, or of DIR/CLASS if there are no splits. Then every tenth file
+   of a class is "test", and the others are "train". */
 static image_files read_folder(const char *data, const char *split, bool skip)
 {
     char *root = join(data, split);
@@ -321,7 +323,8 @@ static bool is_cifar(const char *data)
     return data && (holds(data, "data_batch_1.bin") || holds(data, "test_batch.bin"));
 }
 
-/* "train", with those to validate on, or "test". skip: leave out files that cannot be read. */
+/* Reads the images of a split: "train", which includes the images to validate on, or "test". skip: leave out
+   files that cannot be read. */
 static void read_images(tt_context *ctx, const cli_training *run, images *x, const char *split, bool skip)
 {
     const bool train = strcmp(split, "train") == 0;
@@ -360,7 +363,7 @@ static void free_images(images *x)
     cifar_free(&x->cifar);
 }
 
-/* Ends the program where a dataset has other classes than a model, in whatever order. */
+/* Ends the program if a dataset's classes are not those of a model. Their order does not matter. */
 static void check_classes(const cli_training *run, const tt_dataset *d, const char *split,
                           char (*names)[64], int classes, const char *whose)
 {

@@ -1,4 +1,5 @@
-/* Options of programs for language models, and the models that these make. Included once, after cli.h. */
+/* Options of programs for language models, and functions that make a model from the options. Included once,
+   after cli.h. */
 #ifndef EXAMPLES_LM_H
 #define EXAMPLES_LM_H
 
@@ -6,7 +7,7 @@ typedef struct cli_lm {
     const char *kind, *lora_targets, *adapter;
     int layers, hidden, heads, length, lora, tokens, top_k;
     double lora_alpha, temperature, top_p, penalty;
-    bool shaped; /* one of --kind to --heads was given */
+    bool shaped; /* one of --kind, --layers, --hidden and --heads was given */
 } cli_lm;
 
 #define LM_DEFAULT \
@@ -42,7 +43,7 @@ typedef struct cli_lm {
     {"--penalty", "X", CLI_NUMBER, &(lm).penalty, \
      .help = "makes tokens that were there before less likely, above 1", .most = 1e6}
 
-/* generates: instead of training. */
+/* Checks the options. generates: the program generates text and does not train. */
 static inline void check_lm(cli_lm *lm, const cli_training *run, bool generates)
 {
     if (lm->shaped && (run->model || generates))
@@ -63,16 +64,16 @@ static inline void check_lm(cli_lm *lm, const cli_training *run, bool generates)
     if (lm->lora_alpha == 0) lm->lora_alpha = 2 * lm->lora;
 }
 
-enum { BYTES = 257 }; /* tokens of a model of bytes: these, and what ends a document */
+enum { BYTES = 257 }; /* tokens of a model of bytes: 256 bytes, and the end of a document */
 
-/* The tokenizer of a folder; NULL: its model is one of bytes, whose folder has none. */
+/* Opens the tokenizer of a folder. Returns NULL for a model of bytes, which needs no tokenizer. */
 static inline tt_tokenizer *open_tokenizer(tt_context *ctx, const char *folder, const tt_lm *m)
 {
     const bool bytes = m->config.vocab_size == BYTES && !(folder && holds(folder, "tokenizer.json"));
     return bytes ? NULL : (tt_tokenizer *)made(ctx, tt_tokenizer_load(ctx, folder));
 }
 
-/* The start of training: a checkpoint, or a small model with random weights. */
+/* Makes the model to train: a checkpoint, or a small model with random weights. */
 static inline void make_model(tt_context *ctx, tt_lm *m, cli_lm *lm, const cli_training *run)
 {
     const float rate = (float)run->dropout;

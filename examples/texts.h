@@ -1,4 +1,5 @@
-/* Labelled texts for the command line: a table, or IMDb's reviews. Included once, after classifier.h. */
+/* Readers of labelled texts for the command line: from a table or IMDb's reviews. Included once, after
+   classifier.h. */
 #ifndef EXAMPLES_TEXTS_H
 #define EXAMPLES_TEXTS_H
 
@@ -6,7 +7,7 @@
 
 typedef struct cli_table {
     const char *text_column, *label_column, *delimiter, *quote;
-    bool is_table; /* else the data are aclImdb */
+    bool is_table; /* false: the data are aclImdb */
 } cli_table;
 
 #define TABLE_DEFAULT {"text", "label", NULL, "double", false}
@@ -20,7 +21,7 @@ typedef struct cli_table {
     {"--quote", "Q", CLI_CHOICE, &(table).quote, .help = "whether double quotes enclose a table's fields, " \
      "or are characters like others", .choices = "double none"}
 
-/* Checks the options, and sees whether the data are a table. */
+/* Checks the options, and finds out whether the data are a table. */
 static inline void check_table(cli_table *table, const char *data)
 {
     struct stat s;
@@ -32,8 +33,8 @@ static inline void check_table(cli_table *table, const char *data)
     table->is_table = known || table->delimiter || (data && stat(data, &s) == 0 && !S_ISDIR(s.st_mode));
 }
 
-/* split: "train", "validation" or "test". names: of its classes, where they are known. most: how many reviews
-   of aclImdb are needed; 0: all. */
+/* Reads a part of the data. split: "train", "validation" or "test". names: of the classes, if they are known.
+   most: reviews of aclImdb that are needed; 0: all. */
 static inline tt_dataset *read_split(tt_context *ctx, const cli_training *run, const cli_table *table,
                                      const char *split, const char **names, int classes, int most)
 {
@@ -50,8 +51,8 @@ static inline tt_dataset *read_split(tt_context *ctx, const cli_training *run, c
     return d;
 }
 
-/* The texts to train on, and in *held those to validate on: the rows of a table that say so, or else one text
-   of eleven. */
+/* Returns the texts to train on, and sets *held to the texts to validate on: the validation rows of a table,
+   or else one text of eleven. */
 static inline tt_dataset *read_training(tt_context *ctx, const cli_training *run, const cli_table *table,
                                         tt_dataset **held)
 {
@@ -64,7 +65,7 @@ static inline tt_dataset *read_training(tt_context *ctx, const cli_training *run
     return d;
 }
 
-/* Those to test a model on, with its classes of these names. */
+/* Reads the texts to test a model on. names: of the model's classes. */
 static inline tt_dataset *read_test(tt_context *ctx, const cli_training *run, const cli_table *table,
                                     char (*names)[64], int classes)
 {

@@ -1,10 +1,10 @@
-/* Says what tinytrain finds on this machine, what of it a program would use and why, and trains for a
-   moment to see that it can.
+/* Reports what tinytrain finds on this machine, what a program would use of it and why, and trains a tiny
+   model to show that training works.
 
        make build/tt_doctor && build/tt_doctor
        make cuda && build/cuda/tt_doctor --device cuda
 
-   Ends with 0 if training works on the device, else with 1 and a sentence on what to do. */
+   Exits with 0 if training works on the device, else with 1 and a sentence on what to do. */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
@@ -17,7 +17,7 @@ static const cli_flag flags[] = {
      .help = "cpu or cuda: only this one (all are shown, and TINYTRAIN_DEVICE, else cpu, is tried)"},
 };
 
-/* What there is of a kind of device, and what stands against its use. */
+/* Prints the devices of a kind, or why they cannot be used. */
 static tt_status show(tt_context *ctx, const char *kind)
 {
     char text[16384];
@@ -28,7 +28,7 @@ static tt_status show(tt_context *ctx, const char *kind)
     return status;
 }
 
-/* Learns the exclusive or of two numbers. */
+/* Trains a small network to compute the exclusive or of two numbers. */
 static tt_status train(tt_context *ctx, const char *kind, tt_stats *first, tt_stats *last)
 {
     enum { ROWS = 4, IN = 2, HIDDEN = 16, CLASSES = 2, STEPS = 100 };

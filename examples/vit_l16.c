@@ -1,6 +1,6 @@
-/* Trains a vision transformer to tell images apart.
+/* Trains a vision transformer to classify images.
 
-   A small ViT from scratch, on images of ten shapes that it draws itself:
+   A small ViT from scratch, on images of ten shapes that the program draws:
        make build/vit_l16 && build/vit_l16
    ViT-L/16 on CIFAR-10:
        build/vit_l16 --data cifar-10-batches-bin --model vit-large-patch16-224/ --batch 16 --accumulate 4
@@ -8,11 +8,11 @@
        build/vit_l16 --data photos --vit S/16 --size 224 --augment
    On four GPUs, each with a quarter of the parameters, gradients and optimizer state:
        build/cuda/vit_l16 --data photos --vit L/16 --device cuda*4 --zero 3
-   As many images at a time as 3 GB hold:
+   With as many images in a micro-batch as fit into 3 GB:
        build/cuda/vit_l16 --data photos --vit L/16 --device cuda --budget 3GB --batch max
-   With less memory of the GPU and more of the host's:
+   With less of the GPU's memory and more of the host's:
        build/cuda/vit_l16 --data photos --vit L/16 --device cuda --recompute blocks --offload optimizer
-   Classify with what was trained:
+   Classify an image with the trained model:
        build/vit_l16 --out run --predict cat.jpg */
 
 #define TINYTRAIN_IMPLEMENTATION
@@ -50,7 +50,7 @@ static int train(void)
 }
 
 /* -------------------------------------------------------------------------------------------------- model */
-/* The start of training: a checkpoint, or random weights. */
+/* Makes the model to train: a checkpoint, or a ViT with random weights. */
 static void make_model(tt_context *ctx, tt_vit *m, tt_dataset *d, tt_dataset *held)
 {
     const bool cifar = is_cifar(opt.run.data);
@@ -79,7 +79,7 @@ static tt_loader *loader_of(tt_context *ctx, const void *self, const tt_dataset 
     tt_image_options image = tt_vit_image_options((const tt_vit *)self);
     const int side = image.height, short_side = image.resize_shortest, tall = image.resize_height;
     image.flip = image.random_crop = train && opt.augment;
-    if (image.random_crop) { /* an eighth of what the model sees, of which a larger image has some already */
+    if (image.random_crop) { /* shifts of up to an eighth; a resized image may have part of that margin */
         const int lacks = side - (short_side ? short_side : tall ? tall : side);
         const int pad = (2 * (side / 8) + lacks + 1) / 2;
         image.pad = pad < 0 ? 0 : pad;
@@ -97,7 +97,7 @@ static classifier classifier_of(tt_vit *m)
 }
 
 /* --------------------------------------------------------------------------------- testing and prediction */
-/* Tests the best epoch's model as a user would: from its folder, in a context of its own. */
+/* Tests the best epoch's model as a user would: loaded from its folder, in a new context. */
 static void test(void)
 {
     tt_context *ctx = open_training(&opt.run);
@@ -113,8 +113,8 @@ static void test(void)
     tt_vit_free(&m), free_images(&x), tt_close(ctx);
 }
 
-/* What would end the run at its end: test images that are not there or not of the classes to train on, or a
-   saved run of other classes. */
+/* Checks before training what would otherwise fail after training: that the test images exist and have the
+   classes to train on, and that a run to resume has these classes. */
 static void check_before(const tt_dataset *d, const classifier *c)
 {
     images x;

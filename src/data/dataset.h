@@ -5,12 +5,12 @@
 
 /* ---------------------------------------------------------------------------------------------- datasets */
 
-/* A text, or an image: its number in the source. */
+/* A text or an image with its class. */
 typedef struct tt__example {
-    const char *text, *label_text;
-    size_t bytes;
-    int64_t number;
-    int label;
+    const char *text, *label_text; /* label_text: the label in a table, before classes are numbered */
+    size_t bytes;                  /* of the text */
+    int64_t number;                /* of the image in its source */
+    int label;                     /* number of the class */
 } tt__example;
 
 struct tt_dataset {
@@ -19,8 +19,8 @@ struct tt_dataset {
     int count, capacity;
     const char **classes;
     int n_classes;
-    tt__chunk *chunks;       /* texts of the caller, names of classes */
-    tt__file_bytes file;     /* a table's: texts and labels are in it, unquoted in place, a NUL behind each */
+    tt__chunk *chunks;       /* copies of the caller's texts and class names */
+    tt__file_bytes file;     /* of a table; holds texts and labels, unquoted in place and ended by NULs */
     bool images;
     tt_image_source source;  /* of images */
 };
@@ -62,7 +62,7 @@ void tt_dataset_counts(const tt_dataset *d, int64_t *counts)
     for (int i = 0; i < d->count; i++) counts[d->examples[i].label]++;
 }
 
-/* Gives class from[k] the number to[k], for each of the classes. */
+/* Gives class from[k] the number to[k], for each k below the number of classes. */
 static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const uint32_t *to)
 {
     const size_t n = (size_t)d->n_classes;
@@ -77,7 +77,7 @@ static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const
     return names ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Frees the dataset unless all went well. */
+/* Returns the dataset if status is TT_OK; otherwise frees the dataset and returns NULL. */
 static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
 {
     if (status == TT_OK) return d;
@@ -96,9 +96,9 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
                             "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
                             marks[i].name);
-    /* A text has few control characters; of UTF-16 every other byte is one, in most scripts. */
+    /* UTF-8 text has few control characters. In UTF-16 every other byte is one, in most scripts. */
     const size_t looked = bytes < 4096 ? bytes : 4096;
-    size_t control[2] = {0, 0}; /* at even and at odd bytes */
+    size_t control[2] = {0, 0}; /* control characters at even and at odd bytes */
     for (size_t i = 0; i < looked; i++)
         control[i % 2] += (unsigned char)text[i] < ' ' && !(text[i] >= '\t' && text[i] <= '\r');
     if (8 * (control[0] + control[1]) > looked)
@@ -125,14 +125,15 @@ static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
     return e;
 }
 
-static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, int n) /* copies them */
+/* Sets the dataset's classes to copies of n names. */
+static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, int n)
 {
     d->classes = (const char **)tt__alloc(d->ctx, (size_t)n * sizeof *d->classes);
     if (!d->classes) return TT_ERR_MEMORY;
     for (d->n_classes = 0; d->n_classes < n; d->n_classes++) {
         const char *name = names[d->n_classes];
         if (!name) return tt__fail(d->ctx, TT_ERR_ARGUMENT, "class %d of %d is NULL", d->n_classes, n);
-        size_t valid = tt__utf8_invalid(name, strlen(name)); /* config.json, which names it, is UTF-8 */
+        size_t valid = tt__utf8_invalid(name, strlen(name)); /* config.json lists the names in UTF-8 */
         if (name[valid])
             return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the name of class %d of %d, '%.*s', breaks off at byte "
                             "0x%02x, which is not UTF-8: rename the class", d->n_classes, n,
@@ -144,8 +145,8 @@ static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, in
     return TT_OK;
 }
 
-/* Chooses n of the examples, of each class its share (what rounding leaves goes to whoever comes first):
-   their numbers, in random order, are the first n of `order` (count). */
+/* Chooses n examples at random, from each class its share. Examples that rounding leaves over come from any
+   class, in random order. The first n entries of `order` (count) are the chosen examples, shuffled. */
 static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
 {
     int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
@@ -166,7 +167,7 @@ static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key
 
 /* ---- texts and images of the caller */
 
-/* A dataset of the named classes; NULL: an error. */
+/* Creates an empty dataset with copies of the class names. Returns NULL after an error. */
 static tt_dataset *tt__dataset_new(tt_context *ctx, const char *const *class_names, int classes)
 {
     tt_dataset *d = (tt_dataset *)tt__calloc(ctx, sizeof *d);
@@ -224,7 +225,7 @@ tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source)
     if (d) {
         d->images = true;
         d->source = *source;
-        d->source.labels = NULL; /* the caller may free them now */
+        d->source.labels = NULL; /* the caller may free labels and class_names after this call */
         d->source.class_names = NULL;
     }
     for (int64_t i = 0; i < source->count && status == TT_OK; i++)

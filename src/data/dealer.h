@@ -13,27 +13,28 @@ tt_loader_options tt_loader_options_default(void)
     return o;
 }
 
-/* b of tt__stream_key, of a loader; with a = epoch. b = 1 + window for the steps */
+/* Argument b of tt__stream_key for a loader's shuffles; a is the epoch. The shuffle of the steps of a window
+   has b = TT__SHUFFLE_STEPS + window. */
 enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
-#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* a of tt__stream_key, of tt_dataset_split; with b = examples */
-#define TT__LOADER_THREADS 64
+#define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* argument a in tt_dataset_split; b is the number of examples */
+#define TT__LOADER_THREADS 64              /* max threads of a loader */
 
-/* ---- the deal: which examples a step has, and into how many micro-batches they are cut; they are texts,
-   images, or windows of tokens */
+/* ---- the dealer: chooses the examples of a step and the number of micro-batches. An example is a text, an
+   image, or a window of tokens. */
 
 typedef struct tt__dealer {
-    const char *of;                /* whose it is, in messages */
-    int batch, max_seqs;           /* examples of a step; the most of a micro-batch */
-    int groups, data;              /* that each step is dealt out to; data ranks */
-    bool shuffle, accumulates;     /* may a step have more micro-batches than there are data ranks? */
-    int64_t count, used, steps;    /* examples; those of an epoch, and its steps */
+    const char *of;                /* name of the owner in messages */
+    int batch, max_seqs;           /* examples of a step; max examples of a micro-batch */
+    int groups, data;              /* groups that share the micro-batches of a step; data ranks */
+    bool shuffle, accumulates;     /* accumulates: a step may have more micro-batches than data ranks */
+    int64_t count, used, steps;    /* examples in all; examples and steps of an epoch */
     int64_t epoch, step;           /* of the next micro-batch */
-    uint32_t *order;               /* (count) this epoch's */
+    uint32_t *order;               /* (count): order of the examples in this epoch */
 } tt__dealer;
 
 static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
 
-/* Adds what is wrong with these options; false: something is. */
+/* Checks options and adds their mistakes to `all`. Returns whether the options are valid. */
 static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
 {
     const int groups = tt__deal_groups(p), data = p->data;
@@ -51,14 +52,14 @@ static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_pa
     return all->length == before;
 }
 
-/* Into how many micro-batches n examples are cut, if tokens leave it at that: equally many for each group, as
-   far as there are examples. */
+/* Returns the number of micro-batches of a step of n examples: the same number for each group, if there are
+   enough examples. A step of texts may have more, if the tokens do not fit. */
 static int tt__deal_micros(const tt__dealer *d, int64_t n)
 {
     return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
 }
 
-/* Begins to deal so many examples, before the first epoch. */
+/* Initialises a dealer of `count` examples; tt__deal_seek must follow. Returns false if memory runs out. */
 static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
                            const tt_parallel *p)
 {
@@ -73,7 +74,8 @@ static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int ba
     return (d->order = (uint32_t *)tt__alloc(ctx, sizeof *d->order * (size_t)count)) != NULL;
 }
 
-/* Goes to a step, whose epoch's order depends on (seed, epoch) alone. After an error it stays where it is. */
+/* Moves the dealer to a step. The order of the epoch depends on the seed and the epoch alone. After an error
+   the dealer has not moved. */
 static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
 {
     if (epoch < 0 || step < 0 || step > d->steps)
@@ -89,7 +91,7 @@ static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, in
     return TT_OK;
 }
 
-/* ids: uint16_t, or int32_t for a large vocabulary */
+/* The tokens of a text. ids: uint16_t, or int32_t if the vocabulary has more than 65,536 tokens. */
 typedef struct tt__tokens { const void *ids; int count; } tt__tokens;
 
 typedef struct tt__loader_thread {
@@ -98,72 +100,74 @@ typedef struct tt__loader_thread {
     tt__resampler resampler;
 } tt__loader_thread;
 
-typedef struct tt__ring_slot {     /* of a micro-batch of images */
+typedef struct tt__ring_slot {     /* a micro-batch of images */
     uint8_t *pixels;
-    int done;                      /* images that are made, or failed */
-    int failed;                    /* the first that failed; max_seqs: none */
-    bool left_out;                 /* it is for another process, and has no pixels */
-    tt_status status;              /* of that */
-    char why[256];
+    int done;                      /* images that are ready or have failed */
+    int failed;                    /* the first image that failed; max_seqs: none */
+    bool left_out;                 /* the micro-batch is for another process and gets no pixels */
+    tt_status status;              /* error of image `failed` */
+    char why[256];                 /* reason of the error */
 } tt__ring_slot;
 
 struct tt_loader {
     tt_context *ctx;
-    const tt_dataset *d;           /* `images` says which of the two there is */
+    const tt_dataset *d;           /* of texts or of images, see d->images */
     tt_loader_options o;
     tt__dealer deal;
-    int max_tokens, in_step;       /* examples of the step that were handed out */
+    int max_tokens, in_step;       /* in_step: examples of the step that were handed out */
     tt_status status;              /* of the last tt_loader_next */
     int32_t *labels;
     int64_t *index;
     tt_source source;
-    pthread_mutex_t mutex;         /* guards `failed`, of images what is said below, and, while texts are
-                                      tokenized, chunks, longest and cut */
+    pthread_mutex_t mutex;         /* guards `failed`, the fields of images listed below, and, while texts
+                                      are tokenized, `chunks`, `longest`, `cut` and `empty` */
     bool failed;
 
-    /* Texts, which are tokenized when the loader is made. */
+    /* ---- of texts; all are tokenized when the loader is created */
     const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
-    bool sort;                     /* windows are sorted, and their steps shuffled */
+    bool sort;                     /* sort the texts of a window by length, and shuffle the window's steps */
     tt__tokens *tokens;            /* (count) */
-    tt__chunk *chunks;             /* where their ids are kept */
-    int32_t *scratch;              /* (the context's threads, max_length) while texts are tokenized */
-    int longest;                   /* tokens of a text before it is cut */
-    int64_t cut;                   /* texts */
+    tt__chunk *chunks;             /* memory of the ids */
+    int32_t *scratch;              /* (the context's threads, max_length), while texts are tokenized */
+    int longest;                   /* tokens of the longest text before it is cut */
+    int64_t cut;                   /* number of texts cut to max_length */
     int64_t empty;                 /* the first text without a token; -1: none */
-    /* the window that `sorted` and `step_order` hold; steps of every window */
+    /* the window that `sorted` and `step_order` hold; steps of a window */
     int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
     int micro;                     /* micro-batches of the step that were handed out */
-    /* The texts of the step at hand by micro-batch, and where each of these ends there. While they are dealt
-       out: their places in the step, longest first, the micro-batch of each place, the tokens of each micro-
-       batch. All are (batch). */
+    /* dealt: texts of the current step, one micro-batch after another; ends: the end of each micro-batch in
+       `dealt`. Scratch: by_length, the places in the step, longest text first; micro_of, the micro-batch of
+       each place; filled, the tokens of each micro-batch. All are (batch). */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
     int32_t *ids, *positions, *types, *seq_start;
 
-    /* Images, made anew in each epoch: micro-batches `base` to `base` + slots - 1 ahead of the trainer, which
-       reads `base`. The mutex guards stop, cursor, a slot but its pixels, base and busy, and the dealer's
-       order, which changes when no thread is busy. */
+    /* ---- of images. Threads make images of micro-batches `base` to `base` + slots - 1; the trainer reads
+       `base`. The mutex guards stop, cursor, base, busy, and all of a slot but its pixels. It also guards the
+       dealer's order, which changes only while no thread is busy. */
     tt_image_options image;
-    size_t image_bytes;            /* of a result */
+    size_t image_bytes;            /* of a resulting image */
     pthread_cond_t work, ready;
     bool stop;
-    int64_t cursor;                /* in the order: the next image to make */
+    int64_t cursor;                /* place in the order of the next image to make */
     tt__loader_thread threads[TT__LOADER_THREADS];
-    int started;
+    int started;                   /* threads that run */
     int slots;
     tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
-    int deal_data, deal_first, deal_end; /* data ranks, and which of them want their images ... */
-    bool deal_by_step, dealt_anew; /* ... which are dealt out so; not to the images that there are */
+    int deal_data, deal_first, deal_end; /* data ranks; this process needs images of ranks first to end - 1 */
+    /* deal_by_step: a micro-batch goes to a rank by its number in the step instead of the epoch;
+       dealt_anew: the deal has changed since the images in the ring were made */
+    bool deal_by_step, dealt_anew;
     int64_t base;
     int busy;                      /* threads that make an image */
-    double waited;
+    double waited;                 /* seconds for which the trainer waited for images */
 };
 
-#define TT__TEXTS_AT_ONCE 64 /* of a task */
+#define TT__TEXTS_AT_ONCE 64 /* texts that a task tokenizes */
 
-/* Tokenizes some texts. */
+/* Tokenizes the texts of a task. */
 static void tt__loader_task(void *arg, int64_t task, int thread)
 {
     tt_loader *l = (tt_loader *)arg;
@@ -188,12 +192,12 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* Places of texts in an order: texts[place], or where `texts` is NULL, the place itself. */
+/* Maps a place to a text: texts[place], or if `texts` is NULL the place itself. */
 typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
 
-/* Texts of the same length keep their order, which the shuffle gave them: many are cut to the same length,
-   and a table often lists class after class, so that the table's order would fill whole steps with one class.
-   */
+/* Orders places by the length of their texts, longest first. Texts of the same length keep their shuffled
+   order. Many texts are cut to the same length, and a table often lists one class after another, so the
+   table's order would fill whole steps with one class. */
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
@@ -202,7 +206,7 @@ static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
     return x != y ? x > y : a < b;
 }
 
-/* Tokenizes all texts, and sets what their lengths decide. */
+/* Tokenizes all texts, and sets max_seqs, max_tokens and accumulates by the lengths of the texts. */
 static bool tt__loader_tokenize(tt_loader *l)
 {
     tt_context *ctx = l->ctx;
@@ -222,20 +226,21 @@ static bool tt__loader_tokenize(tt_loader *l)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
                         (long long)l->empty), false;
 
-    /* A micro-batch needs no more than the longest texts do; nor does a step. */
+    /* A micro-batch has at most as many tokens as the max_seqs longest texts. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
     const tt__step_texts all = {l->tokens, NULL};
     const int64_t most = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
     tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
-    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two tokens at least */
+    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two or more tokens */
     for (int64_t i = 0; i < tt__min(l->deal.max_seqs, most); i++) micro += l->tokens[l->deal.order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
     l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, most) > l->deal.data;
     return true;
 }
 
-/* Gives a batch what texts and images share, and goes on to the next step behind the last batch of one. */
+/* Sets the fields of a batch that texts and images share, and after the last batch of a step moves to the
+   next step. */
 static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_of_step)
 {
     batch->seqs = seqs;
@@ -246,9 +251,9 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
     return true;
 }
 
-/* ---- the micro-batches of a step of texts: l->dealt and l->ends */
+/* ---- cutting a step of texts into micro-batches: l->dealt and l->ends */
 
-/* One group: each micro-batch takes texts in their order until it is full. */
+/* Cuts a step for a single group: each micro-batch takes texts in their order until it is full. */
 static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
 {
     int micro = 0, seqs = 0, tokens = 0;
@@ -263,9 +268,9 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
     l->ends[micro] = n;
 }
 
-/* Gives each text, longest first, to the micro-batch that has fewest tokens and room for one more (Graham,
-   "Bounds on multiprocessing timing anomalies", 1969). Counts the texts of each in l->ends. False: one would
-   have more than max_tokens. */
+/* Gives each text, longest first, to the micro-batch with the fewest tokens of those with room for another
+   text (Graham, "Bounds on multiprocessing timing anomalies", 1969). Sets l->ends[k] to the number of texts
+   of micro-batch k. Returns false if a micro-batch would have more than max_tokens. */
 static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micros)
 {
     memset(l->ends, 0, sizeof *l->ends * (size_t)micros);
@@ -283,7 +288,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
     return true;
 }
 
-/* Cuts a step of n texts; those of a micro-batch keep their order. */
+/* Cuts a step of n texts into micro-batches. The texts of a micro-batch keep their order. */
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
     const tt__step_texts step = {l->tokens, texts};
@@ -295,7 +300,7 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
     for (int i = 0; i < n; i++) l->by_length[i] = (uint32_t)i;
     tt__sort_indices(l->by_length, (size_t)n, tt__place_longer, &step);
     while (!tt__loader_deal(l, texts, n, micros)) micros = (int)tt__min(n, micros + l->deal.groups);
-    for (int k = 0; k < micros; k++) { /* from now on where the next text of each goes */
+    for (int k = 0; k < micros; k++) { /* ends[k] becomes the place of the next text of micro-batch k */
         const int seqs = l->ends[k];
         l->ends[k] = from;
         from += seqs;

@@ -4,16 +4,17 @@
 #include "dataset.h"
 #include "dealer.h"
 
-/* ---- images of a loader */
+/* ---- loading images */
 
-/* The micro-batch of place `at` of the epoch, its first place, and how many images it has. */
+/* Returns the number in the epoch of the micro-batch with place `at` of the epoch's order, and sets the
+   micro-batch's first place and its number of images. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
     const tt__dealer *d = &l->deal;
     const int64_t step = at / d->batch, from = step * d->batch, n = tt__min(d->batch, d->used - from);
     const int64_t micros = tt__deal_micros(d, n), whole = tt__deal_micros(d, d->batch);
     int64_t within, end;
-    if (d->groups == 1) { /* all but the last are full */
+    if (d->groups == 1) { /* all micro-batches but the last have max_seqs images */
         within = (at - from) / d->max_seqs;
         *first = from + within * d->max_seqs;
         end = tt__min(from + n, *first + d->max_seqs);
@@ -26,7 +27,8 @@ static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, i
     return step * whole + within;
 }
 
-/* What an image of that size is resized to. */
+/* Sets height and width to the size that an image of this size is resized to. Returns false and `why` if a
+   side would be longer than TT__IMAGE_SIDE. */
 static bool tt__image_resized(const tt_image_options *o, int *height, int *width, char why[256])
 {
     const int shorter = (int)tt__min(*height, *width), longer = (int)tt__max(*height, *width);
@@ -44,7 +46,8 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
     return true;
 }
 
-/* Does a result fit into an image of that size (after resizing), padded? */
+/* Tests whether a resulting image can be cropped out of a resized and padded image; `height` and `width` are
+   the size before padding. Sets `why` if not. */
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
     if (o->height <= height + 2 * o->pad && o->width <= width + 2 * o->pad) return true;
@@ -61,14 +64,15 @@ static bool tt__image_channels(const tt_image_options *o, int channels, char why
     return false;
 }
 
-/* Where along one axis a crop begins, from -pad on. */
+/* Returns where a crop begins along one axis, -pad or more. */
 static int tt__crop_at(const tt_image_options *o, uint32_t random, int size, int wanted)
 {
     int spare = size + 2 * o->pad - wanted;
     return (o->random_crop ? (int)((uint64_t)random * ((unsigned)spare + 1) >> 32) : spare / 2) - o->pad;
 }
 
-/* Makes of an image what the options say, to `to` (height, width, channels). */
+/* Resizes, pads, crops and flips an image by the options and writes it to `to` (height, width, channels).
+   key: of the random numbers. After an error `why` has the reason. */
 static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt_image_options *o,
                                      const tt_image *image, uint64_t key, uint8_t *to, char why[256])
 {
@@ -87,7 +91,7 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     tt__philox(zero, key, u);
     int top = tt__crop_at(o, u[0], height, o->height), left = tt__crop_at(o, u[1], width, o->width);
 
-    /* the part of the crop that is image, from place (y, x) of the result on */
+    /* w: the part of the crop that is not padding */
     tt__window w = {(int)tt__max(top, 0), (int)tt__max(left, 0), 0, 0, o->flip && u[2] >> 31};
     w.height = (int)tt__min(top + o->height, height) - w.top;
     w.width = (int)tt__min(left + o->width, width) - w.left;
@@ -102,7 +106,8 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     return TT_ERR_MEMORY;
 }
 
-/* Makes the image at the cursor. With the mutex held, but for the work. */
+/* Makes the image at the cursor. The caller holds the mutex, which is released while the image is read and
+   transformed. */
 static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
 {
     const tt_image_source *source = &l->d->source;
@@ -114,7 +119,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
-    if (slot->left_out) { /* all of it */
+    if (slot->left_out) { /* as all images of the micro-batch are */
         slot->done++;
         pthread_cond_signal(&l->ready);
         return;
@@ -171,14 +176,14 @@ static void tt__image_empty(tt_loader *l, tt__ring_slot *slot)
     slot->failed = l->deal.max_seqs;
 }
 
-/* The next micro-batch, once all its images are made. */
+/* Waits until all images of the next micro-batch are ready, and hands the micro-batch out. */
 static bool tt__image_next(tt_loader *l, tt_batch *batch)
 {
     int64_t first, micro;
     int seqs;
     pthread_mutex_lock(&l->mutex);
     micro = tt__image_micro(l, l->deal.step * l->o.batch + l->in_step, &first, &seqs);
-    if (micro > l->base) { /* the trainer is done with the one before it */
+    if (micro > l->base) { /* the trainer no longer needs the previous micro-batch */
         tt__image_empty(l, &l->ring[l->base++ % l->slots]);
         pthread_cond_broadcast(&l->work);
     }

@@ -8,7 +8,8 @@
 #include "images.h"
 
 /* --------------------------------------------------------------------------------------------------- loaders
-   The functions of tt_loader for texts and for images, and its tt_source; dealer.h deals the examples. */
+   The public functions of tt_loader, for texts and for images, and its tt_source. dealer.h chooses the
+   examples of each step. */
 
 void tt_loader_free(tt_loader *l)
 {
@@ -56,7 +57,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
-static bool tt__loader_allocate(tt_loader *l) /* what texts need */
+static bool tt__loader_allocate(tt_loader *l) /* for texts */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
@@ -76,7 +77,7 @@ static bool tt__loader_allocate(tt_loader *l) /* what texts need */
            (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
 }
 
-static bool tt__image_allocate(tt_loader *l) /* what images need */
+static bool tt__image_allocate(tt_loader *l) /* for images */
 {
     const tt_image_options *o = &l->image;
     size_t bytes;
@@ -84,8 +85,8 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
                         "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
-    /* one that the trainer reads, those of its next round, and as many as give every thread two images to
-       make */
+    /* slots: one for the micro-batch that the trainer reads, one per data rank for the next round, and enough
+       to give every thread two images to make */
     l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
@@ -93,12 +94,13 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     return true;
 }
 
-/* A loader of texts (k) or images (`image`), at the first step, its threads started. */
+/* Creates a loader of texts (k is the tokenizer) or of images (`image` has the options) at the first step,
+   and starts its threads. */
 static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                                   const tt_image_options *image, const tt_loader_options *options)
 {
     tt_loader_options o = options ? *options : tt_loader_options_default();
-    if (!d || (!k && !image)) { /* the reason is that of what was to make it */
+    if (!d || (!k && !image)) { /* the context's error says why the dataset or the tokenizer is NULL */
         char why[TT__ERROR];
         memcpy(why, ctx->error, sizeof why);
         tt__fail(ctx, TT_ERR_ARGUMENT, "a loader: the %s is NULL%s%.900s", !d ? "dataset" : "tokenizer",
@@ -178,7 +180,7 @@ static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options
     return TT_OK;
 }
 
-/* What can be said before an image is read. */
+/* Checks the options as far as possible before an image is read. */
 static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_image_options *o)
 {
     char why[256];
@@ -243,7 +245,7 @@ static tt_status tt__loader_source_next(void *self, tt_batch *batch, bool *more)
     return l->status;
 }
 
-/* Of labels, and of the tokens of texts. */
+/* Returns a hash of the labels and of the tokens of texts. */
 static uint64_t tt__loader_source_hash(void *self)
 {
     const tt_loader *l = (const tt_loader *)self;
@@ -278,7 +280,7 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
-/* Images of other processes are not made. */
+/* Sets which data ranks' images this process needs. Images of other ranks are not made. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
     tt_loader *l = (tt_loader *)self;
@@ -308,7 +310,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     const int64_t cursor = l->cursor;
     const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
     if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->deal.used; /* nothing more is begun */
+    l->cursor = l->deal.used; /* threads begin no further image */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
     if (epoch != l->deal.epoch) l->window_at = -1;
     tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
@@ -326,8 +328,8 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then
-   in random order. A last incomplete step stays the last of its epoch. */
+/* Collects the texts of a window, sorted by length so that the sequences of a step have similar lengths, and
+   shuffles the steps. An incomplete last step remains the last of its epoch. */
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;

@@ -4,22 +4,22 @@
 
 /* ===========================================================================================================
    DATA                                                                                              src/data/
-   Images, datasets, tables, and loaders that deal the micro-batches of a step. Uses base, files and text.
+   Images, datasets, tables, token streams, and loaders that cut a step's examples into micro-batches. This
+   code uses base/, files/ and text/.
    ======================================================================================================== */
 
 /* ------------------------------------------------------------------------------------------------ images */
 
-#define TT__IMAGE_SIDE 65535 /* the largest height and width: that of JPEG */
-#define TT__WEIGHT_BITS 22   /* a weight's fraction: with the 8 bits of a pixel and 2 to spare, 32 */
+#define TT__IMAGE_SIDE 65535 /* max height and width, as in JPEG */
+#define TT__WEIGHT_BITS 22   /* fraction bits of a weight; with 8 bits of a pixel and 2 spare bits, 32 */
 
-/* One axis resampled from `in` to `out` places: output x is the sum of weights[x * taps + t] times input
-   first[x] + t, t < used[x]. */
+/* A filter that resamples one axis from `in` to `out` places. Output x is the sum over t < used[x] of
+   weights[x * taps + t] times input first[x] + t. */
 typedef struct tt__filter {
     int in, out, taps;
     tt_resample kind;
     int32_t *first, *used; /* (out) */
-    /* (out, taps) times 2^TT__WEIGHT_BITS; those of an output add up to 1, but for their rounding */
-    int32_t *weights;
+    int32_t *weights;      /* (out, taps), times 2^TT__WEIGHT_BITS; an output's sum to 1, but for rounding */
     tt__buffer memory;
 } tt__filter;
 
@@ -33,19 +33,20 @@ static double tt__cubic(double x) /* Keys 1981, a = -1/2 */
 static double tt__sinc(double x) { x *= 3.14159265358979323846; return x == 0 ? 1 : sin(x) / x; }
 static double tt__lanczos(double x) { return x >= -3 && x < 3 ? tt__sinc(x) * tt__sinc(x / 3) : 0; }
 
-/* A filter of Pillow (src/libImaging/Resample.c): a function over some inputs to both sides, stretched by the
-   factor of a reduction, and normalised over the inputs that there are. The nearest input is where Pillow's
-   sum of steps leads (src/libImaging/Geometry.c). */
+/* Computes a filter as Pillow does (src/libImaging/Resample.c). The weights are a function of the distance
+   from the output's centre, stretched by the factor of a reduction, and normalised over the inputs that
+   exist. For TT_NEAREST the position is a running sum of steps, as in Pillow (src/libImaging/Geometry.c).
+   Returns false if memory runs out. */
 static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_resample kind)
 {
     static const struct { double (*weight)(double); int inputs; } kinds[] = {
-        {tt__nearest, 0}, {tt__lanczos, 3}, {tt__triangle, 1}, {tt__cubic, 2}}; /* as tt_resample */
+        {tt__nearest, 0}, {tt__lanczos, 3}, {tt__triangle, 1}, {tt__cubic, 2}}; /* in tt_resample's order */
     double scale = (double)in / out, stretch = scale < 1 ? 1 : scale, narrow = 1 / stretch;
     const double support = kinds[kind].inputs * stretch;
     if (f->in == in && f->out == out && f->kind == kind) return true;
     f->in = 0;
     f->taps = 2 * (int)ceil(support) + 1;
-    /* the rounding of more weights could add up to a level of 256: truncate those */
+    /* 2^14 or more weights are truncated: their rounding errors could add up to a level of 256. */
     double half = f->taps < 1 << 14 ? 0.5 : 0;
     if (!(f->first = (int32_t *)tt__buffer_get(ctx, &f->memory, (size_t)out,
                                                ((size_t)f->taps + 2) * sizeof(int32_t))))
@@ -64,7 +65,7 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
             double weight = kinds[kind].weight((k - center + 0.5) * narrow) / sum * (1 << TT__WEIGHT_BITS);
             w[k - first] = (int32_t)(weight < 0 ? weight - half : weight + half);
         }
-        /* so that without resizing there is one tap, of weight 1 */
+        /* drop zero weights, so that an axis that keeps its size has one tap of weight 1 */
         while (end > first + 1 && !w[end - 1 - first]) end--;
         int zeros = 0;
         while (first + zeros + 1 < end && !w[zeros]) zeros++;
@@ -78,17 +79,18 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     return true;
 }
 
-/* The grey level of a sum of weighed levels, which negative weights may lead out of 0 to 255. */
+/* Returns the level, 0 to 255, of a sum of weighted levels. Negative weights may put the sum out of range. */
 static uint32_t tt__level(uint32_t sum)
 {
     return sum < 1u << 30 ? sum >> TT__WEIGHT_BITS : (int32_t)sum < 0 ? 0 : 255;
 }
 
-/* Rows [top, top + height) and columns [left, left + width), these from right to left if mirrored. */
+/* Rows [top, top + height) and columns [left, left + width) of an image. If mirrored, the columns are read
+   from right to left. */
 typedef struct tt__window { int top, left, height, width; bool mirror; } tt__window;
 
-/* Resamples one row across, to the window's columns. A pixel of `in` has `stride` channels, of which channel
-   c * step becomes c. */
+/* Resamples one row horizontally to the window's columns. A pixel of `in` has `stride` channels; channel c of
+   `out` is channel c * step of `in`. */
 static void tt__resample_across(const tt__filter *f, const tt__window *window, const uint8_t *in, int stride,
                                 int step, int channels, uint32_t *out)
 {
@@ -119,8 +121,9 @@ static void tt__resample_across(const tt__filter *f, const tt__window *window, c
     }
 }
 
-/* Weighs `taps` rows of `pitch` numbers, a multiple of 4, to one row of n outputs. A multiplication does two
-   at once, as each sum is an int32_t: the lower half borrows from the upper one where it is negative. */
+/* Computes one row of n outputs as the weighted sum of `taps` rows. pitch: numbers between two rows of `in`,
+   a multiple of 4. A 64-bit multiplication computes two products at once, because each sum fits an int32_t; a
+   negative lower half borrows 1 from the upper half. */
 static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n,
                               uint8_t *out)
 {
@@ -144,7 +147,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
         four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
         four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
         if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
-            for (int k = 0; k < 4; k++) { /* out of 0 to 255 */
+            for (int k = 0; k < 4; k++) { /* at least one sum is out of 0 to 255 */
                 const uint64_t sum = k < 2 ? sum0 : sum1;
                 const uint32_t low = (uint32_t)sum;
                 four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);
@@ -154,7 +157,7 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
     }
 }
 
-/* Colours times alpha / 255, rounded, or back; the last channel is alpha. */
+/* Multiplies colours by alpha / 255 and rounds; with `back`, divides by it. The last channel is alpha. */
 static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, bool back, uint8_t *out)
 {
     for (size_t i = 0; i < pixels; i++, in += channels, out += channels) {
@@ -166,7 +169,7 @@ static void tt__scale_by_alpha(const uint8_t *in, size_t pixels, int channels, b
     }
 }
 
-typedef struct tt__resampler { /* of one thread */
+typedef struct tt__resampler { /* filters and scratch of one thread */
     tt__filter across, down;
     tt__buffer rows, opaque;
 } tt__resampler;
@@ -179,9 +182,9 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
     tt__free(ctx, r->opaque.memory);
 }
 
-/* Resizes the image to height x width and writes a window of that, to rows of `to` that are `pitch` bytes
-   apart. channels: the image's; or 3 of 4; or any number of 1, which is repeated. Returns false when memory
-   is out. */
+/* Resizes an image to height x width and writes a window of the result to `to`, whose rows are `pitch` bytes
+   apart. channels: the image's number; or 3 for an image of 4, without alpha; or any number for an image of
+   1, whose channel is repeated. Returns false if memory runs out. */
 static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
                          tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
 {

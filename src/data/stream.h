@@ -5,14 +5,14 @@
 
 /* ------------------------------------------------------------------------------------------ token streams */
 
-/* The ids of a stream, and of those that were split off. */
+/* The ids that a stream shares with the streams split off from it. */
 typedef struct tt__token_store {
-    int users;
+    int users;          /* number of streams */
     int width;          /* bytes of an id, 2 or 4 */
     int64_t count;
-    void *ids;          /* (count); NULL: in the file, from `skip` on */
-    void *file;
-    uint64_t skip;
+    void *ids;          /* (count); NULL: the ids are in the file, from byte `skip` on */
+    void *file;         /* open; NULL: none */
+    uint64_t skip;      /* bytes of the file's header */
     char path[TT__PATH];
 } tt__token_store;
 
@@ -22,9 +22,9 @@ struct tt_token_stream {
     tt__token_store *store;
     int64_t first, count;
     int vocab, end;
-    int fronts;         /* ids before a document: so many of the tokenizer's */
-    int64_t spelled[2]; /* documents that spell out these, and their end */
-    bool texts;         /* ids are of the tokenizer, or bytes */
+    int fronts;         /* number of the tokenizer's special ids before each document */
+    int64_t spelled[2]; /* documents that spell out those ids; documents that spell out the end token */
+    bool texts;         /* the stream was made of texts: ids are the tokenizer's, or bytes */
 };
 
 enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
@@ -63,7 +63,7 @@ static tt_token_stream *tt__stream_new(tt_context *ctx, const char *path)
     return s;
 }
 
-/* Room for n more ids in memory. */
+/* Grows the store to hold n more ids. room: ids that fit. Returns false if memory runs out. */
 static bool tt__stream_grow(tt_token_stream *s, int64_t n, int64_t *room)
 {
     tt__token_store *store = s->store;
@@ -84,13 +84,14 @@ static void tt__stream_push(tt__token_store *store, int32_t id)
     else ((uint32_t *)store->ids)[store->count++] = (uint32_t)id;
 }
 
-/* The text of a token that texts spell out; NULL: it is none. */
+/* Returns the text of an added token, which texts may spell out; NULL if the token is no added token. */
 static const char *tt__added_text(const tt_tokenizer *k, int id)
 {
     return k && id >= 0 && id < k->size && k->added_of[id] >= 0 ? tt_tokenizer_token(k, id) : NULL;
 }
 
-/* Bytes of white space before the begin that a document spells out; 0: it spells out none. */
+/* Returns the bytes of white space before the first special token that a document spells out; 0 if the
+   document does not begin with that token. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before.ids[0]) : NULL;
@@ -100,7 +101,8 @@ static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text
     return length && bytes - skip >= length && memcmp(text + skip, begin, length) == 0 ? skip : 0;
 }
 
-/* The bytes of a document up to the end that it spells out, without white space behind that; else all. */
+/* Returns the bytes of a document without the white space after an end token that the document spells out.
+   Returns `bytes` if the document does not end with that token. */
 static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text, size_t bytes)
 {
     const char *end = tt__added_text(s->tokenizer, s->end);
@@ -110,7 +112,7 @@ static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text,
     return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
 }
 
-/* Adds a document, what goes before it and its end. scratch (*capacity) grows as it must. */
+/* Adds a document, the special tokens before it and its end token. Grows scratch (*capacity) if needed. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -119,7 +121,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
         const size_t skip = tt__stream_before_begin(s, text, bytes);
         text += skip;
         n = (int64_t)(bytes = tt__stream_spelled_end(s, text, bytes - skip));
-        if (*capacity < n + 16) { /* most tokens are a byte or longer */
+        if (*capacity < n + 16) { /* nearly all tokens stand for one byte or more */
             tt__free(s->ctx, *scratch);
             *capacity = 0;
             *scratch = (int32_t *)tt__alloc(s->ctx, sizeof **scratch * (size_t)(n + 16));
@@ -159,7 +161,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     return TT_OK;
 }
 
-/* Where the document that begins at `text` ends, and in *next where the one after it begins. */
+/* Returns the end of the document that begins at `text`, and sets *next to the begin of the next document. */
 static const char *tt__document_end(const char *text, const char *end, const char *separator,
                                     const char **next)
 {
@@ -177,8 +179,8 @@ static const char *tt__document_end(const char *text, const char *end, const cha
     return end;
 }
 
-/* Adds the documents of a text; those without a character but spaces and line ends are left out. path: of a
-   text that must be UTF-8, or NULL. */
+/* Adds the documents of a text, but no document of white space alone. path: the name in messages of a text
+   that must be UTF-8; NULL if any bytes are allowed. */
 static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
@@ -196,7 +198,7 @@ static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const
     return status;
 }
 
-/* An empty stream in memory by these options. NULL after an error. */
+/* Creates an empty stream in memory with the given options. Returns NULL after an error. */
 static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, const tt_stream_options *o)
 {
     tt_token_stream *s = tt__stream_new(ctx, path);
@@ -219,7 +221,8 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     return NULL;
 }
 
-/* s, if it has tokens and status is TT_OK. */
+/* Returns s if status is TT_OK and s has two or more tokens; otherwise frees s and returns NULL. Warns of
+   documents that spell out their special tokens. */
 static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
 {
     s->count = s->store->count;
@@ -294,15 +297,17 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     return tt__stream_done(s, status);
 }
 
-/* llm.c's dev/data/data_common.py: a header of 256 i32: one of these, the version, the count. */
+/* Files of llm.c (dev/data/data_common.py) have a header of 256 i32: one of these numbers, the version, and
+   the number of ids. */
 #define TT__LLMC_HALVES 20240520 /* ids of 2 bytes */
-#define TT__LLMC_WORDS 20240801  /* of 4 */
+#define TT__LLMC_WORDS 20240801  /* ids of 4 bytes */
 
-/* Bytes of an id in a file of `bytes` that does not say it. Ids of 8 bytes are refused. */
+/* Guesses the width in bytes of the ids in a file without a header, from vocab and the first ids. bytes: size
+   of the file. Refuses ids of 8 bytes. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, any[4] = {0}; /* any: of each quarter of 8 bytes */
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any: bits set in each 2-byte quarter of 8 bytes */
     const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
@@ -311,7 +316,7 @@ static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, si
     const bool low = any[0] || any[2], high = any[1] || any[3];
     *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
     const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
-    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may just be so */
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may look so by chance */
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
                     "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
                     store->path);
@@ -381,7 +386,7 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
                         (long long)(first + n), (long long)s->count);
     const uint64_t at = (uint64_t)(s->first + first) * width;
     const char *from = store->ids ? (const char *)store->ids + at : NULL;
-    if (!store->ids) { /* into the second half of `to`, if ids are narrower */
+    if (!store->ids) { /* 2-byte ids go to the second half of `to`, and are widened in place */
         char *raw = (char *)to + (size_t)n * (4 - width);
         tt_status status = tt__file_read(s->ctx, store->path, store->file, store->skip + at, raw,
                                          (size_t)n * width);
@@ -401,7 +406,7 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
     return TT_OK;
 }
 
-/* Calls `each` with all tokens of a stream, some at a time. */
+/* Calls `each` for all tokens of a stream in order, up to TT__TOKENS_AT_ONCE at a time. */
 static tt_status tt__stream_each(const tt_token_stream *s, void *arg,
                                  tt_status (*each)(void *arg, const int32_t *ids, int64_t n))
 {
@@ -444,8 +449,8 @@ tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
     return status;
 }
 
-/* Counts the bytes of text, document by document, since a tokenizer may write the first token of a text in
-   another way than those behind it. */
+/* Counts the bytes of a stream's text. Whole documents are decoded, because a tokenizer may decode the first
+   token of a text differently from later tokens. */
 typedef struct tt__stream_bytes {
     const tt_token_stream *s;
     int32_t *document;
@@ -466,7 +471,7 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         }
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
-        /* a stream may begin within a document */
+        /* a stream may begin within a document, which then lacks the special tokens at its front */
         if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before.ids, front) == 0)
             from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
@@ -486,7 +491,7 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s)
     if (!s->texts) return 0;
     tt_status status = tt__stream_each(s, &x, tt__stream_count_bytes);
     const int32_t end = s->end;
-    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* cut within a document */
+    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* ends within a document */
     tt__free(s->ctx, x.document);
     return status == TT_OK ? x.bytes : -1;
 }

@@ -4,30 +4,31 @@
 #include "../files/json.h"
 #include "dataset.h"
 
-/* ---- tables */
+/* ---- tables: comma- or tab-separated files with a header */
 
 typedef struct tt__table {
     tt_context *ctx;
     const char *path;
     char *text;
     size_t bytes, at;
-    long long line, row_line; /* now, and where the row started: a quoted field may hold newlines */
-    const char *column[3];    /* names, by TT__COLUMN_TEXT and so on */
+    long long line, row_line; /* the line of `at`, and of the row's start: a quoted field may hold newlines */
+    const char *column[3];    /* names of the columns, by TT__COLUMN_TEXT and so on */
     char separator;
-    bool unquoted;
-    bool splits; /* has a column that says so */
+    bool unquoted;            /* quotes are ordinary characters */
+    bool splits;              /* the table has a split column */
 } tt__table;
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
 
-static const char *tt__table_separator(char separator, char name[24]) /* in words */
+/* Returns a separator in words, for messages. name: room for them. */
+static const char *tt__table_separator(char separator, char name[24])
 {
     if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
     snprintf(name, 24, "the character '%c'", separator);
     return name;
 }
 
-/* The first character of a text that often separates columns; 0: there is none. */
+/* Returns the first character of a text that is a common separator of columns, or 0 if there is none. */
 static char tt__table_other_separator(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
@@ -47,8 +48,8 @@ static tt_status tt__table_behind_quote(const tt__table *t, char found)
                     "--quote none)", t->path, t->line);
 }
 
-/* Reads the field at t->at, unquotes it in place, and moves behind the separator or newline that ends it
-   (RFC 4180; a quote that does not start the field is a character like others). */
+/* Reads the field at t->at, unquotes it in place, and moves t->at past the separator or newline that ends the
+   field (RFC 4180, except that a quote inside an unquoted field is an ordinary character). */
 static tt_status tt__table_field(tt__table *t, tt__field *field)
 {
     char *text = t->text, *end;
@@ -83,11 +84,12 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         if (text[t->at] == '\n') t->line++;
         t->at++;
     }
-    *end = 0; /* over a quote, separator or newline that was read, or the NUL behind the file */
+    *end = 0; /* overwrites a quote, separator or newline already read, or the NUL after the file */
     return TT_OK;
 }
 
-static bool tt__table_row(tt__table *t) /* moves to the next row over empty lines; false at the end */
+/* Moves over empty lines to the next row. Returns false at the end of the file. */
+static bool tt__table_row(tt__table *t)
 {
     for (; t->at < t->bytes; t->at++) {
         char c = t->text[t->at];
@@ -143,7 +145,7 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
     return TT_OK;
 }
 
-/* Which part a row belongs to, by what its split column says. */
+/* The part of the data that a row belongs to, by the text in its split column. */
 enum { TT__SPLIT_OTHER, TT__SPLIT_TRAIN, TT__SPLIT_VALIDATION, TT__SPLIT_TEST };
 
 static int tt__split_of(const char *name)
@@ -155,7 +157,7 @@ static int tt__split_of(const char *name)
     return strcmp(name, "test") == 0 ? TT__SPLIT_TEST : TT__SPLIT_OTHER;
 }
 
-/* The number of the class of that name, or -1. order: see tt__table_given */
+/* Returns the number of the class `label`, or -1 if no class has that name. order: from tt__table_given. */
 static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char *label)
 {
     for (int low = 0, high = d->n_classes; low < high;) {
@@ -167,7 +169,8 @@ static int tt__find_class(const tt_dataset *d, const uint32_t *order, const char
     return -1;
 }
 
-/* order: see tt__table_given; NULL: the classes are those of the table */
+/* Reads the table's rows with the split `split` (NULL: all rows) into d. order: from tt__table_given; NULL if
+   the table decides the classes. */
 static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, const uint32_t *order)
 {
     tt_context *ctx = d->ctx;
@@ -223,7 +226,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
 }
 
-/* Is a name a number, as -1 or 2.5? */
+/* Tests whether a name is a number such as -1 or 2.5, and sets *value. */
 static bool tt__is_number(const char *name, double *value)
 {
     const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
@@ -262,7 +265,7 @@ void tt_sort_class_names(const char **names, int n)
     if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
 }
 
-/* Classes in byte order, all of which are numbers, are numbered by value. */
+/* Renumbers classes by value if all their names are numbers. The classes are in byte order before. */
 static tt_status tt__table_numbers(tt_dataset *d)
 {
     const size_t n = (size_t)d->n_classes;
@@ -283,7 +286,7 @@ static tt_status tt__table_numbers(tt_dataset *d)
     return status;
 }
 
-/* Numbers the distinct labels in byte order, or by value. */
+/* Makes a class of each distinct label, numbered in byte order, or by value if all labels are numbers. */
 static tt_status tt__table_classes(tt_dataset *d)
 {
     if (!d->count) return TT_OK;
@@ -303,7 +306,8 @@ static tt_status tt__table_classes(tt_dataset *d)
     return d->classes ? tt__table_numbers(d) : TT_ERR_MEMORY;
 }
 
-/* Copies the classes that the caller gave and sorts them for lookups; *order to be freed. */
+/* Copies the caller's class names, and sets *order to their order for tt__find_class. The caller frees
+   *order. */
 static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int n, uint32_t **order)
 {
     const char *twice;
@@ -321,7 +325,8 @@ tt_table_options tt_table_options_default(void)
     return o;
 }
 
-/* The rows of a table without a split column that are "train" or "test". Frees d unless it is the result. */
+/* Divides the rows of a table without a split column: a random tenth is "test", the others are "train",
+   "validation" is empty. Returns the part `split`. Frees d unless d is the result. */
 static tt_dataset *tt__table_divided(tt_dataset *d, const char *path, const char *split, const char *column)
 {
     int part = tt__split_of(split);
@@ -347,7 +352,7 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
 {
     tt_table_options o = options ? *options : tt_table_options_default();
     uint32_t *order = NULL;
-    bool splits = false; /* has a column that says so */
+    bool splits = false; /* the table has a split column */
     if ((classes != NULL) != (n_classes > 0) || n_classes < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s': %d classes given%s; give at least one, or NULL and 0 to "
                         "take them from the file", path, n_classes, classes ? "" : " as NULL"),

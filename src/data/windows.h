@@ -5,16 +5,17 @@
 #include "dealer.h"
 #include "stream.h"
 
-/* ---- windows of a stream */
+/* ---- loading windows of a token stream */
 
 struct tt_token_loader {
     tt_context *ctx;
     const tt_token_stream *s;
     tt_token_loader_options o;
-    tt__dealer deal;               /* of windows */
-    int max_seqs, max_tokens;
-    int micro;                     /* of the step, that were given */
-    int32_t *ids, *positions, *targets, *seq_start, *window; /* (max_tokens), ..., (length + 1) */
+    tt__dealer deal;               /* its examples are windows */
+    int max_seqs, max_tokens;      /* of a micro-batch */
+    int micro;                     /* micro-batches of the step that were handed out */
+    /* ids, positions, targets: (max_tokens); seq_start: (max_seqs + 1); window: (length + 1) */
+    int32_t *ids, *positions, *targets, *seq_start, *window;
     uint64_t hash;
     tt_array array;
     tt_source source;
@@ -39,9 +40,12 @@ void tt_token_loader_free(tt_token_loader *l)
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
-/* A pass over all tokens: most documents that windows have, or parts of them, and the hash of the ids. */
+/* A sweep over all tokens that finds the hash of the ids, and the max number of documents in a window. A part
+   of a document counts as one. */
 typedef struct tt__window_survey {
-    int32_t end;
+    int32_t end; /* token that ends a document; -1: none */
+    /* length: tokens of a window; at: tokens of the current window so far; here: ends of documents among
+       them; most: max documents of a window */
     int length, at, here, most;
     uint64_t hash;
 } tt__window_survey;
@@ -67,7 +71,7 @@ static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
     return status;
 }
 
-/* Adds window number w behind `rows` tokens and `seqs` sequences. */
+/* Appends window w to the micro-batch, which has `rows` tokens and `seqs` sequences so far. */
 static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *seqs)
 {
     const int64_t first = w * l->o.length, n = tt__min(l->o.length, l->s->count - 1 - first);

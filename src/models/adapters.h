@@ -10,8 +10,8 @@
 #include "lm_config.h"
 
 /* ------------------------------------------------------------------------------------- low-rank adapters
-   What a module (a linear layer, as peft calls it) computes gets scale * x A^T B^T added, with A (rank, in)
-   and B (out, rank), which alone are trained. Files have the rows of B where they have the weight's. */
+   An adapter adds scale * x A^T B^T to the output of a module (peft's word for a linear layer). Only
+   A (rank, in) and B (out, rank) are trained. Files order the rows of B as they order the weight's rows. */
 
 tt_lora_options tt_lora_options_default(void)
 {
@@ -22,7 +22,7 @@ tt_lora_options tt_lora_options_default(void)
     return o;
 }
 
-/* y = x W^T + b, and what an adapter of W adds. x (rows, in) -> (rows, out) */
+/* Records y = x W^T + b, plus the output of W's adapter if W has one. x (rows, in) -> (rows, out) */
 static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
     tt_value y = tt_linear(t, x, w, b);
@@ -36,8 +36,8 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
     return y;
 }
 
-/* The modules' weights in order: number k, counted from 0, its module's name, and how files order its rows.
-   NULL: there are no more. */
+/* Returns the weight of module k, counted from 0 in the order of the layout, and sets the module's name and
+   the order of the weight's rows in files. Returns NULL if the model has no more than k modules. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -55,6 +55,7 @@ static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packin
     return NULL;
 }
 
+/* Sets the shapes of A (rank, in) and B (out, rank) for a weight (out, in). */
 static void tt__lora_dims(const tt_param *weight, int rank, int64_t a[2], int64_t b[2])
 {
     a[0] = b[1] = rank;
@@ -62,7 +63,7 @@ static void tt__lora_dims(const tt_param *weight, int rank, int64_t a[2], int64_
     b[0] = tt_param_dims(weight)[0];
 }
 
-/* Adds an adapter to a module. */
+/* Adds an adapter with new parameters to a module. B starts at 0, so the model's output does not change. */
 static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, int rank)
 {
     char name[300];
@@ -80,7 +81,7 @@ static tt_status tt__lora_add(tt_lm *m, tt_param *weight, const char *module, in
     return TT_OK;
 }
 
-/* Room for an adapter of each module, of a model that has none. */
+/* Checks the options and allocates room for one adapter per module. A model with adapters is refused. */
 static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
 {
     char name[256], text[400] = "";
@@ -99,7 +100,8 @@ static tt_status tt__lora_begin(tt_lm *m, const tt_lora_options *o)
     return m->lora ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Does one of the patterns, which have commas between, match the name or its end? */
+/* Tests whether one of the comma-separated patterns matches the module's name, or the end of the name after
+   a dot. */
 static bool tt__lora_targets(const char *patterns, const char *module)
 {
     char pattern[256];
@@ -114,7 +116,7 @@ static bool tt__lora_targets(const char *patterns, const char *module)
     return false;
 }
 
-/* Refuses a pattern that no module matches. */
+/* Refuses a list of patterns that is empty or has a pattern that no module matches. */
 static tt_status tt__lora_check_targets(const tt_lm *m, const char *patterns)
 {
     char one[256], name[256];
@@ -134,7 +136,8 @@ static tt_status tt__lora_check_targets(const tt_lm *m, const char *patterns)
                     "first is '%s'", any ? one : "", name);
 }
 
-/* Without adapters, after a failure: parameters that were made stay with the context. */
+/* Removes the adapters if `status` is an error, and returns `status`. The context keeps the parameters that
+   were already created. */
 static tt_status tt__lora_drop(tt_lm *m, tt_status status)
 {
     if (status == TT_OK) return status;
@@ -144,7 +147,7 @@ static tt_status tt__lora_drop(tt_lm *m, tt_status status)
     return status;
 }
 
-/* Only adapters are trained. */
+/* Freezes all parameters of the model but the adapters, so that training changes only the adapters. */
 static void tt__lora_freeze(tt_lm *m)
 {
     const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
@@ -174,12 +177,12 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     return tt__lora_drop(m, status);
 }
 
-/* Rows of B (out, rank) as files have them, or back. */
+/* Copies the rows of B (out, rank) into the order of the file; with `back`, into the order of memory. */
 static void tt__lora_rows(const tt__packing *order, int rank, const float *from, float *to, bool back)
 {
     const size_t bytes = sizeof *from * (size_t)rank;
     for (int64_t r = 0; r < order->rows; r++) {
-        const int64_t other = order->kind == 'g' ? tt__packing_row(order, r, false) : r; /* row of the file */
+        const int64_t other = order->kind == 'g' ? tt__packing_row(order, r, false) : r; /* row in the file */
         memcpy(to + (back ? r : other) * rank, from + (back ? other : r) * rank, bytes);
     }
 }
@@ -207,7 +210,7 @@ static void tt__lora_print(tt__text *json, const void *arg)
     tt__print(json, "  ]\n}\n");
 }
 
-/* Writes the tensors of the adapters. */
+/* Writes the adapters' tensors, A and B of each, to one file. info, names: scratch for 2 * n_lora entries. */
 static tt_status tt__lora_write(const tt_lm *m, const char *path, tt_tensor_info *info, char (*names)[300])
 {
     static const char *const metadata[] = {"format", "pt", NULL};
@@ -255,7 +258,8 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
     return status;
 }
 
-/* What a config says, where that is what is done here; *base: what it is for, NULL if it does not say. */
+/* Reads adapter_config.json and refuses settings that this library does not support. Sets *base to the name
+   of the base model, which lives as long as j; *base is unchanged if the file does not name it. */
 static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};
@@ -296,7 +300,7 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
     return status != TT_OK ? status : tt__json_read_string(j, 0, "base_model_name_or_path", false, base);
 }
 
-/* Number k of the tensors of a module's adapter in a file, 0 for A, 1 for B: into p. */
+/* Reads one tensor of a module's adapter from a file into p. k: 0 for A, 1 for B. */
 static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int k, tt_param *p,
                                const tt__packing *order, int rank)
 {
@@ -318,6 +322,8 @@ static tt_status tt__lora_read(const tt_safetensors *s, const char *module, int 
     return status;
 }
 
+/* Adds an adapter to each module whose A is in the file, and reads A and B. Refuses a file with a tensor that
+   belongs to no module. */
 static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
 {
     char name[256], a[300];

@@ -6,13 +6,14 @@
 
 /* --------------------------------------------------------------------------------------------------- BERT */
 
-/* H hidden, I intermediate, V vocab, P positions, T types, C classes. Hidden: Q where there is a head, B in
-   BigBird, U where queries, keys and values have biases. */
+/* Letters of shapes: H hidden, I intermediate, V vocab, P positions, T types, C classes. The next letters are
+   the hidden size or 0: Q if the model has a head before the classifier, B in BigBird, U if queries, keys and
+   values have biases. */
 static void tt__bert_sizes(const void *config, tt__sizes size);
 static void tt__bert_check(tt__text *all, const void *config);
 static void tt__bert_print(tt__text *json, const void *self, const void *config);
 
-/* Spelling 1 is DistilBERT's. */
+/* Naming 1 is DistilBERT's, naming 0 that of the other kinds. */
 #define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
 #define TT__BERT_EMBEDDINGS \
@@ -25,7 +26,7 @@ static const tt__tensor_row tt__bert_tensors[] = {
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
 };
-static const tt__tensor_row tt__roberta_tensors[] = { /* and BigBird's */
+static const tt__tensor_row tt__roberta_tensors[] = { /* of RoBERTa and BigBird */
     TT__BERT_EMBEDDINGS,
     T(pooler_w, ".pooler.weight", "BB", 'n', 2),
     T(pooler_b, ".pooler.bias", "B", '0', 2),
@@ -47,7 +48,7 @@ static const tt__tensor_row tt__bert_layer_tensors[] = {
     W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
 #undef W
 };
-/* BERT and DistilBERT have the first 12, RoBERTa 13. */
+/* BERT and DistilBERT use the first 12 rows, RoBERTa the first 13, BigBird all rows. */
 static const tt__config_row tt__bert_rows[] = {
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
     C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
@@ -70,20 +71,21 @@ static const tt__config_row tt__bert_rows[] = {
 #undef C
 };
 
-/* What tells a kind from the others: its files and tables, flags, its head's activation, its base model. */
+/* Flags of a kind of BERT. */
 enum {
-    TT__BERT_HEAD = 1,       /* there is a layer before the classifier; without the flag `pooler` decides */
-    TT__BERT_OFFSET = 2,     /* positions begin behind pad_token, and there is one token type */
-    TT__BERT_SPARSE = 4,     /* block_sparse, qkv_bias and scale_embeddings count */
-    TT__BERT_DROP_SUM = 8,   /* embeddings have dropout before their norm, not behind it */
-    TT__BERT_DROP_OUT = 16,  /* attention's output has dropout */
-    TT__BERT_DROP_HEAD = 32, /* what the layer before the classifier reads has dropout */
-    TT__BERT_DROP_AS = 64    /* classifier_dropout is `dropout` where config.json does not say it */
+    TT__BERT_HEAD = 1,       /* a linear layer precedes the classifier; without the flag `pooler` decides */
+    TT__BERT_OFFSET = 2,     /* positions start at pad_token + 1, and the model has one token type */
+    TT__BERT_SPARSE = 4,     /* block_sparse, qkv_bias and scale_embeddings are read */
+    TT__BERT_DROP_SUM = 8,   /* dropout of the embeddings comes before their norm, not after it */
+    TT__BERT_DROP_OUT = 16,  /* the attention's output has dropout */
+    TT__BERT_DROP_HEAD = 32, /* the input of the layer before the classifier has dropout */
+    TT__BERT_DROP_AS = 64    /* classifier_dropout defaults to `dropout` if config.json lacks it */
 };
+/* A kind of BERT: its architecture (names and tables), flags, and the defaults of its base model. */
 typedef struct tt__bert_kind {
     tt__architecture a;
     int flags;
-    tt_value (*head)(tt_tape *, tt_value); /* NULL: as the layers' */
+    tt_value (*head)(tt_tape *, tt_value); /* activation of the head; NULL: the layers' activation */
     int vocab, positions, types, pad, layers;
     const char *activation;
     float eps, classifier_dropout;
@@ -95,7 +97,7 @@ typedef struct tt__bert_kind {
     TT__COUNT(tt__bert_layer_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
     tt__bert_print, NULL}
 
-static const tt__bert_kind tt__bert_kinds[] = { /* by tt_bert_kind */
+static const tt__bert_kind tt__bert_kinds[] = { /* in the order of tt_bert_kind */
     {TT__BERT_FILES(bert, 12, "BERT", 0, "BertForSequenceClassification", "bert", "hidden_act",
                     "  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n", "bert.",
                     "encoder.layer"),

@@ -2,9 +2,9 @@
 #include "../base/base.h"
 #include "bert_layout.h"
 
-/* ---- BigBird's random blocks, as transformers' BigBirdBlockSparseAttention chooses them by numpy */
+/* ---- BigBird's random blocks: the blocks that transformers' BigBirdBlockSparseAttention draws by numpy */
 
-/* MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), as numpy.random.seed begins it. */
+/* State of MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), seeded as by numpy.random.seed. */
 typedef struct tt__twister { uint32_t word[624]; int at; } tt__twister;
 
 static void tt__twister_seed(tt__twister *m, uint32_t seed)
@@ -32,7 +32,7 @@ static uint32_t tt__twister_next(tt__twister *m)
     return y ^ y >> 18;
 }
 
-/* Shuffles x (n) as numpy.random.permutation does. */
+/* Shuffles the n numbers of x as numpy.random.permutation does. */
 static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
 {
     for (int k = n - 1; k > 0; k--) {
@@ -45,11 +45,12 @@ static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
     }
 }
 
-/* The plan of the paper, which transformers has for 1024, 3072 and 4096 positions: blocks of the first 1024
-   tokens that are not near block i of n. Fills x and returns how many. */
+/* Writes the candidates for the random blocks of block i of n to x, and returns their number. These are the
+   blocks of the first 1024 tokens that are not near block i: the paper's plan, which transformers follows for
+   1024, 3072 and 4096 positions. */
 static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
 {
-    int last = n - 1, count = 0, start = i - 2, end = i; /* blocks [start + 1, end + 1] are left out */
+    int last = n - 1, count = 0, start = i - 2, end = i; /* blocks start + 1 to end + 1 are no candidates */
     if (1024 > 2 * size) last = 1024 / size - 1;
     if (i == 1) start = 0, end = 1;
     else if (i == 2) start = 0, end = 2;
@@ -61,20 +62,22 @@ static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
     return count;
 }
 
-/* Otherwise of the first 2 listed + 5 blocks all are shuffled; a block does not list those that it sees. */
+/* Returns whether block j may be a random block of block i, for numbers of positions without a plan of the
+   paper. transformers then shuffles the first `most` = 2 listed + 5 blocks. Block i does not list itself, its
+   neighbours, or the first and the last of these blocks; blocks 1 and most - 2 do not list each other. */
 static bool tt__big_bird_may(int i, int j, int most)
 {
     const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == most - 1;
     return !near && !global && !(i == 1 && j == most - 2) && !(i == most - 2 && j == 1);
 }
 
-/* lists (heads, n, listed): the random blocks of each block of a sequence of n blocks of `size` rows. x: room
-   for n numbers. */
+/* Fills lists (heads, n, listed) with the random blocks of each block. The sequence has n blocks of `size`
+   rows. x: scratch for n numbers. */
 static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int size, uint32_t seed,
                                int32_t *x)
 {
-    const int64_t rows = (int64_t)n * size; /* up to a block more than there are positions */
-    const int most = 2 * listed + 5;        /* blocks; tt__roberta_check bounds their rows */
+    const int64_t rows = (int64_t)n * size; /* positions, rounded up to whole blocks */
+    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -96,7 +99,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                 if (tt__big_bird_may(i, x[k], most)) list[found++] = x[k];
         }
 }
-/* Where the embedding of positions has that of a sequence's first token. */
+/* Returns the row of the position embedding that belongs to the first token of a sequence. */
 static int tt__bert_offset(const tt_bert_config *c)
 {
     return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;

@@ -6,9 +6,11 @@
 #include "save.h"
 
 /* ----------------------------------------------------------------------------------------------- checkpoints
-   A folder is opened: config.json, and the tensors of model.safetensors or of its shards. */
+   Opens a folder: its config.json, and its tensors in model.safetensors or in the several files that
+   model.safetensors.index.json names. */
 
-/* Opens config.json of a folder. */
+/* Opens and parses the config.json of a folder. The caller closes c with tt__checkpoint_close, also after an
+   error. */
 static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__checkpoint *c)
 {
     memset(c, 0, sizeof *c);
@@ -33,7 +35,8 @@ static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
     tt__shards_close(ctx, c);
 }
 
-/* Opens the files that weight_map of model.safetensors.index.json names. */
+/* Opens the files that "weight_map" of model.safetensors.index.json names, each once. Refuses files of
+   different saves. */
 static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
@@ -78,6 +81,7 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__ch
     return status;
 }
 
+/* Opens a single file of tensors. */
 static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoint *s)
 {
     if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
@@ -86,6 +90,7 @@ static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoin
     return TT_OK;
 }
 
+/* Opens the tensors of a folder: model.safetensors, or without it the files of the index. */
 static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];

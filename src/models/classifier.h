@@ -19,7 +19,7 @@ tt_metric tt_perplexity(void)
     return m;
 }
 
-/* image_bytes 0: text. */
+/* Declares the inputs of a classifier. image_bytes: bytes of an image; 0 for text. */
 static tt_inputs tt__sequence_inputs(tt_tape *t, int max_seqs, int64_t max_rows, int64_t image_bytes)
 {
     tt_inputs in;
@@ -48,7 +48,7 @@ tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int
     return tt__sequence_inputs(t, o->max_seqs, (int64_t)o->max_seqs * length, image_bytes);
 }
 
-/* The loss of a classifier with these logits (seqs, classes). */
+/* Records the loss of a classifier from its logits (seqs, classes), and names it "loss". */
 static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, const tt_train_options *o)
 {
     tt_cross_entropy_options c = tt_cross_entropy_options_default();

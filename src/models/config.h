@@ -8,9 +8,9 @@
 
 /* -------------------------------------------------------------------------------------------- config.json */
 
-/* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
-   transformers. (*last)[k]: class k is the last of its name; to be freed. names: (classes, 64);
-   TT_ERR_ARGUMENT if one is not UTF-8. */
+/* Sets (*last)[k] to whether class k is the last class with its name. Two classes may share a name, such as
+   "crane" in ImageNet; label2id then names the last of them, as in transformers. names: (classes, 64).
+   Returns TT_ERR_ARGUMENT if a name is not UTF-8. The caller frees *last. */
 static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int classes, bool **last)
 {
     const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)classes), *twice;
@@ -54,7 +54,7 @@ static void tt__print_labels(tt__text *json, const char (*names)[64], int classe
 
 enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* so that an int can count all tensors */
 
-/* The number of classes, from id2label or num_labels; as it is when there is neither. */
+/* Reads the number of classes from id2label or else num_labels. Without either key *classes is unchanged. */
 static tt_status tt__read_classes(const tt__json *j, int *classes)
 {
     int labels = tt__json_get(j, 0, "id2label");
@@ -69,7 +69,8 @@ static tt_status tt__read_classes(const tt__json *j, int *classes)
     return status;
 }
 
-/* names (classes, 64) from id2label, where it is there; cut at 63 bytes, never within a character. */
+/* Reads names (classes, 64) from id2label, if the file has that key. A longer name is cut to at most 63 bytes
+   between two characters. */
 static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int classes)
 {
     int labels = tt__json_get(j, 0, "id2label");
@@ -86,9 +87,11 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
     return TT_OK;
 }
 
+/* Returns whether a row of a config describes an int. */
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
-/* Reads a config as its rows say, and the number of classes. Its activation's name lives as long as j. */
+/* Reads the fields of a config that the architecture's rows describe, and the number of classes. The name of
+   the activation lives as long as j. */
 static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, void *config)
 {
     const char *act = NULL;
@@ -119,7 +122,7 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, v
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
-/* Records the activation of that name; NULL: there is none. */
+/* Returns the function that records the activation `name`, or NULL if no activation has that name. */
 static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
 {
     static const struct { const char *name; tt_value (*record)(tt_tape *, tt_value); } all[] = {
@@ -129,7 +132,7 @@ static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
     return NULL;
 }
 
-/* All that is wrong with a config, in one message. */
+/* Checks a config and reports all its mistakes in one message. */
 static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
 {
     char text[512];

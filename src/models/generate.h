@@ -9,17 +9,17 @@
 #include "lm_tape.h"
 
 /* --------------------------------------------------------------------------------------------- generation
-   A slot holds one sequence: its tokens here, their keys and values in the program's caches. A run takes one
-   token of each slot, or more where prompts are still to be read, and gives the logits that follow the last
-   ones. A slot whose sequence has ended takes the next prompt. */
+   A slot holds one sequence. Its tokens are in tt__continued, their keys and values in the program's caches.
+   A run reads one token of each slot, or several while the slot's prompt is not yet read, and computes the
+   logits after the last token of each slot. When its sequence ends, a slot takes the next prompt. */
 
 typedef struct tt__continued {
-    int seq;        /* -1: it is free */
-    int length;     /* of prompt and answer, so far */
-    int fed;        /* of these, the program has seen so many */
-    int take;       /* and sees so many in this run */
-    int32_t *token; /* (context) */
-    uint8_t *seen;  /* a bit for each token of the vocabulary */
+    int seq;        /* number of the sequence; -1: the slot is free */
+    int length;     /* tokens of the prompt and of the answer so far */
+    int fed;        /* tokens that the program has read in earlier runs */
+    int take;       /* tokens that the program reads in this run */
+    int32_t *token; /* (context): the tokens */
+    uint8_t *seen;  /* a bit for each token of the vocabulary: the sequence has that token */
 } tt__continued;
 
 struct tt_generator {
@@ -28,11 +28,11 @@ struct tt_generator {
     int max_seqs, context, max_tokens, vocab;
     tt_program *program;
     tt_value ids, positions, at, start, last, logits;
-    tt__continued *slot;                                        /* (max_seqs) */
-    int32_t *row_id, *row_position, *row_at;               /* (max_tokens) */
-    int32_t *starts, *picked, *picked_slot;                /* (max_seqs + 1) */
-    float *scores;                                         /* (max_seqs, vocab) */
-    int32_t *order;                                        /* (vocab): a heap of tokens */
+    tt__continued *slot;                     /* (max_seqs) */
+    int32_t *row_id, *row_position, *row_at; /* (max_tokens): inputs ids, positions and at */
+    int32_t *starts, *picked, *picked_slot;  /* (max_seqs + 1): inputs start and last; slots of logits rows */
+    float *scores;                           /* (max_seqs, vocab): logits */
+    int32_t *order;                          /* (vocab): scratch, a heap of tokens */
 };
 
 tt_generator_options tt_generator_options_default(void)
@@ -88,7 +88,7 @@ static tt_status tt__generator_allocate(tt_generator *g)
     return TT_OK;
 }
 
-/* Records and compiles what a run computes. */
+/* Records and compiles the program that computes a run. */
 static tt_status tt__generator_compile(tt_generator *g, const tt_generator_options *o)
 {
     tt_tape *t = tt_tape_new(g->ctx);
@@ -109,12 +109,12 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     if (g->logits.id) t->values[g->logits.id].pinned_f32 = true;
     tt_compile_options c = o->compile;
     const tt_program *share = c.share;
-    if (share) { /* the parameters stay where its program has put them */
+    if (share) { /* the parameters keep the placement that the program `share` gave them */
         const char *name = share->settings.crew->name;
         c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* less " in 4 processes" */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* no " in 4 processes" */
         if (!c.device) c.device = device;
         if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
@@ -166,13 +166,13 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
 
 const tt_program *tt_generator_program(const tt_generator *g) { return g->program; }
 
-/* A likelier token than the other; of equal ones the first. */
+/* Returns whether token a ranks before token b: by likelihood, and of equally likely tokens the lower id. */
 static bool tt__likelier(const float *x, int32_t a, int32_t b)
 {
     return x[a] > x[b] || (x[a] == x[b] && a < b);
 }
 
-/* Puts the token at `at` in its place in a heap of n whose first is the likeliest. */
+/* Sifts the token at index `at` down in a heap of n tokens whose first token is the likeliest. */
 static void tt__sift(int32_t *heap, int n, int at, const float *x)
 {
     for (int child; (child = 2 * at + 1) < n; at = child) {
@@ -184,14 +184,15 @@ static void tt__sift(int32_t *heap, int n, int at, const float *x)
     }
 }
 
-/* In (0, 1): for token `position` of sequence `seq`. */
+/* Returns the random number in (0, 1) for token `position` of sequence `seq`. */
 static double tt__token_number(uint64_t seed, int seq, int position)
 {
     const uint64_t key = tt__stream_key(seed, TT__RANDOM_TOKEN, (uint64_t)seq, (uint64_t)position);
     return ((double)(key >> 11) + 0.5) * 0x1p-53;
 }
 
-/* Draws a token from the scores x (vocab), which it may change. u in (0, 1). order (vocab): scratch */
+/* Draws a token by its score. x (vocab): scores, which may be overwritten. u: random number in (0, 1).
+   order (vocab): scratch. */
 static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double u, int32_t *order)
 {
     int32_t best = 0;
@@ -203,7 +204,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
     for (int v = 0; v < vocab; v++) {
         const float weight = expf((x[v] - most) * slope);
         if (all || s->top_k == 0) sum += weight;
-        if (all) x[v] = weight; /* else the order is that of scores, which differ where weights do not */
+        if (all) x[v] = weight; /* else the heap needs the scores: unequal scores may have equal weights */
     }
     if (all) {
         double left = u * sum;
@@ -213,9 +214,9 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
             last = v;
             if ((left -= x[v]) < 0) return v;
         }
-        return last; /* rounding */
+        return last; /* reached only by rounding of `left` */
     }
-    /* The likeliest are taken off a heap, and kept behind it, the first at the end. */
+    /* Tokens leave the heap by falling likelihood and fill `order` from its end, the likeliest last. */
     const int most_kept = s->top_k ? (int)tt__min(s->top_k, vocab) : vocab;
     int kept = 0;
     double held = 0;
@@ -229,7 +230,7 @@ static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double 
         tt__sift(order, vocab - kept, 0, x);
         held += expf((x[v] - most) * slope);
     }
-    if (s->top_k) { /* the fewest of these */
+    if (s->top_k) { /* of the top_k tokens, keep the fewest whose weights reach top_p */
         const double enough = s->top_p * held;
         int k = 0;
         for (held = 0; k < kept && (held < enough || !k); k++)
@@ -278,8 +279,9 @@ static void tt__continue_with(tt__continued *slot, int32_t id)
     slot->seen[id >> 3] |= (uint8_t)(1 << (id & 7));
 }
 
-/* Runs some tokens of each slot that has a sequence: one, and of prompts as many as there is room for. Row k
-   of the scores is then of slot picked_slot[k]: *picked slots, of which all tokens have been seen. */
+/* Runs the program on one token of each slot in use, and on more tokens of unread prompts, max_tokens in all
+   at most. Sets *picked to the number of slots whose tokens have now all been read; row k of the scores
+   belongs to slot picked_slot[k]. */
 static tt_status tt__generator_run(tt_generator *g, int *picked)
 {
     int rows = 0, left = g->max_tokens;
@@ -303,7 +305,7 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     const struct { tt_value v; const int32_t *data; int64_t rows; } inputs[] = {
         {g->ids, g->row_id, rows}, {g->positions, g->row_position, rows}, {g->at, g->row_at, rows},
         {g->start, g->starts, g->max_seqs + 1}, {g->last, g->picked, *picked}};
-    const bool none = *picked == 0; /* logits of some row are computed all the same */
+    const bool none = *picked == 0; /* the program still needs a row to compute logits of: row 0 */
     tt_status status = TT_OK;
     if (none) g->picked[0] = 0;
     for (int k = 0; k < TT__COUNT(inputs) && status == TT_OK; k++)
@@ -317,13 +319,13 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     return status;
 }
 
-/* The token that follows the slot's, of which x (vocab) has the scores. */
+/* Draws the token after the slot's tokens and sets *id. x (vocab): the scores, which are overwritten. */
 static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
                                 int32_t *id)
 {
     for (int v = 0; v < g->vocab; v++) {
         if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
-            for (int k = 0; k < g->program->stages; k++) /* keys and values may not be finite either */
+            for (int k = 0; k < g->program->stages; k++) /* the next run clears the caches of NaN, infinity */
                 g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
                             "token %d is not finite", slot->seq, slot->length, v);
@@ -374,11 +376,11 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
     return status;
 }
 
-/* Gives a text to `put` as tokens are decoded. known: what is still to come of the text that is continued. */
+/* Passes the answer's text to `put` as its tokens are decoded, without the prompt's text. */
 typedef struct tt__answer {
     tt_decode_stream *stream; /* NULL: tokens are bytes */
-    char *text;               /* that is continued */
-    const char *known;
+    char *text;               /* the prompt's text */
+    const char *known;        /* the rest of the prompt's text that the stream has not yet returned */
     bool (*put)(void *user, const char *text, size_t bytes);
     void *user;
     bool no_memory;
@@ -390,8 +392,8 @@ static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
     w->no_memory = w->no_memory || !text;
     if (!text) return false;
     while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
-    const bool other = known < bytes && w->known[known]; /* bytes that end the known text may be another with
-                                                            those behind: from that character on */
+    const bool other = known < bytes && w->known[known]; /* the bytes at the prompt's end may form another
+                                                            character with later bytes; put from there on */
     while (other && known && (text[known] & 0xc0) == 0x80) known--;
     w->known = other ? "" : w->known + known;
     return known == bytes || w->put(w->user, text + known, bytes - known);
@@ -408,14 +410,14 @@ static bool tt__answer_token(void *user, int seq, int32_t id)
     return tt__answer_text(w, text, bytes);
 }
 
-/* Writes the tokens of a text, at most `room`, and returns how many it has; -1: no memory. end: what a text
-   without a token is continued from. */
+/* Writes the tokens of a text to ids, at most `room`, and returns the number of tokens that the text has, or
+   -1 if memory runs out. end: the token that stands in for a text without tokens; below 0: token 0. */
 static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
                           int64_t room)
 {
     const size_t bytes = strlen(text);
     int64_t n = (int64_t)bytes;
-    int32_t first; /* of what the tokenizer puts around a text */
+    int32_t first; /* the first special token that the tokenizer puts around a text */
     if (k) n = tt_tokenizer_encode(k, text, bytes, true, ids, room);
     else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
     if (k && n > 1 && ids[0] == ids[1] && tt_tokenizer_encode(k, "", 0, true, &first, 1) && first == ids[0]) {
@@ -428,11 +430,11 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     return n;
 }
 
-/* The answer continues the text of n tokens. False: no memory. */
+/* Prepares w for an answer to a prompt of n tokens. Returns false if memory runs out. */
 static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
                              int64_t n)
 {
-    size_t done; /* bytes of the text that the stream gives at once */
+    size_t done; /* bytes of the prompt's text that the stream returns at once */
     const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
     w->text = length < 0 ? NULL : (char *)tt__alloc(ctx, (size_t)length + 1);
     w->stream = w->text ? tt_decode_stream_new(k, true) : NULL;

@@ -7,66 +7,69 @@
 
 /* ===========================================================================================================
    MODELS                                                                                          src/models/
-   Structs of named parameters and functions that record ops: BERT, ViT, decoders. Uses the public API, and
-   files for checkpoints.
+   BERT, ViT and decoders. A model is a struct of named parameters and functions that record ops. This code
+   uses the public API, and files/ to read and write checkpoints.
    ======================================================================================================== */
 
-/* ---------------------------------------------------------------------------------- what architectures share
-   Tables say where a model's struct has its parameters and its config's numbers, what files call them, and
-   their shapes. Making, checking, loading and saving them is then the same for all. Names have two spellings:
-   BERT's and DistilBERT's, or transformers' and torchvision's of ViT; each decoder has a table of its own. */
+/* ----------------------------------------------------------------------------------- tables of architectures
+   A table lists a model's parameters and the numbers of its config: the offset in the struct, the name in
+   files, and the shape. With these tables the same code makes, checks, loads and saves every architecture.
+   A file follows one of two namings: BERT's or DistilBERT's, and for ViT transformers' or torchvision's. Each
+   decoder has a table of its own, with one naming. */
 
 typedef struct tt__tensor_row {
-    size_t offset;       /* of its tt_param * in the struct of the model or of a layer */
-    const char *name[2]; /* in each spelling; a '.' at the beginning follows the prefix. NULL: it has none */
-    const char *shape;   /* a letter for each dimension, whose size the architecture tells; '1' is 1. A model
-                            lacks a tensor with a size of 0, and its parameter has no leading ones */
+    size_t offset;       /* of the tt_param * in the struct of the model or of a layer */
+    const char *name[2]; /* in each naming; a leading '.' stands for the prefix. NULL: not in that naming */
+    const char *shape;   /* a letter for each dimension, see tt__sizes; '1' is 1. A tensor with a dimension of
+                            size 0 is absent from the model. The parameter drops leading ones */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
-    char part;           /* spelling 1 packs three parameters into one tensor: which; 0: it does not */
-    char head;           /* true: it starts anew where a checkpoint has none; 2: and no logits depend on it */
-    char order;          /* 't': files have it transposed; 'g': rows by groups of heads, see tt__packing */
+    char part;           /* 1 to 3: which third of a packed tensor this is in naming 1; 0: not packed */
+    char head;           /* true: random initial values if a file lacks it; 2: and no logits depend on it */
+    char order;          /* 't': transposed in files; 'g': rows by groups of heads, see tt__packing */
 } tt__tensor_row;
 
 typedef struct tt__config_row {
-    const char *field, *key[2]; /* in the config's struct; in config.json in each spelling, NULL: not there */
+    const char *field, *key[2]; /* name in the config's struct; key in config.json in each naming, or NULL */
     size_t offset;              /* in the config's struct */
-    char kind;   /* an int: 'N' at least 1 and needed in config.json, 'n' at least 1, '0' at least 0; a float:
-                    'p' in [0, 1), 'f' at least 0; 'b' a bool */
-    char letter; /* in shapes; 0: none */
+    char kind;   /* an int: 'N' at least 1 and required in config.json, 'n' at least 1, '0' at least 0; a
+                    float: 'p' in [0, 1), 'f' at least 0; 'b' a bool */
+    char letter; /* letter of this number in shapes; 0: none */
 } tt__config_row;
 
-typedef int64_t tt__sizes['Z' - 'A' + 1]; /* of the letters of shapes */
+typedef int64_t tt__sizes['Z' - 'A' + 1]; /* size of each letter of shapes */
 
 typedef struct tt__architecture {
     const char *name;            /* in messages */
-    int spelling;                /* of config.json, and of the names of a new model's parameters */
+    int spelling;                /* naming of config.json and of the parameters of a new model */
     const char *class_name, *type;       /* of config.json: "architectures", "model_type" */
-    const char *activation_key, *more;   /* the activation's key; keys and values that never change */
-    const char *prefix[2];       /* of names of tensors, which files may lack; in each spelling */
-    const char *layer_prefix[2]; /* of those in layers, with %d for the layer, after the prefix */
-    const tt__tensor_row *model, *layer;
-    const tt__config_row *config;
+    const char *activation_key, *more;   /* key of the activation; constant members of config.json */
+    const char *prefix[2];       /* prefix of tensor names in each naming; files may lack the prefix */
+    const char *layer_prefix[2]; /* prefix of a layer's tensors after `prefix`; %d is the layer's number */
+    const tt__tensor_row *model, *layer; /* (n_model), (n_layer) */
+    const tt__config_row *config;        /* (n_config) */
     int n_model, n_layer, n_config;
-    size_t bytes, config_bytes, layer_bytes;                  /* of the structs */
+    size_t bytes, config_bytes, layer_bytes;                  /* sizes of the structs */
     size_t config_at, activation_at, names_at, new_head_at, layers_at; /* in the model's struct; 0: none */
-    size_t hidden, layers, heads, classes, activation, range; /* in the config's struct; 0: it has none */
-    void (*sizes)(const void *config, tt__sizes size);        /* those that no row of the config tells */
-    void (*check)(tt__text *all, const void *config);         /* adds what else is wrong; NULL: nothing */
-    /* reads a tensor whose shape is not the parameter's in a way of its own and sets *done; NULL: none is */
+    size_t hidden, layers, heads, classes, activation, range; /* offsets in the config's struct; 0: none */
+    void (*sizes)(const void *config, tt__sizes size);        /* sets the sizes that no config row gives */
+    void (*check)(tt__text *all, const void *config);         /* adds further mistakes to `all`; or NULL */
+    /* Reads a tensor whose shape differs from the parameter's, if the model can adapt it, and sets *done.
+       NULL: the architecture adapts no tensor. */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
-    size_t image_size;          /* in the config's struct */
-    void (*print)(tt__text *json, const void *self, const void *config); /* what else config.json has */
-    const char *const *buffers; /* patterns of tensors in files that are no parameters; ends with NULL */
+    size_t image_size;          /* offset in the config's struct; 0: none */
+    void (*print)(tt__text *json, const void *self, const void *config); /* prints further members; or NULL */
+    const char *const *buffers; /* name patterns of tensors that are no parameters, ended by NULL; or NULL */
 } tt__architecture;
 
-/* The last fields but four of an architecture whose structs are X, X_config and X_layer. */
+/* Initialises the fields `bytes` to `range` of an architecture with the structs X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
     sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
     offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
     offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
     offsetof(X##_config, classes), \
     offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
-/* Rows of a tensor, of a linear layer's or a norm's weight and bias, and of a config. */
+/* Table rows: of a tensor, of a weight and a bias (of a linear layer or a norm), and of a config. a, b: the
+   name or key in naming 0 and in naming 1. */
 #define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head, 0}
 #define TT__WEIGHT_BIAS(X, field, a, b, shape, rows, init, head) \
     TT__TENSOR(X, field##_w, a ".weight", b ".weight", shape, init, head), \
@@ -90,26 +93,26 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
-/* A checkpoint that is read: its config.json and its files of tensors, opened, each of them once. */
+/* A checkpoint being read: its config.json and its open files of tensors. */
 typedef struct tt__checkpoint {
-    char path[TT__PATH];   /* of config.json, for messages */
-    tt__file_bytes text;   /* of config.json */
-    tt__json config;       /* empty: there is none */
-    tt_safetensors **file;
-    int files, spelling;   /* of the tensors' names */
+    char path[TT__PATH];   /* path of config.json, for messages */
+    tt__file_bytes text;   /* text of config.json */
+    tt__json config;       /* config.json; empty: the checkpoint has none */
+    tt_safetensors **file; /* (files) */
+    int files, spelling;   /* spelling: naming of the tensors */
 } tt__checkpoint;
 
-/* The parameters of a model, or of one that is yet to be made. */
+/* The parameters of a model that exists or is to be made. */
 typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
-    char *self, *layer_self; /* the model's struct, the first layer's; NULL: not made yet */
-    int layers, spelling;
-    const tt__checkpoint *from; /* NULL: no file is read */
+    char *self, *layer_self; /* structs of the model and of its first layer; NULL: not made yet */
+    int layers, spelling;    /* spelling: naming of the tensors */
+    const tt__checkpoint *from; /* NULL: no checkpoint is read */
     tt__sizes size;
 } tt__layout;
 
-/* In the spelling of the checkpoint, or the architecture's. */
+/* Returns the layout of a model in the naming of the checkpoint, or without one of the architecture. */
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, const tt__checkpoint *from)
 {
@@ -131,7 +134,8 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     return l;
 }
 
-/* Parameter number k (the model's, then each layer's): its row and name; NULL behind the last. */
+/* Returns the row of parameter k and sets its name; returns NULL if k is past the last parameter. The model's
+   own parameters come first, then those of each layer. */
 static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char name[256])
 {
     const tt__architecture *a = l->a;
@@ -145,7 +149,7 @@ static const tt__tensor_row *tt__layout_row(const tt__layout *l, int k, char nam
     return row;
 }
 
-/* Where the model's struct has parameter number k, which tt__layout_row knows. */
+/* Returns the address of parameter k's pointer in the structs of the model. row: tt__layout_row of k. */
 static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row, int k)
 {
     const int in_layers = k - l->a->n_model;
@@ -153,13 +157,14 @@ static tt_param **tt__layout_slot(const tt__layout *l, const tt__tensor_row *row
     return (tt_param **)(void *)((in_layers < 0 ? l->self : l->layer_self) + layer + row->offset);
 }
 
-/* Which part of a tensor a parameter is, in the spelling that packs three; 0: all of it. */
+/* Returns which third of a packed tensor a parameter is, 1 to 3; 0 if the parameter is a whole tensor. */
 static int tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
 {
     return l->spelling == 1 ? row->part : 0;
 }
 
-/* Fills in the dimensions of a parameter, with leading ones. Returns how many, 0 if the model lacks it. */
+/* Sets the dimensions of a parameter, leading ones included. Returns their number, or 0 if the model has no
+   such parameter. */
 static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     int n = 0;
@@ -170,16 +175,19 @@ static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t 
     return n;
 }
 
-/* Where a file has the elements of a parameter (rows, width) of which it is not simply a copy.
-   't': the file's tensor is (width, rows), as GPT-2's are. 'g': rows are those of heads of `size` rows; the
-   parameter has all heads of queries, then of keys, then of values, the file `groups` groups of heads, each
-   with its queries, its key and its value, as in GPT-NeoX and Falcon. */
+/* The order of a parameter's elements in a file. The parameter has the shape (rows, width).
+   0: the file has the parameter's order.
+   't': the file's tensor is the transpose, (width, rows), as in GPT-2.
+   'g': a head has `size` rows. The parameter has the heads of all queries, then of all keys, then of all
+   values. The file has `groups` groups of heads, and in each group its queries, its key and its value, as in
+   GPT-NeoX and Falcon. */
 typedef struct tt__packing {
-    char kind; /* 0: a copy */
+    char kind;
     int64_t rows, width, groups, size;
 } tt__packing;
 
-/* The row of the file that row r of a parameter is ('g'), or back. */
+/* Returns the row in the file of row r of the parameter, for the order 'g'. With `back`, r is a row of the
+   file, and the result is the row of the parameter. */
 static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
 {
     const int64_t heads = o->rows / o->size, queries = heads / o->groups - 2, head = r / o->size;
@@ -189,14 +197,14 @@ static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
         at = head % (queries + 2);
         at = at < queries ? group * queries + at : o->groups * (queries + at - queries) + group;
     } else {
-        const int64_t all = o->groups * queries; /* heads of queries */
+        const int64_t all = o->groups * queries; /* number of query heads */
         group = head < all ? head / queries : (head - all) % o->groups;
         at = group * (queries + 2) + (head < all ? head % queries : queries + (head - all) / o->groups);
     }
     return at * o->size + r % o->size;
 }
 
-/* How a file has the elements of that row's parameter. dims: the parameter's. */
+/* Returns the order of a parameter's elements in files. dims: the parameter's dimensions. */
 static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row, int ndim,
                                  const int64_t *dims)
 {
@@ -204,7 +212,8 @@ static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row,
     return o;
 }
 
-/* The dimensions that files give a tensor, as tt__row_dims. */
+/* Sets the dimensions of a parameter's tensor in files. Returns their number, or 0 if the model has no such
+   parameter. */
 static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     const int n = tt__row_dims(l, row, dims);
@@ -215,7 +224,7 @@ static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t
     return n;
 }
 
-/* Creates the parameters. scale: the standard deviation of those that start at random */
+/* Creates the parameters. scale: standard deviation of random initial values. */
 static tt_status tt__layout_new(const tt__layout *l, float scale)
 {
     const tt__tensor_row *row;

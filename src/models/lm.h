@@ -11,7 +11,7 @@
 #include "lm_layout.h"
 #include "lm_config.h"
 
-/* --------------------------------------------------------------- making, loading, saving a language model */
+/* -------------------------------------------------------- creating, loading and saving a language model */
 
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
 {
@@ -32,10 +32,11 @@ void tt_lm_free(tt_lm *m)
     if (m->kept) tt__checkpoint_close(m->ctx, m->kept);
     void *const owned[] = {m->stop, m->generation, m->kept, m->base, m->lora};
     tt__free_all(m->ctx, owned, TT__COUNT(owned));
-    tt__model_free(&tt__lm_kinds[0].a, m); /* the structs of all kinds are the same */
+    tt__model_free(&tt__lm_kinds[0].a, m); /* all kinds have the same structs */
 }
 
-/* Refuses a last product's weight of its own that config.json ties to the embedding: transformers uses it. */
+/* Refuses a file that has a last product's weight different from the embedding although config.json ties the
+   two: transformers would use that weight. */
 static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
 {
     static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
@@ -63,8 +64,8 @@ static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
     return TT_OK;
 }
 
-/* The ids of an "eos_token_id", a number or a list, as far as they are tokens of the model. *ids is to be
-   freed. */
+/* Reads "eos_token_id", a number or a list of numbers, and keeps the ids below `vocab`. The caller frees
+   *ids. */
 static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, int *n)
 {
     const int node = tt__json_get(j, 0, "eos_token_id");
@@ -84,7 +85,8 @@ static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, i
     return TT_OK;
 }
 
-/* What a folder says about generation. */
+/* Reads generation_config.json, if the folder has one, and the ids that end an answer from that file or else
+   from config.json. */
 static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
 {
     char path[TT__PATH];

@@ -7,7 +7,8 @@
 
 /* ------------------------------------------------------------------------ config.json of a language model */
 
-/* Writes the value of a member of an object, which begins at `from` in JSON that was parsed, on one line. */
+/* Writes the value of a member of a JSON object on one line. from: the value's first character in text that
+   has been parsed. */
 static void tt__print_member(tt__text *to, const char *from)
 {
     bool quoted = false;
@@ -20,11 +21,11 @@ static void tt__print_member(tt__text *to, const char *from)
     }
 }
 
-/* Who writes a member of config.json? */
+/* The source of a member of config.json when a model is saved. */
 typedef enum tt__lm_writer {
-    TT__LM_KEPT,  /* what it said is written again */
-    TT__LM_SHAPE, /* so it is while the model has that shape, else tt__lm_print says the new one */
-    TT__LM_OWN    /* tt_lm_save by itself */
+    TT__LM_KEPT,  /* copied from the config.json that was loaded */
+    TT__LM_SHAPE, /* copied while tt__lm_has_shape holds; otherwise tt__lm_print writes the new value */
+    TT__LM_OWN    /* never copied: tt_lm_save writes it from the model */
 } tt__lm_writer;
 
 static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key)
@@ -42,7 +43,7 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     return strcmp(key, a->activation_key) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
-/* What a file may not ask for: the key must be absent, null or have this value. */
+/* Refuses a file in which the boolean `key` has another value than `only`. The key may be absent or null. */
 static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
 {
     bool value = only;
@@ -52,15 +53,15 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
                     value ? "true" : "false", only ? "true" : "false");
 }
 
-/* The columns of each head that turn. Of kinds with a share_key (GPT-NeoX) a share may: of the object `at`,
-   or else of that key. The others turn all: what they say of a share transformers ignores where positions
-   are not scaled, and computes nothing with where they are. */
+/* Reads the number of columns of each head that rotary positions turn. A kind with a share_key (GPT-NeoX) may
+   turn a share of the columns; the object `at` gives the share, or else the share_key. Other kinds turn all
+   columns: transformers ignores a share if the positions are not scaled, and fails if they are. */
 static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
 {
     const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
     const bool shared = kind->share_key != NULL;
     const char *const keys[] = {shared ? kind->share_key : "partial_rotary_factor", "partial_rotary_factor"};
-    double share = kind->turns; /* as a double, which transformers multiplies too */
+    double share = kind->turns; /* a double, because transformers multiplies doubles */
     c->rotary.size = c->head_size;
     if (!shared && (!scaled || c->alibi)) return TT_OK;
     for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
@@ -79,8 +80,8 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     return TT_OK;
 }
 
-/* The frequencies of rotary positions: rope_parameters of transformers 5, or what older versions have, which
-   has the last word where both are there. */
+/* Reads the frequencies of rotary positions from rope_scaling, the key of older versions of transformers, or
+   if that is absent or empty from rope_parameters, the key of transformers 5. */
 static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
 {
     tt_rotary_options *r = &c->rotary;
@@ -100,7 +101,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const bool scaled = status == TT_OK && strcmp(type, "default") != 0;
     if (status == TT_OK) status = tt__lm_read_columns(j, at, scaled, c);
     if (status != TT_OK || !scaled) return status;
-    static const struct { const char *type, *low, *high; } all[] = { /* by tt_rotary_scaling */
+    static const struct { const char *type, *low, *high; } all[] = { /* in the order of tt_rotary_scaling */
         {"", NULL, NULL}, {"linear", NULL, NULL}, {"llama3", "low_freq_factor", "high_freq_factor"},
         {"yarn", "beta_slow", "beta_fast"}};
     int kind = TT__COUNT(all) - 1;
@@ -110,7 +111,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const struct { const char *key; int at; float least, below, *to; } numbers[] = {
         {"factor", at, 1, INFINITY, &r->factor},
         {"original_max_position_embeddings", at, 1, 1e9f, &original},
-        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* has the last word in transformers 5 */
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* takes precedence in transformers 5 */
         {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
         {"attention_factor", at, 0, INFINITY, &r->magnitude}};
     const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
@@ -131,8 +132,8 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* What the rows of Falcon's config do not say: names of older versions, which the rows' replace, key heads
-   and norms. */
+/* Reads the parts of Falcon's config that no table row covers: the older names n_layer and n_head, which the
+   names of the table override, and the numbers of key heads and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
     bool wide = false, one = true; /* new_decoder_architecture; multi_query */
@@ -157,7 +158,7 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
     return status;
 }
 
-/* Mistral's and Qwen2's sliding window: of all layers, or from one on. */
+/* Reads the sliding window of Mistral (all layers) or Qwen2 (from some layer on). */
 static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
 {
     const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM;
@@ -169,7 +170,7 @@ static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
         status = tt__json_read_int(j, 0, "max_window_layers", false, 0, INT32_MAX / 4, &from);
     if (status != TT_OK) return status;
     const int types = layers && used && window ? tt__json_get(j, 0, "layer_types") : -1;
-    if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* it has the last word */
+    if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* layer_types overrides max_window_layers */
         from = 0;
         for (int k = 0, at = types + 1; k < j->nodes[types].count; k++, at = j->nodes[at].after) {
             const char *type = tt__json_text(j, at);
@@ -232,7 +233,7 @@ static void tt__lm_check(tt__text *all, const void *config)
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
     const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
-    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers computes nothing there either */
+    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers fails here, too */
         tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
@@ -247,8 +248,9 @@ static void tt__lm_check(tt__text *all, const void *config)
         tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
 }
 
-/* The share of a head's columns that turn, so that its product with head_size, as a double, is not below
-   size: 58 / 200 is 0.29, of which 200 are 57.99999999999999. */
+/* Prints the share of a head's columns that turn. A reader multiplies the share by head_size in double
+   precision and cuts the product to an integer, so the share gets as many digits as this needs. 58 of 200
+   columns show why: 58 / 200 is 0.29, but 0.29 * 200 is 57.99999999999999. */
 static const char *tt__lm_share(const tt_lm_config *c, char to[32])
 {
     const int size = c->rotary.size ? c->rotary.size : c->head_size;
@@ -260,7 +262,7 @@ static const char *tt__lm_share(const tt_lm_config *c, char to[32])
     return to;
 }
 
-/* Does the model have the windows, rotary positions and heads that it had when it was read? */
+/* Tests whether the model still has the windows, rotary positions and heads of the config that was loaded. */
 static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 {
     return strcmp(c->kind, read->kind) == 0 && c->layers == read->layers && c->heads == read->heads &&
@@ -272,8 +274,9 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 
 static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* The members that tell rotary positions, but those that `said` has (NULL: none). transformers 5 reads
-   rope_parameters, older versions the others, for which a base is 10,000 where they find none. */
+/* Prints the members of config.json for rotary positions, but not the members that `said` (or NULL) has.
+   transformers 5 reads rope_parameters; older versions read the other keys, and take a missing base as
+   10,000. */
 static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
@@ -284,7 +287,7 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt_
     tt__lm_share(c, share);
     if (kind->share_key && !tt__lm_said(said, kind->share_key))
         tt__print(json, "  \"%s\": %s,\n", kind->share_key, share);
-    const char *const bases[] = {kind->base_key, "rope_theta"}; /* at times the same */
+    const char *const bases[] = {kind->base_key, "rope_theta"}; /* may be the same key */
     for (int k = strcmp(bases[0], bases[1]) == 0; k < 2; k++)
         if (!tt__lm_said(said, bases[k]))
             tt__print(json, "  \"%s\": %s,\n", bases[k], tt__shortest(r->base, a));
@@ -308,7 +311,7 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt_
     }
 }
 
-/* The members of config.json that are no rows of the config. */
+/* Prints the members of config.json that have no row in the config's table. */
 static void tt__lm_print(tt__text *json, const void *self, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -325,7 +328,7 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
         tt__print_member(json, m->kept->text.bytes + j->nodes[at].offset);
         tt__print(json, ",\n");
     }
-    if (!j) { /* a new model's, as transformers has defaults of its own for each kind */
+    if (!j) { /* a new model: without these keys transformers would use the kind's default tokens */
         char end[16] = "null";
         if (c->end_token >= 0) snprintf(end, sizeof end, "%d", c->end_token);
         tt__print(json, "  \"bos_token_id\": null,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",

@@ -3,20 +3,20 @@
 #include "layout.h"
 
 /* ----------------------------------------------------------------------------------------------- decoders
-   A table for each architecture says what its files call the tensors of tt_lm and the numbers of
-   tt_lm_config. How the layers compute follows from what is there. */
+   A table for each architecture gives the names in files of the tensors of tt_lm and of the numbers of
+   tt_lm_config. The tensors that a model has decide how its layers compute. */
 
-/* What tells a kind from the others, beside its tables. */
+/* Flags of a kind of decoder. */
 enum {
     TT__LM_POSITIONS = 1,     /* positions are learned, not rotary */
-    TT__LM_EQUAL_HEADS = 2,   /* there are as many key heads as heads */
-    TT__LM_LLAMA = 4,         /* heads have any size, and config.json says a sliding_window, be it null */
-    TT__LM_MLP_4 = 8,         /* an MLP has 4 * hidden_size columns where config.json does not say them */
+    TT__LM_EQUAL_HEADS = 2,   /* key_heads must equal heads */
+    TT__LM_LLAMA = 4,         /* heads may have any size; config.json gets a sliding_window, possibly null */
+    TT__LM_MLP_4 = 8,         /* intermediate_size defaults to 4 * hidden_size if config.json lacks it */
     TT__LM_QKV_BIAS = 16,     /* queries, keys and values always have biases, attention's output never */
-    TT__LM_ONE_BIAS = 32,     /* the MLP has biases where attention has */
-    TT__LM_WINDOW = 64,       /* sliding_window is read ... */
-    TT__LM_WINDOW_FROM = 128, /* ... and from what layer on there are windows */
-    TT__LM_FALCON = 256       /* multi_query and others tell the numbers of key heads and norms */
+    TT__LM_ONE_BIAS = 32,     /* the MLP has biases if the attention has biases */
+    TT__LM_WINDOW = 64,       /* config.json may have a sliding_window */
+    TT__LM_WINDOW_FROM = 128, /* config.json may say from which layer on the window applies */
+    TT__LM_FALCON = 256       /* multi_query and other keys decide the numbers of key heads and norms */
 };
 static int tt__lm_flags(const tt_lm_config *c);
 
@@ -41,9 +41,10 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
 
-/* H hidden, I intermediate, V vocab, P positions, X vocab of an untied head, D head size, G key heads;
-   A columns of all queries, K of all keys, S of both and all values. Rows of biases: Q of queries, L of keys,
-   T of all three, B of the attention's output, M and N of the MLP's. Norms of Falcon: E, F, O. */
+/* Letters of shapes: H hidden, I intermediate, V vocab, P positions, X vocab of an untied head, D head size,
+   G key heads; A columns of all queries, K of all keys, S of all queries, keys and values. Sizes of biases,
+   0 without them: Q of queries, L of keys or values, T of queries, keys and values together, B of the
+   attention's output, M and N of the MLP. Sizes of Falcon's norms, 0 without them: E, F, O. */
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
@@ -67,7 +68,7 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
 #undef S
 }
 
-/* A row of one spelling: a tensor, a linear layer's weight and bias, a norm's. */
+/* Table rows with one naming: of a tensor, of a linear layer's weight and bias, of a norm's. */
 #define TT__LM(X, field, name, shape, init, order) \
     {offsetof(X, field), {name, NULL}, shape, init, 0, false, order}
 #define TT__LM_LINEAR(field, name, shape, rows, weight_order, bias_order) \
@@ -124,7 +125,7 @@ static const tt__tensor_row tt__falcon_tensors[] = {
     TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
     TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
 };
-static const tt__tensor_row tt__falcon_layer[] = { /* of rows with the same place, one has a size */
+static const tt__tensor_row tt__falcon_layer[] = { /* of rows with the same field, at most one has a size */
     TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
     TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
     TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
@@ -170,8 +171,8 @@ static const char *const tt__lm_buffers[] = {
     "*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias",
     "*rotary_emb.inv_freq", NULL};
 
-/* A kind: its files and tables, flags, keys of config.json for the base and share of rotary positions, the
-   modules that get adapters, and transformers' defaults. */
+/* A kind of decoder: its architecture (names and tables), its flags, the keys of config.json for the base and
+   the share of rotary positions, the modules that get adapters by default, and transformers' defaults. */
 typedef struct tt__lm_kind {
     tt__architecture a;
     int flags;
@@ -250,7 +251,7 @@ tt_lm_config tt_lm_config_default(const char *kind)
     return c;
 }
 
-/* Lists the kinds that there are. */
+/* Prints the names of all kinds, with commas between. */
 static const char *tt__lm_names(char to[256])
 {
     tt__text all = {to, 256, 0};
@@ -259,7 +260,8 @@ static const char *tt__lm_names(char to[256])
     return to;
 }
 
-/* Fills in what the caller may leave at 0. NULL: the kind is unknown, an error. */
+/* Sets the fields that the caller may leave at 0. Returns the architecture, or NULL with an error if the kind
+   is unknown. */
 static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 {
     const tt__lm_kind *k = tt__lm_kind_of(c->kind);

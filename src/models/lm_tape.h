@@ -17,13 +17,13 @@ tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
     return in;
 }
 
-/* Inputs of a program that generates. Keys and values of `rows` tokens are kept, in slots of equal length for
-   a sequence each: `at` i32 (tokens, 1) says which of these rows the tokens of a run have, `start` i32
-   (slots + 1, 1) where slots begin. A token sees its slot up to itself, so rows that are not written yet, or
-   are of another sequence before, do not count. */
+/* The caches of a program that generates: keys and values of `rows` tokens, in slots of equal length, one
+   slot per sequence. `at`, i32 (tokens, 1), gives the cache row of each token of a run. `start`,
+   i32 (slots + 1, 1), gives the first row of each slot. A token sees the rows of its slot up to its own, so
+   rows that are unwritten or left from an earlier sequence have no effect. */
 typedef struct tt__lm_cache { tt_value at, start; int64_t rows; } tt__lm_cache;
 
-/* Attention of layer k. h: its normed input (rows, hidden) -> (rows, heads * head_size) */
+/* Records the attention of layer k. h: the normed input (rows, hidden) -> (rows, heads * head_size) */
 static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache,
                               int k, tt_value h)
 {
@@ -66,7 +66,7 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
     return tt_attention_rows(t, q, key, v, cache->start, cache->at, &o);
 }
 
-/* LayerNorm, or RMSNorm where there is no bias. */
+/* Records a LayerNorm, or an RMSNorm if there is no bias. */
 static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
 {
     return b ? tt_layernorm(t, x, w, b, m->config.norm_eps) : tt_rmsnorm(t, x, w, m->config.norm_eps);
@@ -108,7 +108,7 @@ tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
     return tt__lm_hidden(m, t, in, NULL);
 }
 
-/* hidden (rows, hidden) -> (rows, vocab) */
+/* Records the logits. hidden (rows, hidden) -> (rows, vocab) */
 static tt_value tt__lm_head(const tt_lm *m, tt_tape *t, tt_value hidden)
 {
     tt_value logits = tt_linear(t, hidden, m->head ? m->head : m->word, NULL);

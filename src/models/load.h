@@ -5,20 +5,21 @@
 #include "../files/safetensors.h"
 #include "layout.h"
 
-/* ---- from checkpoint files: an open file is shared by the parameters that will be read from it */
+/* ---- loading from checkpoint files: the parameters that will be read from a file share the open file */
 
-enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read together */
+enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read at once */
 
+/* The source of a parameter: a tensor of a file, or a part of one. */
 typedef struct tt__checkpoint_tensor {
     tt_safetensors *file;
-    int index;
-    int64_t first;
+    int index;         /* of the tensor in the file */
+    int64_t first;     /* element of the tensor at which the parameter begins */
     tt__packing order;
-    float *band;       /* 't': rows from band_row on, which were read last; NULL: none */
-    int64_t band_row, band_rows;
+    float *band;       /* order 't': the rows that were read last, (band_rows, width); NULL: none */
+    int64_t band_row, band_rows; /* first row and number of rows of the band */
 } tt__checkpoint_tensor;
 
-/* Reads the band of rows that has row r. */
+/* Reads the band of rows that contains row r. */
 static tt_status tt__checkpoint_band(tt__checkpoint_tensor *t, int64_t r)
 {
     tt_context *ctx = t->file->ctx;
@@ -58,7 +59,7 @@ static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, flo
         if (status == TT_OK)
             memcpy(to, t->band + (r - t->band_row) * o->width + c, sizeof *to * (size_t)part);
         if (r + 1 < o->rows || c + part < o->width) continue;
-        tt__free(t->file->ctx, t->band); /* the end: all has been read */
+        tt__free(t->file->ctx, t->band); /* the whole parameter has been read */
         t->band = NULL;
         t->band_rows = 0;
     }
@@ -73,7 +74,8 @@ static void tt__checkpoint_drop(tt_context *ctx, void *source)
     tt__free(ctx, t);
 }
 
-/* Tensor `index` of s must have the shape `dims`; with `part`, three times as many rows. */
+/* Refuses tensor `index` of s if its shape is not `dims`; with `part`, the tensor must have three times as
+   many rows. */
 static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims, int part,
                                  const char *param)
 {
@@ -92,8 +94,8 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* p will be read from tensor `index` of s, whose shape must be `dims`; with `part`, from that third of it.
-   order NULL: a copy. */
+/* Makes tensor `index` of s, whose shape must be `dims`, the source of p. part: 1 to 3, the third of it that
+   is p; 0: the whole tensor. order NULL: the file has p's order. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
                                      int part, const tt__packing *order)
 {
@@ -117,7 +119,8 @@ static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, 
     return TT_OK;
 }
 
-/* The tensor of that name, with the prefix or without, also under names of older versions; -1: none. */
+/* Returns the index of the tensor `name`, looked up with and without the prefix and under the names of older
+   versions, or -1 if the file has no such tensor. */
 static int tt__find_tensor(const tt_safetensors *s, const char *name, const char *prefix)
 {
     static const char *const old[][2] = {{"LayerNorm.weight", "LayerNorm.gamma"},
@@ -137,7 +140,7 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
     return index;
 }
 
-/* The file that has a tensor, and its number there; NULL: none has. */
+/* Returns the file that has a tensor and sets the tensor's index, or returns NULL if no file has it. */
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
     for (int k = 0; k < l->from->files; k++) {
@@ -147,20 +150,21 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* A classifier (rows of C) of another number of classes than the file's starts anew. */
+/* Returns whether a tensor of the file is a classifier (C rows) with another number of classes than the
+   model, so that the model's classifier keeps its random initial values. */
 static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *info, const int64_t *dims)
 {
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
 }
 
-/* Tensor `name` is missing in the file, or all of its layer are. */
+/* Reports that tensor k, `name`, is missing, or if its whole layer is missing, the number of layers found. */
 static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
 {
     const tt__architecture *a = l->a;
     const int layer = k < a->n_model ? 0 : (k - a->n_model) / a->n_layer;
     char other[256];
     int index;
-    bool any = layer == 0; /* tensors of this layer */
+    bool any = layer == 0; /* the checkpoint has a tensor of this layer */
     for (int i = 0; i < a->n_layer && !any; i++) {
         const tt__tensor_row *row = tt__layout_row(l, a->n_model + layer * a->n_layer + i, other);
         any = row->name[l->spelling] && tt__layout_find(l, other, &index);
@@ -172,7 +176,8 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
                     "%d", l->from->file[0]->path, name, layer, l->layers);
 }
 
-/* Checks that the file has each tensor of the layout, of its shape, before anything of such sizes is made. */
+/* Checks that the checkpoint has each tensor of the layout with the right shape. This happens before memory
+   of these sizes is allocated. */
 static tt_status tt__layout_check(const tt__layout *l)
 {
     const tt__tensor_row *row;
@@ -191,22 +196,24 @@ static tt_status tt__layout_check(const tt__layout *l)
     return TT_OK;
 }
 
-/* Is this no parameter, but what its model makes itself? */
+/* Returns whether a tensor of a file is no parameter, but a buffer or a copy that the model does not need. */
 static bool tt__is_buffer(const tt__layout *l, const char *name)
 {
     for (const char *const *pattern = l->a->buffers; pattern && *pattern; pattern++)
         if (tt__match(*pattern, name)) return true;
     if (!l->size['X' - 'A'] && (tt__match("*lm_head.weight", name) || tt__match("*embed_out.weight", name)))
-        return true; /* the embedding again */
+        return true; /* a copy of the tied embedding */
     return tt__match("*embeddings.position_ids", name);
 }
 
-/* The parameters will be read from the file, whose tensors are checked. A head that it lacks starts anew. */
+/* Makes the checkpoint, already checked, the source of the parameters. A head that the checkpoint lacks keeps
+   its random initial values, with a warning. */
 static tt_status tt__layout_attach(const tt__layout *l)
 {
     char text[2][1024];
-    tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}}; /* lacking; of others */
-    int64_t classes = 0; /* of the file */
+    /* names of tensors that the files lack, and of tensors with another number of classes */
+    tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}};
+    int64_t classes = 0; /* of the file's classifier, if they differ */
     bool new_head = false;
     const tt__tensor_row *row;
     tt_safetensors *const *files = l->from->file;
@@ -224,7 +231,7 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt__file_dims(l, row, dims);
         tt_safetensors *file = tt__layout_find(l, name, &index);
         const tt_tensor_info *info = file ? &file->infos[index] : NULL;
-        if (info) unused -= part < 2; /* parts of one tensor count once */
+        if (info) unused -= part < 2; /* the three parts of a packed tensor count once */
         const bool of_others = info && tt__starts_anew(row, info, dims);
         if (!info || of_others) {
             tt__print(&anew[of_others], "%s'%s'", anew[of_others].length ? ", " : "", name);

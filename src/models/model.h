@@ -9,11 +9,11 @@
 #include "save.h"
 #include "config.h"
 
-/* ------------------------------------------------------------------------------- making, loading, saving */
+/* --------------------------------------------------------------------------- creating, loading and saving */
 
 static void tt__model_free(const tt__architecture *a, void *self)
 {
-    tt_context *ctx = (tt_context *)tt__pointer_at(self, 0); /* the first of each model's struct */
+    tt_context *ctx = (tt_context *)tt__pointer_at(self, 0); /* the first field of each model's struct */
     if (ctx) {
         tt__free(ctx, tt__pointer_at(self, a->layers_at));
         if (a->classes) tt__free(ctx, tt__pointer_at(self, a->names_at));
@@ -21,7 +21,7 @@ static void tt__model_free(const tt__architecture *a, void *self)
     memset(self, 0, a->bytes);
 }
 
-/* Makes a model of a config that is in order. */
+/* Creates a model from a config that has been checked. */
 static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
     const int params = ctx->n_params, classes = a->classes ? tt__int_field(config, a->classes) : 0;
@@ -34,8 +34,9 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(self, 0, a->bytes);
     memcpy(to, &ctx, sizeof ctx);
     memcpy(to + a->config_at, config, a->config_bytes);
-    memset(to + a->config_at + a->activation, 0, sizeof activation); /* the model may be moved: */
-    snprintf(to + a->activation_at, 32, "%s", activation);           /* its own copy says it */
+    /* The struct may be copied elsewhere, so the config gets no pointer to the model's copy of the name. */
+    memset(to + a->config_at + a->activation, 0, sizeof activation);
+    snprintf(to + a->activation_at, 32, "%s", activation);
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
@@ -54,8 +55,8 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
     return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
-/* Makes a model of a file's config and tensors, which are checked first. classes, image_size: those that are
-   asked for; 0: the config's. */
+/* Creates a model from a checkpoint's config and tensors, which are checked first. classes, image_size: as
+   the caller asks for; 0: as in the config. */
 static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
                                 const tt__checkpoint *from, int classes, int image_size)
 {
@@ -67,7 +68,7 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
     if (status != TT_OK) return status;
     tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
-    if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
+    if (status == TT_OK && image_size) { /* after the check: only the config's size must fit the tensors */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
@@ -116,8 +117,9 @@ static void tt__print_config(tt__text *json, const void *arg)
                      tt__int_field(s->config, a->classes), s->last);
 }
 
-/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; most: bytes of a
-   file, 0: any number. `config` is the model's: where its owner has changed it, it must still be in order. */
+/* Writes model.safetensors and config.json into a folder. spelling: naming of the tensors. most: max bytes of
+   a file; 0: no limit. config: the model's, checked before anything is written as its owner may have changed
+   it. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
                                 const void *config, int spelling, size_t most, const char *folder)
 {
@@ -135,7 +137,7 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     return status;
 }
 
-/* Lists names with quotes around them, the first few of many. */
+/* Prints names in quotes, the first 8 and then the number of the others. */
 static void tt__list_names(tt__text *to, const char *const *names, int n)
 {
     const int most = 8;
@@ -143,7 +145,8 @@ static void tt__list_names(tt__text *to, const char *const *names, int n)
     if (n > most) tt__print(to, " and %d others", n - most);
 }
 
-/* As tt_bert_name_classes says. names: (classes, 64), the model's; kept: its classifier is a checkpoint's. */
+/* Implements tt_bert_name_classes. names: the model's, (classes, 64). kept: the model's classifier comes from
+   a checkpoint. */
 static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
 {
     if (d->n_classes != classes)

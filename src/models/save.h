@@ -9,16 +9,17 @@
 #include "../files/safetensors.h"
 #include "layout.h"
 
-/* ---- to checkpoint files */
+/* ---- saving to checkpoint files */
 
-/* A parameter that is to be saved. */
+/* A parameter to save. */
 typedef struct tt__saved_param {
     const tt_param *p;
     tt__packing order;
-    int tensor; /* that it is, or is a part of */
+    int tensor; /* number of the tensor that the parameter is, or is a part of */
 } tt__saved_param;
 
-/* Streams elements of p through `piece` into w, in dtype `as`. */
+/* Writes n elements of p from `first` on to w in dtype `as`. piece, converted: scratch for TT__PIECE floats
+   each. */
 static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, int64_t first, int64_t n,
                                    tt_dtype as, float *piece, void *converted)
 {
@@ -33,7 +34,7 @@ static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, 
     return status;
 }
 
-/* Writes p transposed, which takes as much memory as it has elements of fp32. */
+/* Writes p transposed. This needs memory for all of p in fp32. */
 static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as,
                                      float *piece, void *converted)
 {
@@ -54,7 +55,7 @@ static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_p
     return status;
 }
 
-/* Writes p as its file has it. */
+/* Writes p in the order of the file. */
 static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as, float *piece,
                                 void *converted)
 {
@@ -68,19 +69,19 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param 
     return status;
 }
 
-/* The tensors of a model that is saved, in one file, or in several of which each has some that follow. */
+/* The tensors of a model to save, in one file or in several. Each file holds consecutive tensors. */
 typedef struct tt__saved_files {
-    tt_tensor_info *info;
-    char (*names)[256];
-    int *file;   /* of each tensor */
+    tt_tensor_info *info; /* (tensors) */
+    char (*names)[256];   /* (tensors) */
+    int *file;    /* (tensors): number of the tensor's file */
     int tensors, files;
     size_t bytes; /* of all tensors */
-    char id[17];  /* of several files: which save they are of */
+    char id[17];  /* tells the files of one save from those of another; empty for a single file */
 } tt__saved_files;
 
-static const char tt__save_key[] = "tinytrain.save"; /* of the metadata of files that make one model */
+static const char tt__save_key[] = "tinytrain.save"; /* key of the id in the metadata of each file */
 
-/* The name of file k of those that hold a model. */
+/* Writes the name of file k of a saved model. */
 static void tt__saved_file_name(const tt__saved_files *f, int k, char name[64])
 {
     if (f->files == 1) snprintf(name, 64, "model.safetensors");
@@ -99,7 +100,7 @@ static void tt__print_index(tt__text *json, const void *arg)
     tt__print(json, "  }\n}\n");
 }
 
-/* Deals the tensors out to files of at most `most` bytes, or of one tensor; 0: all to one. */
+/* Assigns the tensors to files of at most `most` bytes; a larger tensor gets its own file. 0: one file. */
 static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
 {
     size_t held = 0;
@@ -118,8 +119,9 @@ static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
     }
 }
 
-/* What tells a save from one before, whose files it replaces one by one: a hash of some numbers of each
-   parameter, so that the same model makes the same files. */
+/* Sets the id of a save in several files. A save replaces the files of an older save one by one; if it is
+   interrupted, the ids show which files are old. The id is a hash of the first numbers of each parameter, so
+   that the same model gives the same files. */
 static tt_status tt__save_id(tt__saved_files *f, const tt__saved_param *param, int params, float *piece)
 {
     enum { SOME = 1024 };
@@ -130,12 +132,12 @@ static tt_status tt__save_id(tt__saved_files *f, const tt__saved_param *param, i
         status = tt__param_read(param[k].p, 0, n, piece);
         if (status == TT_OK) hash = tt__hash_on(hash, piece, sizeof *piece * (size_t)n);
     }
-    status = tt__net_fail(param[0].p->ctx, status); /* others may be about to send what they have */
+    status = tt__net_fail(param[0].p->ctx, status); /* other processes may wait to send their shards */
     snprintf(f->id, sizeof f->id, "%016llx", (unsigned long long)hash);
     return status;
 }
 
-/* Writes file `file` of a model into a folder. */
+/* Writes file number `file` of a model into a folder. All processes take part. */
 static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__saved_files *f, int file,
                                const tt__saved_param *param, int params, tt_dtype dtype, float *piece)
 {
@@ -154,12 +156,12 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     for (int k = 0; k < params && status == TT_OK; k++)
         if (f->file[param[k].tensor] == file)
             status = tt__save_param(w, &param[k], dtype, piece, piece + TT__PIECE);
-    if (began) status = tt__net_fail(ctx, status); /* others may be about to send what they have */
+    if (began) status = tt__net_fail(ctx, status); /* other processes may wait to send their shards */
     status = tt__safetensors_end(w, status);
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* One of the files that a larger model has left, whose names tell another number of files. */
+/* A search for a file of an earlier save, whose name gives another number of files than `files`. */
 typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
 static bool tt__find_stale(void *arg, const char *name)
@@ -173,6 +175,7 @@ static bool tt__find_stale(void *arg, const char *name)
     return false;
 }
 
+/* Removes the files of earlier saves of several files from a folder. files: number of files of this save. */
 static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files)
 {
     char path[TT__PATH];
@@ -187,8 +190,9 @@ static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files
     }
 }
 
-/* Writes model.safetensors into a folder, which is made if need be; in the dtype of the parameters, which is
-   returned. Where that would take more than `most` bytes (0: any number may), several files and an index. */
+/* Writes model.safetensors into a folder, which is created if it does not exist. If the tensors take more
+   than `most` bytes (0: no limit), writes several files and an index. All tensors have the dtype of the first
+   parameter, or fp32 if no program holds that parameter; sets *dtype. */
 static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t most, tt_dtype *dtype)
 {
     tt_context *ctx = l->ctx;
@@ -223,7 +227,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         param[params].p = p;
         param[params].order = tt__row_order(l, row, ndim, dims);
         param[params++].tensor = f.tensors - (part > 1);
-        if (part > 1) continue; /* it follows the first part, in one tensor */
+        if (part > 1) continue; /* stored in the tensor of the first part */
         memcpy(f.names[f.tensors], name, sizeof name);
         f.info[f.tensors].name = f.names[f.tensors];
         f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
@@ -232,13 +236,13 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         f.tensors++;
     }
     if (status == TT_OK) tt__deal_out(&f, *dtype, most);
-    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* others may not have failed */
+    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* tells the other processes */
     if (status == TT_OK && f.files > 1) status = tt__save_id(&f, param, params, piece);
     for (int k = 0; k < f.files && status == TT_OK; k++)
         status = tt__save_file(ctx, folder, &f, k, param, params, *dtype, piece);
     const char *index = "model.safetensors.index.json", *stale = f.files > 1 ? "model.safetensors" : index;
     if (status == TT_OK && f.files > 1) status = tt__save_printed(ctx, folder, index, tt__print_index, &f);
-    if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* an older model may have it */
+    if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* left by an earlier save */
     if (status == TT_OK && tt_process(ctx) == 0) {
         ctx->options.files.remove(ctx->options.files.user, path);
         status = tt__remove_stale(ctx, folder, f.files);

@@ -17,7 +17,7 @@
 
 /* ---------------------------------------------------------------------------------------------------- ViT */
 
-#define TT__MAX_PATCH 16384 /* pixels; so that sizes multiply without overflow */
+#define TT__MAX_PATCH 16384 /* max side of a patch in pixels; products of sizes then do not overflow */
 
 tt_vit_config tt_vit_config_default(const char *size)
 {
@@ -54,7 +54,8 @@ static int tt__vit_tokens(const tt_vit_config *c)
     return grid * grid + 1;
 }
 
-/* H hidden, I intermediate, D channels, P patch, N tokens, C classes; B: hidden, of biases of q, k and v. */
+/* Letters of shapes: H hidden, I intermediate, D channels, P patch, N tokens, C classes; B: size of the
+   biases of q, k and v, the hidden size or 0. */
 static void tt__vit_sizes(const void *config, tt__sizes size)
 {
     const tt_vit_config *c = (const tt_vit_config *)config;
@@ -80,7 +81,8 @@ static void tt__vit_check(tt__text *all, const void *config)
         tt__print(all, "; resample is %d, expected one of tt_resample", (int)c->resample);
 }
 
-/* Weights of the four pixels around, at distance x in [0, 1) from the second (Keys 1981, with a = -3/4). */
+/* Computes the weights of four neighbouring pixels for a point at distance x in [0, 1) after the second pixel
+   (Keys 1981, with a = -3/4). */
 static void tt__cubic_weights(float x, float w[4])
 {
     const float a = -0.75f;
@@ -90,8 +92,9 @@ static void tt__cubic_weights(float x, float w[4])
     }
 }
 
-/* Positions of a grid of from x from patches, for one of to x to: bicubic, pixel centres aligned, edges
-   repeated, as transformers does; the class token's stays. old (1 + from^2, n) -> now (1 + to^2, n) */
+/* Interpolates the position embeddings of a grid of from x from patches to a grid of to x to: bicubic, pixel
+   centres aligned, edges repeated, as transformers does. The class token's embedding is copied.
+   old (1 + from^2, n) -> now (1 + to^2, n) */
 static void tt__interpolate_positions(const float *old, int from, float *now, int to, int64_t n)
 {
     memcpy(now, old, sizeof *now * (size_t)n);
@@ -112,13 +115,13 @@ static void tt__interpolate_positions(const float *old, int from, float *now, in
     }
 }
 
-static int tt__square_root(int64_t n) /* of a square; else 0 */
+static int tt__square_root(int64_t n) /* returns 0 if n is no square */
 {
     int64_t root = n > 0 && n <= INT32_MAX ? (int64_t)(sqrt((double)n) + 0.5) : 0;
     return root * root == n ? (int)root : 0;
 }
 
-/* Positions of a checkpoint for images of another size. */
+/* Interpolates the positions of a checkpoint whose images have another size than the model's. */
 static tt_status tt__vit_adapt(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index,
                                bool *done)
 {
@@ -157,7 +160,7 @@ static const tt__tensor_row tt__vit_tensors[] = {
 #undef T
 #undef W
 };
-static const tt__tensor_row tt__vit_layer_tensors[] = { /* parts of one tensor stand together */
+static const tt__tensor_row tt__vit_layer_tensors[] = { /* the parts of a packed tensor follow one another */
 #define W(...) TT__WEIGHT_BIAS(tt_vit_layer, __VA_ARGS__, false)
 #define P(field, name, packed, shape, init, part) \
     {offsetof(tt_vit_layer, field), {"attention.attention." name, "self_attention.in_proj_" packed}, shape, \
@@ -193,7 +196,7 @@ static const tt__config_row tt__vit_rows[] = {
 #undef C
 };
 
-/* Spelling 1, of tensors, is torchvision's; config.json is always transformers'. */
+/* Naming 1 of the tensors is torchvision's; config.json always has transformers' naming. */
 static const tt__architecture tt__vit = {
     "ViT", 0, "ViTForImageClassification", "vit", "hidden_act", "", {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
@@ -280,7 +283,7 @@ tt_image_options tt_vit_image_options(const tt_vit *m)
     tt_image_options o = tt_image_options_default(c->image_size, c->image_size);
     o.channels = c->channels;
     o.resample = c->resample;
-    if (c->resize) o.pad = c->image_size; /* as much as any image needs */
+    if (c->resize) o.pad = c->image_size; /* enough for images of any size */
     if (c->resize_shortest) o.resize_shortest = c->resize;
     else if (c->resize >= 0) o.resize_height = o.resize_width = c->resize ? c->resize : c->image_size;
     return o;
@@ -306,7 +309,7 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
     return tt__config_read(j, &tt__vit, c);
 }
 
-/* Size k of tensor `name`, 0 when there is none. */
+/* Returns dimension k of tensor `name`, or 0 if the tensor or the dimension does not exist. */
 static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
 {
     const tt_tensor_info *info = NULL;
@@ -315,7 +318,7 @@ static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
     return info && k < info->ndim && info->dims[k] <= INT32_MAX / 4 ? (int)info->dims[k] : 0;
 }
 
-/* The config of files without one, from the shapes of its tensors. */
+/* Infers the config of a checkpoint without config.json from the shapes of the tensors. */
 static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *config)
 {
     const int spelling = s->spelling;
@@ -334,9 +337,9 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
         return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d",
                         s->file[0]->path, config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[spelling], 1) - 1) * config->patch_size;
-    int head_size = config->hidden_size == 1280 ? 80 : 64; /* of the published sizes Ti, S, B, L; H */
+    int head_size = config->hidden_size == 1280 ? 80 : 64; /* 80 in the published H, 64 in Ti, S, B and L */
     config->heads = config->hidden_size / head_size;
-    if (spelling == 1) { /* as torchvision's models were trained */
+    if (spelling == 1) { /* the values with which torchvision's models were trained */
         static const float mean[] = {0.485f, 0.456f, 0.406f}, std[] = {0.229f, 0.224f, 0.225f};
         memcpy(config->mean, mean, sizeof mean);
         memcpy(config->std, std, sizeof std);
@@ -360,8 +363,8 @@ static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *co
                     s->file[0]->path, position[spelling], patch[spelling]);
 }
 
-/* A size of preprocessor_config.json: a number, {"height", "width"}, or {"shortest_edge"} if `shortest` is
-   not NULL. Absent: *size stays. */
+/* Reads a size from preprocessor_config.json: a number, an object with equal "height" and "width", or, if
+   `shortest` is not NULL, with "shortest_edge". Without the key *size is unchanged. */
 static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size, bool *shortest)
 {
     static const char *const keys[] = {"height", "width", "shortest_edge", "longest_edge", "max_height",
@@ -386,8 +389,8 @@ static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size
     return TT_OK;
 }
 
-/* How preprocessor_config.json says that images get the model's size; transformers' defaults for what it
-   leaves open. image_size: the caller's, or 0. */
+/* Reads how images get the model's size from preprocessor_config.json; missing keys have transformers'
+   defaults. image_size: the caller's, or 0. */
 static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit_config *c)
 {
     const char *type = NULL;
@@ -426,15 +429,15 @@ static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit
                         side, model);
     c->resample = (tt_resample)resample;
     c->resize = !resizes ? -1 : !crops || (size == crop && !c->resize_shortest) ? 0 : size;
-    if (c->resize > 0 && image_size) /* the same share of an image is cropped */
+    if (c->resize > 0 && image_size) /* scaled, so that the crop keeps its share of the image */
         c->resize = (int)tt__min(TT__IMAGE_SIDE, ((int64_t)size * image_size + crop / 2) / crop);
     return TT_OK;
 }
 
-/* What preprocessor_config.json says of images. image_size: the caller's, or 0. */
+/* Reads preprocessor_config.json. image_size: the caller's, or 0. */
 static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt_vit_config *c)
 {
-    if (c->channels < 1 || c->channels > 4) return TT_OK; /* tt__vit_check refuses it: mean has room for 4 */
+    if (c->channels < 1 || c->channels > 4) return TT_OK; /* mean has room for 4; tt__vit_check refuses it */
     bool rescales = true, normalizes = true;
     float factor = 1.0f / 255;
     tt_status status = tt__vit_read_resizing(j, image_size, c);
@@ -454,7 +457,7 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt
         if (j->nodes[list].kind != TT__JSON_ARRAY || j->nodes[list].count != c->channels)
             return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': '%s' must be a list of %d numbers", j->path, key,
                             c->channels);
-        const float least = side ? FLT_MIN : -FLT_MAX; /* what is divided by is above 0 */
+        const float least = side ? FLT_MIN : -FLT_MAX; /* image_std is a divisor and must be above 0 */
         float *to = side ? c->std : c->mean;
         for (int k = 0, node = list + 1; k < c->channels && status == TT_OK; k++, node = j->nodes[node].after)
             status = tt__json_float_at(j, key, node, least, INFINITY, &to[k]);
@@ -473,7 +476,7 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     memset(m, 0, sizeof *m);
     memset(&s, 0, sizeof s);
     memset(&preprocessor, 0, sizeof preprocessor);
-    tt_status status = tt__path_join(ctx, beside, path, "model.safetensors"); /* the longest that follows */
+    tt_status status = tt__path_join(ctx, beside, path, "model.safetensors"); /* checks the path's length */
     if (status != TT_OK) return status;
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
@@ -505,7 +508,7 @@ static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
     if (c->resize_shortest) tt__print(json, "\"shortest_edge\": %d", size);
     else tt__print(json, "\"height\": %d, \"width\": %d", size, size);
     tt__print(json, "},\n  \"resample\": %d,\n", (int)c->resample);
-    if (c->resize) /* transformers 4 crops in DeiT's processor alone */
+    if (c->resize) /* in transformers 4 only DeiT's processor crops */
         tt__print(json, "  \"do_center_crop\": true,\n"
                   "  \"crop_size\": {\"height\": %d, \"width\": %d},\n", c->image_size, c->image_size);
     tt__print(json, "  \"do_rescale\": true,\n  \"rescale_factor\": 0.00392156862745098,\n"

@@ -11,10 +11,10 @@
 #include "trainer.h"
 
 /* ------------------------------------------------------------------------------------------------ evaluation
-   Batches of a source dealt to the data ranks: evaluation, confusion matrix, prediction. */
+   Evaluation, confusion matrix and prediction. The batches of a source run on all data ranks. */
 
-/* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
-   one rank would. */
+/* Runs the batches that are set on the first `batches` data ranks, and adds their results to the evaluation
+   in the order of the batches, so that the sums do not depend on the number of ranks. */
 static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
 {
     tt_stats s;
@@ -39,7 +39,8 @@ tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
     return status == TT_OK ? tt__evaluate_round(r, 1, stats) : status;
 }
 
-/* Has the trainer room for all of a source? Asked before the first micro-batch: a large one may come late. */
+/* Refuses a source whose micro-batches may be larger than the trainer's. The check precedes the first
+   micro-batch, because a large micro-batch may come late. what: the purpose of the source, for messages. */
 static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const char *what)
 {
     const tt_train_options *o = &r->options;
@@ -55,8 +56,9 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                     o->max_tokens);
 }
 
-/* What all processes must have in common of a source, in lines that say what it is for: hashes of its
-   examples and classes, and what its batches depend on. NULL: none. */
+/* Prints what must be the same in all processes about a source, one item a line: the settings of its batches,
+   its steps, and hashes of its classes and examples. Each line ends with `what`, the source's purpose. Prints
+   nothing for NULL. */
 static void tt__source_lines(const tt_source *s, const char *what, tt__text *text)
 {
     char own[TT__NOTE / 4] = "";
@@ -73,8 +75,8 @@ static void tt__source_lines(const tt_source *s, const char *what, tt__text *tex
               (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
 }
 
-/* What a function of the caller's returned, before which ctx->error was emptied: an error gets a sentence
-   where the function left none. */
+/* Returns the status of a function of the caller. If that function failed and left no message, sets one. The
+   message must have been cleared before the call. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
                               int64_t step)
 {
@@ -83,7 +85,8 @@ static tt_status tt__returned(tt_context *ctx, tt_status status, const char *wha
                     (long long)step + 1, what, tt_status_name(status));
 }
 
-/* Gets the next micro-batch, which is of this step if there is one. b NULL: goes to the step instead. */
+/* Gets the next micro-batch, of step `step` if more are left. With b NULL, moves the source to that step
+   instead. */
 static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t epoch, int64_t step,
                                  tt_batch *b, bool *more)
 {
@@ -91,13 +94,13 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     ctx->error[0] = 0;
     tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
     status = tt__returned(ctx, status, "the source", epoch, step);
-    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have got theirs */
+    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have got a micro-batch */
     if (!b || !*more || step < s->steps) return status;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, and has tt_source.steps "
                     "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
 }
 
-/* Tells a source which data ranks are of this process. */
+/* Tells a source which data ranks belong to this process. */
 static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 {
     const tt_program *p = r->eval;
@@ -108,17 +111,18 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
     s->deal(s->self, r->data, first, end, by_step);
 }
 
-/* What the unit of the model counts. */
+/* Returns the number of items of a batch in the model's unit: its rows, or without rows its sequences. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* What tt_confusion counts, and of the batches that are set on each data rank their labels. */
+/* A confusion matrix, and the labels of the batches that are set on the data ranks. */
 typedef struct tt__confusion {
-    int64_t *counts;
+    int64_t *counts;          /* (classes, classes) */
     float *logits;            /* (max_seqs, classes) */
     int32_t *labels;          /* (data ranks, max_seqs) */
-    int seqs[TT__RANKS];
+    int seqs[TT__RANKS];      /* labels of each data rank */
 } tt__confusion;
 
+/* Keeps the labels of a batch that is to run on a data rank. */
 static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, const tt_batch *b)
 {
     const int32_t *labels = b->labels;
@@ -134,7 +138,7 @@ static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, co
     return TT_OK;
 }
 
-/* After a run of the batches that are set. */
+/* Counts the predictions of a run's batches. */
 static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batches)
 {
     const int classes = r->model.classes;
@@ -153,14 +157,14 @@ static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batche
     return status;
 }
 
-/* Adds epoch 0 of the source up; stops early where *stop is not 0. c may be NULL. */
+/* Evaluates epoch 0 of the source; stops early once *stop is not 0. stop and c may be NULL. */
 static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const volatile int *stop,
                               tt_stats *stats, double *items, tt__confusion *c)
 {
     tt_batch b;
     bool more = true;
     int64_t step = 0;
-    int set = 0; /* batches, on so many data ranks */
+    int set = 0; /* data ranks that have a batch of this round */
     memset(stats, 0, sizeof *stats);
     tt_status status = tt__none_staged(r);
     tt__deal(r, source, false);
@@ -178,7 +182,7 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
         if (c && status == TT_OK) status = tt__confusion_count(r, c, set);
         set = 0;
     }
-    if (set) tt__forget_inputs(r->eval); /* of a round that was stopped, or failed */
+    if (set) tt__forget_inputs(r->eval); /* the round was stopped or failed */
     if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
 }

@@ -16,9 +16,9 @@
 #include "picture.h"
 
 /* ------------------------------------------------------------------------------------------------------- fit
-   tt_fit: epochs with their validations, steps that are skipped, states that are saved and resumed. */
+   tt_fit: runs epochs and validations, skips steps that fail, and saves and resumes states. */
 
-/* Has the run made a step, be it a skipped one? */
+/* Tests whether the run has done a step, skipped steps included. */
 static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
 
 static tt_status tt__fit_save_metrics(const tt__fit *f)
@@ -28,8 +28,8 @@ static tt_status tt__fit_save_metrics(const tt__fit *f)
     return status == TT_OK ? tt__write_text(f->r->ctx, path, f->csv) : status;
 }
 
-/* Has the training loss diverged? It has where the mean of the last steps is more than ten times the loss of
-   the first one, and 1 more than that. */
+/* Tests whether the training loss has diverged: the mean of the last 4 steps is more than 10 times the loss
+   of the first step, plus 1. */
 static bool tt__fit_has_diverged(const tt__fit *f)
 {
     enum { LAST = 4 };
@@ -43,8 +43,8 @@ static bool tt__fit_has_diverged(const tt__fit *f)
     return sum / n > first + 9 * fabs(first) + 1;
 }
 
-/* Is the state at hand worth going back to? It is not where the loss has diverged, nor where the last
-   validation or the last step was not finite. */
+/* Tests whether the current state is worth returning to: the loss has not diverged, and the last validation
+   and the last step were finite. */
 static bool tt__fit_is_sound(const tt__fit *f)
 {
     const tt__fit_point *last = f->points ? &f->point[f->points - 1] : NULL;
@@ -52,8 +52,9 @@ static bool tt__fit_is_sound(const tt__fit *f)
     return finite && !f->not_finite && !tt__fit_has_diverged(f);
 }
 
-/* The metrics first: what is in them beyond the state is dropped when it is resumed. Once the loss has
-   diverged, the state is written beside the last one from before. If the loss recovers, one state is left. */
+/* Saves metrics, picture and state. The metrics are saved first, because a resumed run drops the lines beyond
+   its state. Once the loss has diverged, the state is saved to a second file, beside the last state from
+   before. If the loss recovers, only one state is left. */
 static tt_status tt__fit_save(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -64,7 +65,7 @@ static tt_status tt__fit_save(tt__fit *f)
     status = tt__agree(ctx, "saving metrics", status, NULL, 0);
     if (status == TT_OK && tt__fit_has_steps(f)) {
         const bool sound = tt__fit_is_sound(f), beside = !sound && f->has_state && f->state_is_sound;
-        /* Of three files on the disk, one would be none that a resumed run takes. */
+        /* Removed first, so that the disk never holds three states: no resumed run would use the third. */
         if (beside && f->has_diverged) files->remove(files->user, f->diverged);
         status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
         if (!sound && !f->told_diverged)
@@ -88,8 +89,8 @@ static tt_status tt__fit_save(tt__fit *f)
     return status;
 }
 
-/* Ends a run whose steps give nothing finite any more, as its weights have blown up: what is saved is the
-   state from before the loss diverged, and the error's sentence says what helps. */
+/* Ends a run whose steps give no finite results any more because the weights have blown up. The state from
+   before the loss diverged is kept, and the error message says what helps. */
 static void tt__fit_give_up(tt__fit *f)
 {
     char error[sizeof f->r->ctx->error];
@@ -120,7 +121,7 @@ static void tt__fit_give_up(tt__fit *f)
 static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool best)
 {
     tt_fit_event e;
-    tt_stats epoch; /* so far */
+    tt_stats epoch; /* of the epoch so far */
     if (!f->o.report) return;
     memset(&e, 0, sizeof e);
     memset(&epoch, 0, sizeof epoch);
@@ -140,7 +141,7 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
     e.unit = f->unit;
     e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
-    if (e.of_peak > 1) e.of_peak = 0; /* the machine was busier when the peak was measured than it is now */
+    if (e.of_peak > 1) e.of_peak = 0; /* the peak was measured too low, while the machine was busy */
     double each = done > f->first_step ? seconds / (double)(done - f->first_step) : 0;
     e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
     e.validation = validation;
@@ -158,7 +159,7 @@ static void tt__fit_tell_idle(tt__fit *f, int micros)
             micros > 1 ? "es" : "", f->r->data);
 }
 
-/* Counts the step that was trained last, if what it has found is known. */
+/* Counts the step that was trained last, if its results are known. */
 static tt_status tt__fit_count_step(tt__fit *f)
 {
     const tt_program *p = f->r->train;
@@ -180,16 +181,16 @@ static tt_status tt__fit_count_step(tt__fit *f)
     return status;
 }
 
-/* Fails, as so many steps in a row were skipped. */
+/* Fails because too many steps in a row were skipped. */
 static tt_status tt__fit_stuck(const tt__fit *f)
 {
     return tt__fail(f->r->ctx, TT_ERR_NUMERIC, "%d step%s in a row updated nothing; the last: %.800s",
                     f->in_row, f->in_row > 1 ? "s" : "", f->why);
 }
 
-/* Goes on behind a step that failed and updated nothing, since none of its targets counts or its loss or
-   gradient is not finite. It is counted as loss scaling counts those that it skips. Fails where it is one of
-   too many in a row. status: that it failed with; lr: its learning rate. */
+/* Skips a step that failed and updated nothing because no target counts or because loss or gradient are not
+   finite. The step is counted like a step that loss scaling skips. Fails if too many steps in a row were
+   skipped, and passes on other errors. status: the step's error; lr: the step's learning rate. */
 static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
 {
     enum { MOST_IN_A_ROW = 10 };
@@ -224,7 +225,7 @@ static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
     return tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
 }
 
-/* Waits for the step that was trained last, and counts it. */
+/* Waits for the step that was trained last, and counts or skips it. */
 static tt_status tt__fit_last_step(tt__fit *f)
 {
     tt_status status = f->last.any ? tt_wait(f->r->train, NULL) : TT_OK;
@@ -234,20 +235,20 @@ static tt_status tt__fit_last_step(tt__fit *f)
     return status;
 }
 
-/* Steps from f->p.step on, to the end of the epoch or until it is stopped. A device that works beside the
-   host runs a step while the next batch is made; so a step is counted when the next is begun. */
+/* Trains from step f->p.step to the end of the epoch, or until the run is stopped. A device that works beside
+   the host runs a step while the host makes the next batch, so a step is counted after the next has begun. */
 static tt_status tt__fit_epoch(tt__fit *f)
 {
     tt_batch b;
     bool updated, more = true;
-    int micros = 0; /* of the step */
+    int micros = 0; /* micro-batches of the current step */
     double items = 0;
     tt_context *ctx = f->r->ctx;
     tt__deal(f->r, f->train, true);
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     f->began = tt__seconds();
     f->last.any = false;
-    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* steps stay whole */
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* only whole steps */
         const float lr = tt_trainer_lr(f->r);
         const int64_t reads = f->r->train->reads;
         status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
@@ -257,7 +258,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
         micros++;
         const tt_status counted = tt__fit_count_step(f);
         const bool failed = status == TT_ERR_NUMERIC;
-        if (failed) { /* this step, or the one before */
+        if (failed) { /* the error is of this step or of the previous step */
             status = tt__fit_skip(f, status, f->last.any ? f->last.lr : lr);
             items = micros = 0;
         }
@@ -275,10 +276,10 @@ static tt_status tt__fit_epoch(tt__fit *f)
         if (status != TT_OK || !save) continue;
         status = tt__fit_last_step(f);
         if (status == TT_OK) status = tt__fit_save(f);
-        f->began = tt__seconds(); /* saving is not counted */
+        f->began = tt__seconds(); /* a step's time does not include saving */
     }
     if (status == TT_OK) status = tt__fit_last_step(f);
-    else if (f->last.any) { /* the first error counts */
+    else if (f->last.any) { /* the first error is returned */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt__fit_last_step(f);
@@ -300,7 +301,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
     return status;
 }
 
-/* Is a validation with this value and loss better than the best so far? */
+/* Tests whether a validation with this value and loss is better than the best so far. */
 static bool tt__fit_better(const tt__fit *f, double value, double loss)
 {
     const bool lower = !f->best_by_metric || f->metric.lower_is_better;
@@ -308,7 +309,7 @@ static bool tt__fit_better(const tt__fit *f, double value, double loss)
     return lower ? value < f->p.best : value > f->p.best;
 }
 
-/* What stands at the end of an epoch. */
+/* Ends an epoch: validates, keeps the best model, and saves the state. */
 static tt_status tt__fit_validate(tt__fit *f)
 {
     tt_stats s;
@@ -319,7 +320,7 @@ static tt_status tt__fit_validate(tt__fit *f)
     tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
-    /* Where the last steps were not finite, either they are at fault or the weights, which have blown up. */
+    /* If the last steps were not finite, either only those steps failed or the weights have blown up. */
     const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
     if (f->not_finite && blew_up) return tt__fit_stuck(f);
     f->not_finite = 0;
@@ -333,8 +334,8 @@ static tt_status tt__fit_validate(tt__fit *f)
                 any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
     if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
     if (best && f->o.keep) {
-        /* A folder with a model and no state could be neither resumed nor, by a caller who guards models,
-           begun anew. */
+        /* Save a state first: a folder with a model but no state could not be resumed, and a caller who
+           protects models could not start over in it. */
         if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
         if (status == TT_OK) {
             ctx->error[0] = 0;
@@ -342,7 +343,7 @@ static tt_status tt__fit_validate(tt__fit *f)
             status = tt__agree(ctx, "keep", status, NULL, 0);
         }
     }
-    if (status != TT_OK) return status; /* f->p.best is as it was: a resumed run validates and keeps again */
+    if (status != TT_OK) return status; /* f->p.best is unchanged: a resumed run validates and keeps again */
     if (best && f->validation) {
         f->p.best = value;
         f->p.best_loss = loss;
@@ -356,8 +357,8 @@ static tt_status tt__fit_validate(tt__fit *f)
     return status;
 }
 
-/* Makes sure that no other run uses the folder. Some file systems have no locks, and one that cannot be
-   written to says so when metrics are. */
+/* Locks the folder and fails if another run uses it. Goes on without a lock on file systems that have none;
+   if the folder cannot be written to, saving metrics fails later. */
 static tt_status tt__fit_lock(tt__fit *f)
 {
     char host[64] = "", when[32] = "", text[160];
@@ -382,7 +383,7 @@ static tt_status tt__fit_lock(tt__fit *f)
     return status;
 }
 
-/* The file goes before the lock does: after that another run may have made one. */
+/* Removes the lock file and then releases the lock. After the release another run may have a file there. */
 static void tt__fit_unlock(tt__fit *f)
 {
     const tt_files *files = &f->r->ctx->options.files;
@@ -391,8 +392,8 @@ static void tt__fit_unlock(tt__fit *f)
     files->close(files->user, f->lock);
 }
 
-/* Is the state of a loss that has diverged older than the other? It is where a run was killed before it
-   removed that, and where a build went on that knows of one state. */
+/* Tests whether the diverged state is older than the other state. This happens if a run was killed before it
+   removed the diverged state, or if a build that knows of only one state continued the run. */
 static bool tt__fit_is_stale(const tt__fit *f)
 {
     int64_t steps, diverged;
@@ -400,13 +401,13 @@ static bool tt__fit_is_stale(const tt__fit *f)
            tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
 }
 
-/* Resumes from the newer state, which must be of the data that f->p says. */
+/* Resumes from the newer state. Its classes must be those of f->p; for other data it warns. */
 static tt_status tt__fit_resume(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
     const bool stale = tt__fit_is_stale(f);
-    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have looked */
+    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all processes looked */
     if (stale && status == TT_OK) {
         ctx->options.files.remove(ctx->options.files.user, f->diverged);
         f->has_diverged = false;
@@ -453,8 +454,8 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     return state;
 }
 
-/* Fails if there is no room for two states, since an old one is replaced when the new one is whole, and warns
-   if there is none for the parameters that `keep` may write there too. */
+/* Fails if the disk has no room for two states, because a state replaces the old one only when complete.
+   Warns if there is no room for the parameters that `keep` may also write there. */
 static tt_status tt__fit_disk(const tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -476,7 +477,7 @@ static tt_status tt__fit_disk(const tt__fit *f)
     return TT_OK;
 }
 
-/* Does a label mean the same in both sources? */
+/* Fails if a class number has different names in the sources for training and validation. */
 static tt_status tt__fit_same_classes(const tt__fit *f)
 {
     const tt_source *a = f->train, *b = f->validation;
@@ -514,7 +515,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (f->o.resume && !f->o.folder)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
-    status = tt_allocate(f->r->train); /* where there is no room, nothing is written */
+    status = tt_allocate(f->r->train); /* fails before anything is written if memory is short */
     if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
     if (status != TT_OK || !f->o.folder) return status;
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
@@ -523,7 +524,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status != TT_OK) return status;
     if (!f->o.resume) status = tt__make_folder(ctx, f->o.folder);
     if (status == TT_OK) status = tt__fit_lock(f);
-    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* of several processes one has the lock */
+    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* only one process gets the lock */
     if (status != TT_OK) return status;
     status = tt__folder_has(ctx, f->o.folder, "state.safetensors", &f->has_state);
     if (status == TT_OK)
@@ -534,7 +535,7 @@ static tt_status tt__fit_begin(tt__fit *f)
                         f->o.folder);
     if (!f->has_state && f->o.resume)
         return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
-    f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* hashes; 0: there are none */
+    f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* a hash of the names; 0: no classes */
     for (int c = 0; c < f->train->classes; c++) {
         const char *name = f->train->class_names[c];
         f->p.classes = tt__hash_on(f->p.classes, name, strlen(name) + 1);
@@ -542,7 +543,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
     if (f->o.resume) status = tt__fit_resume(f);
     if (status == TT_OK && f->p.epoch < f->o.epochs) status = tt__fit_disk(f);
-    return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails where nothing can be written */
+    return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails early if the folder is read-only */
 }
 
 tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
@@ -584,13 +585,13 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net), blown_up = f->not_finite > 0;
     if (began && status == TT_ERR_NUMERIC && blown_up && can_save) tt__fit_give_up(f);
     else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) {
-        /* so that nothing is lost */
+        /* save the steps since the last save */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);
         if (status != TT_OK && saved != TT_OK)
             tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
-        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* the first error counts */
+        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* the first error */
     }
     if (finished) *finished = done;
     tt__fit_unlock(f);

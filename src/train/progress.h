@@ -5,9 +5,10 @@
 #include "../files/json.h"
 #include "trainer.h"
 
-/* ---------------------------------------------------------------------------------------------------- fit */
+/* ---------------------------------------------------------------------------------------------------- fit
+   A run of tt_fit: its data, its progress line, and metrics.csv. */
 
-/* A line of metrics.csv. A value that is not a finite float is NaN. */
+/* A line of metrics.csv. A value that is no finite float is NaN here. */
 typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
 typedef struct tt__fit_point {
     int64_t step, epoch;
@@ -20,31 +21,31 @@ typedef struct tt__fit {
     const tt_source *train, *validation;
     tt_metric metric;            /* of the model */
     const char *unit;            /* of the model */
-    bool best_by_metric;         /* this, and not the loss, tells the best validation */
+    bool best_by_metric;         /* the metric, not the loss, decides which validation is the best */
     tt_fit_options o;
     tt_progress p;
-    int64_t steps, first_step;   /* of an epoch; done when tt_fit began */
-    double started, saved;       /* seconds on the clock; `started` moves on by what validation takes */
-    double began;                /* the time of a step */
+    int64_t steps, first_step;   /* steps of an epoch; steps that were done before tt_fit began */
+    double started, saved;       /* clock in seconds; `started` moves on by the time that validation takes */
+    double began;                /* clock in seconds when the current step began */
     struct { bool any; float lr; double items; int64_t reads; } last; /* a step that is not counted yet */
-    double items, flops, peak;   /* since tt_fit began; the machine's */
+    double items, flops, peak;   /* items and FLOPs since tt_fit began; peak FLOPs a second of the machine */
     size_t bytes;                /* of the arena */
     char state[TT__PATH], diverged[TT__PATH]; /* paths of the states, see tt__fit_save */
     bool has_state;              /* the folder holds a state of this run */
-    bool state_is_sound;         /* and a loss led to it that had not diverged */
-    bool has_diverged;           /* it also holds the later state of a loss that has */
-    void *lock;                  /* of the folder, as long as this runs: a file of this path */
+    bool state_is_sound;         /* the loss had not diverged when that state was saved */
+    bool has_diverged;           /* the folder also holds a later state, whose loss has diverged */
+    void *lock;                  /* lock of the folder while tt_fit runs: the open file `lock_path` */
     char lock_path[TT__PATH];
-    int in_row, not_finite;      /* steps in a row that were skipped; of them, not for a lack of targets */
-    char why[TT__ERROR];         /* the last of them was */
-    int64_t updated;             /* steps that were not skipped since tt_fit began */
-    bool told_skipped;           /* the logger knows that a step was ... */
-    bool told_diverged;          /* ... and that the loss has diverged */
-    bool stopped;                /* of several processes, one is to stop */
-    bool told_short, told_idle;  /* the logger knows: an epoch had fewer steps; ranks have nothing to do */
-    char *csv;                   /* metrics.csv so far */
+    int in_row, not_finite;      /* last steps in a row that were skipped; those that were not finite */
+    char why[TT__ERROR];         /* reason of the last skipped step */
+    int64_t updated;             /* steps since tt_fit began that were not skipped */
+    bool told_skipped;           /* a skipped step was logged */
+    bool told_diverged;          /* a diverged loss was logged */
+    bool stopped;                /* with several processes: one of them asked for a stop */
+    bool told_short, told_idle;  /* logged: an epoch with too few steps; data ranks without micro-batches */
+    char *csv;                   /* text of metrics.csv so far */
     size_t csv_bytes, csv_room;
-    tt__fit_point *point;
+    tt__fit_point *point;        /* (points): its lines */
     int points, cap_points;
 } tt__fit;
 
@@ -57,8 +58,8 @@ tt_fit_options tt_fit_options_default(void)
     return o;
 }
 
-/* Writes the line of a step with a bar of so many columns (0: none), the first of the 4 fields that follow,
-   and the time that is left. */
+/* Writes the progress line of a step: a bar of `bar` columns (0: no bar), the first `fields` of 4 fields, and
+   the time that is left. Returns the length of the whole line. */
 static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -100,7 +101,7 @@ static bool tt__fit_stopped(const tt__fit *f)
     return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
 }
 
-/* All processes stop when one is to, and save when the first is to. */
+/* Makes all processes stop if one is asked to stop, and save if process 0 wants to save. */
 static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
 {
     tt_context *ctx = f->r->ctx;
@@ -114,7 +115,7 @@ static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
     return status;
 }
 
-/* Reads a line of n characters; false where it is none of metrics.csv, as its heading. */
+/* Reads a line of metrics.csv of n characters. Returns false for other lines, such as the heading. */
 static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__fit_point *point)
 {
     char field[3 + TT__FIT_VALUES][40];
@@ -138,7 +139,7 @@ static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__
     return point->step >= 0 && point->epoch >= 1;
 }
 
-/* Adds a line to the metrics, and what it says to the picture. */
+/* Adds a line to metrics.csv, and its values to the points of the picture. */
 static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
 {
     tt_context *ctx = f->r->ctx;
@@ -174,8 +175,8 @@ static const char *tt__fit_number(double x, char to[32])
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
-/* lr: of the step; items: that it, or the validation, has read, in so many seconds. What is not known of a
-   step that failed is NaN. */
+/* Adds the line of a step or a validation to the metrics. lr: of the step. items: number read in `seconds`.
+   For a failed step, unknown values in s are NaN. */
 static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
@@ -194,8 +195,8 @@ static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation,
     return tt__fit_line(f, line, text.length);
 }
 
-/* The metrics of the run that is resumed, up to where its state stands: lines of epochs that are over, and of
-   the one at hand those of the steps that the state has. */
+/* Reads the metrics of the run to resume, as far as the state goes: all lines of completed epochs, and of the
+   current epoch the lines of the steps that the state includes. */
 static tt_status tt__fit_read_metrics(tt__fit *f)
 {
     char path[TT__PATH];

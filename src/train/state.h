@@ -14,20 +14,21 @@
 #include "../files/safetensors.h"
 #include "trainer.h"
 
-/* -------------------------------------------------------------------------------------------------- state */
+/* -------------------------------------------------------------------------------------------------- state
+   Saves and loads the state of a run: parameters, optimizer states, and a trainer's progress. */
 
-/* The state of a program, to be written or read: first the header, last what a trainer adds. */
+/* A state being written or read. The header is its first tensor, a trainer's progress its last. */
 typedef struct tt__state {
     tt_program *p;
     const char *path;
     tt__kept *kept;       /* (count + frozen) */
-    tt_tensor_info *info; /* (tensors): the header, `count`, fp8's history, frozen parameters, progress */
+    tt_tensor_info *info; /* (tensors): header, `count` values, fp8 history, hashes of frozen, progress */
     int count, frozen, tensors;
     tt__state_header header;
-    tt_safetensors *file; /* that is read */
-    char *piece;          /* `room` bytes on their way: of several processes many, as each takes a message */
+    tt_safetensors *file; /* the file being read */
+    char *piece;          /* buffer of `room` bytes; larger with several processes: each fill is a message */
     size_t room;
-    char *products;       /* that is written: how they are made; NULL: that is not chosen */
+    char *products;       /* when writing: the tuned ways to compute matrix products; NULL: not tuned */
 } tt__state;
 
 static void tt__state_close(tt__state *s)
@@ -39,10 +40,10 @@ static void tt__state_close(tt__state *s)
     tt_safetensors_close(s->file);
 }
 
-static const char tt__products_key[] = "tinytrain.products"; /* of a state's metadata */
+static const char tt__products_key[] = "tinytrain.products"; /* key in the metadata of a state */
 
-/* Checks what a state says of how products are made, which the devices know then; what they knew before is
-   forgotten. */
+/* Gives the devices the state's tuned ways to compute matrix products in place of their own. Warns if the run
+   cannot use these, because sums may then be rounded differently. */
 static tt_status tt__state_products(const tt__state *s)
 {
     tt_program *p = s->p;
@@ -57,7 +58,7 @@ static tt_status tt__state_products(const tt__state *s)
     if (status != TT_OK) return status;
     if (text && can && !foreign) {
         p->arena->learnt = true;
-        p->arena->tuned = false; /* the products are to be met */
+        p->arena->tuned = false; /* the next run applies the ways to the products */
         tt__forget_recordings(p);
         return TT_OK;
     }
@@ -77,7 +78,8 @@ static void tt__state_integers(tt_tensor_info *info, const char *name, size_t by
     info->dims[0] = (int64_t)bytes / 8;
 }
 
-/* Lists what the program's state has. `more`: bytes of the tensor "tinytrain.progress"; 0: it has none. */
+/* Lists the tensors of a program's state. more: bytes of the tensor "tinytrain.progress"; 0: no such tensor.
+   The caller closes s with tt__state_close, also after an error. */
 static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_context *ctx = p->ctx;
@@ -122,8 +124,8 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     return TT_OK;
 }
 
-/* The rows of the history of fp8 tensors that a stage uses, which are the same on all of its ranks: to where
-   all have theirs, in `history`, or (write) from there to each rank. */
+/* Copies the rows of the fp8 history that a stage uses, from its first rank to `history`; with `write`, from
+   `history` to each rank. The rows are the same on all ranks of a stage. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
     const tt_program *p = s->p->stage[stage];
@@ -146,7 +148,7 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
     return status;
 }
 
-/* Writes the history of fp8 tensors to a file or reads it; of a file without one nothing is known. */
+/* Writes the fp8 history to a file or, with w NULL, reads it. A file without one gives a history of zeros. */
 static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w)
 {
     const tt_tensor_info *info = &s->info[s->count + 1];
@@ -161,8 +163,8 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
     return status;
 }
 
-/* Writes a tensor of the state to a file, or takes its hash (w NULL), in pieces from where ranks have them:
-   process 0 has the hash. */
+/* Collects a tensor of the state from its ranks and writes it to a file or, with w NULL, adds it to *hash.
+   Only process 0 gets the hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
     const tt_program *p = s->p->stage[s->kept[k].stage];
@@ -185,7 +187,7 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
     return status;
 }
 
-/* Writes the hashes of frozen parameters to a file or, w NULL, compares them with those of the file. */
+/* Writes the hashes of frozen parameters to a file or, with w NULL, compares them with the file's hashes. */
 static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_context *ctx = s->p->ctx;
@@ -197,7 +199,7 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
         hash[k] = TT__HASH_BEGIN;
         status = tt__state_write(s, s->count + k, NULL, &hash[k]);
     }
-    if (!w) status = tt__net_fail(ctx, status); /* as others wait for what this process has */
+    if (!w) status = tt__net_fail(ctx, status); /* other processes wait for this process's shards */
     if (status == TT_OK && s->frozen)
         status = w ? tt_safetensors_write(w, hash, bytes)
                    : tt_safetensors_read(s->file, tensor, 0, bytes, read);
@@ -211,7 +213,8 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
     return status;
 }
 
-/* Reads a rank's part of a tensor of the state, which is value v of p, its stage's. */
+/* Reads a rank's shard of a tensor of the state from the file. v: the tensor's value in p, the program of a
+   stage. */
 static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, int32_t v, int rank)
 {
     const tt__value *x = &p->built.t->values[v];
@@ -232,7 +235,7 @@ static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, 
     return status;
 }
 
-/* Moves the tensors of the state: to a file that is written or, w NULL, from one that is read. */
+/* Writes the tensors of a state to a file or, with w NULL, reads them from the open file. */
 static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_status status = TT_OK;
@@ -255,7 +258,7 @@ static tt_status tt__not_between_steps(tt_context *ctx)
                     "batches of one");
 }
 
-/* Writes the state, and `more` bytes of a trainer's progress. */
+/* Writes a program's state with `more` bytes of a trainer's progress. */
 static tt_status tt__state_save(tt_program *p, const char *path, const void *progress, size_t more)
 {
     tt__state s;
@@ -275,7 +278,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     status = tt__agree(p->ctx, "saving a state", status, NULL, 0);
     if (status == TT_OK) {
         status = tt__state_move(&s, w);
-        status = tt__net_fail(p->ctx, status); /* others may be about to send what they have */
+        status = tt__net_fail(p->ctx, status); /* other processes may wait to send their shards */
     }
     if (status == TT_OK && more) status = tt_safetensors_write(w, progress, more);
     status = tt__safetensors_end(w, status);
@@ -284,7 +287,7 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     return status;
 }
 
-/* Reads how many steps the run of a state had done. */
+/* Reads the number of steps of a state. */
 static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *steps)
 {
     tt__state_header h;
@@ -299,7 +302,7 @@ static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *ste
     return status;
 }
 
-/* Checks that the file has a tensor as expected. */
+/* Checks that the file has a tensor with the expected name, dtype and shape. */
 static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expected)
 {
     int k = tt_safetensors_find(s->file, expected->name);
@@ -315,7 +318,7 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
                     expected->dtype, expected->bytes);
 }
 
-/* Reads the header and checks that it is of this program. */
+/* Reads the header and checks that the state fits this program. */
 static tt_status tt__state_check_header(tt__state *s)
 {
     tt_context *ctx = s->p->ctx;
@@ -326,7 +329,7 @@ static tt_status tt__state_check_header(tt__state *s)
     tt_status status = TT_OK;
     if (at >= 0 && tt_safetensors_info(s->file, at)->bytes >= sizeof version)
         status = tt_safetensors_read(s->file, at, 0, sizeof version, &version);
-    if (version != TT__STATE_VERSION) /* whose header has another size */
+    if (version != TT__STATE_VERSION) /* other versions have headers of other sizes */
         return tt__fail(ctx, TT_ERR_FORMAT, "'%s' is a state of version %lld, this build reads %d; the "
                         "tinytrain.h that wrote it can go on with it", s->path, (long long)version,
                         TT__STATE_VERSION);
@@ -353,7 +356,7 @@ static tt_status tt__state_check_header(tt__state *s)
     return TT_OK;
 }
 
-/* Opens a state and checks that all of it fits the program; tt__state_take then takes it over. */
+/* Opens a state and checks that it fits the program. tt__state_take then loads it. */
 static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, size_t more)
 {
     tt_safetensors *file = tt_safetensors_open(p->ctx, path);
@@ -367,14 +370,14 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     for (int k = 1; k < s->tensors && status == TT_OK; k++)
         if (has || !own || k != s->count + 1) status = tt__state_has(s, &s->info[k]);
     if (status != TT_OK) return status;
-    /* A trainer's state is one of its program too, and one of other products of the same model. */
+    /* A program may load a trainer's state, without its progress, and a state with or without fp8 history. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_STATE, "'%s' has %d tensors, this run has %d: other parameters are "
                     "trained", path, found, s->tensors);
 }
 
-/* All processes have opened a state, and the same. */
+/* Makes sure that all processes have opened a state, and that it is the same state. */
 static tt_status tt__state_agree(tt__state *s, tt_status status)
 {
     tt_context *ctx = s->p->ctx;
@@ -391,6 +394,7 @@ static tt_status tt__state_agree(tt__state *s, tt_status status)
     return status;
 }
 
+/* Loads an opened state into the program. */
 static tt_status tt__state_take(tt__state *s)
 {
     const tt__state_header *h = &s->header;
@@ -403,7 +407,7 @@ static tt_status tt__state_take(tt__state *s)
     if (status != TT_OK) return status;
     p->run.step = h->step;
     p->unread.any = false;
-    p->round = 0; /* the next micro-batch is the first of a step */
+    p->round = 0; /* the next micro-batch begins a step */
     p->arena->torn = false;
     p->results.scale.scale = h->loss_scale;
     p->results.scale.good_steps = (double)h->good_steps;
@@ -427,7 +431,7 @@ tt_status tt_program_load(tt_program *p, const char *path)
     return status;
 }
 
-typedef struct tt__state_progress { /* the tensor "tinytrain.progress": all of 8 bytes, as I64 */
+typedef struct tt__state_progress { /* the tensor "tinytrain.progress" of dtype I64: each field has 8 bytes */
     tt_progress progress;
     int64_t schedule, warmup_steps, total_steps;
     double lr, min_lr;
@@ -452,7 +456,7 @@ tt_status tt_trainer_save(tt_trainer *r, const char *path, const tt_progress *pr
     return status;
 }
 
-/* What a trainer adds to a state; *to changes if it is in order. */
+/* Reads a trainer's progress from a state. *to is unchanged after an error. */
 static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *schedule, tt_progress *to)
 {
     tt__state_progress h;
@@ -460,7 +464,7 @@ static tt_status tt__state_read_progress(const tt__state *s, const tt_schedule *
     tt_status status = tt_safetensors_read(s->file, at, 0, sizeof h, &h);
     if (status != TT_OK) return status;
     const tt_progress *p = &h.progress;
-    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* so that NaN is none */
+    if (!(p->targets >= 0 && p->correct >= 0 && p->best >= -INFINITY)) /* refuses NaN, too */
         return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' says that %g of %g targets were right, and a metric "
                         "of %g at best", s->path, p->correct, p->targets, p->best);
     const tt__state_progress now = tt__state_progress_of(p, schedule);

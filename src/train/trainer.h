@@ -16,8 +16,8 @@
 
 /* ===========================================================================================================
    TRAIN                                                                                            src/train/
-   Learning-rate schedules, steps of micro-batches, evaluation, prediction, the state of a run in one file,
-   tt_fit. Uses all above.
+   Learning-rate schedules, training steps, evaluation, prediction, the state of a run in one file, and
+   tt_fit. This code uses all of the above.
    ======================================================================================================== */
 
 struct tt_trainer {
@@ -25,20 +25,20 @@ struct tt_trainer {
     tt_model model;
     tt_train_options options;
     tt_program *train, *eval;
-    int data;         /* ranks that micro-batches are dealt out to */
-    int staged;       /* micro-batches of the next round, on the first so many of these */
-    tt_stats so_far;  /* of the step's rounds that have run, where a caller wanted them */
-    bool step_failed; /* a micro-batch failed: the others of its step are refused */
-    int64_t saved_steps;
+    int data;         /* data ranks; micro-batches are distributed over them */
+    int staged;       /* data ranks, the first ones, that hold a micro-batch of the next round */
+    tt_stats so_far;  /* of the rounds of the step that have run, if a caller asked for stats */
+    bool step_failed; /* a micro-batch failed: the other micro-batches of its step are refused */
+    int64_t saved_steps; /* steps of the saved state; -1: none */
     tt_value output;
     int64_t output_width;
-    tt_input_info *inputs;
+    tt_input_info *inputs; /* (n_inputs) */
     int n_inputs;
-    int64_t *rows;    /* of each input in the batch at hand; 0: not set yet */
-    bool *needed;     /* for the output, by the input's value: a prediction sets the others to zeros */
-    int32_t *positions, *seq_start; /* of max_seqs sequences of the same length */
-    float *class_weights; /* (2, classes): those of the options, and ones to evaluate with; NULL: none */
-    void *zeros; /* for predictions: as many as an input has at most that only the loss reads */
+    int64_t *rows;    /* (n_inputs): rows of each input in the current batch; 0: not set yet */
+    bool *needed;     /* by value: the output depends on it; a prediction sets other inputs to zeros */
+    int32_t *positions, *seq_start; /* of max_seqs sequences of equal length, if model.same_length */
+    float *class_weights; /* (2, classes): the options' weights, and ones for evaluation; NULL: none */
+    void *zeros; /* for predictions; as large as the largest input that only the loss reads */
 };
 
 float tt_schedule_lr(const tt_schedule *s, int64_t step)
@@ -72,7 +72,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
     if (train && train->accumulates) o->compile.accumulate = true;
 }
 
-/* Can this stand in the heading of metrics.csv? */
+/* Tests whether a name may head a column of metrics.csv. */
 static bool tt__is_column(const char *name)
 {
     const char *letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
@@ -123,7 +123,7 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
-/* Lists the inputs of the programs, recorded on t. */
+/* Lists the inputs of the programs, which were recorded on t, and those that the output needs. */
 static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 {
     const tt_program *p = r->train ? r->train : r->eval;
@@ -149,7 +149,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
-    if (r->output.id) tt_output(t, r->output); /* of evaluations alone: to train, logits need not be whole */
+    if (r->output.id) tt_output(t, r->output); /* only to evaluate: training needs no whole logits */
     for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
@@ -161,13 +161,13 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     return tt__trainer_inputs(r, t);
 }
 
-enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter in a state */
+enum { TT__STATE_NAME = 170 }; /* max bytes of a parameter's name in a state */
 
-/* A value that goes into a state: a parameter, or what an optimizer keeps of it (state 1, and Adam's 2).
-   stage: the first that has it. */
+/* A value that a state contains. state: 0 for a parameter, 1 and (Adam) 2 for the optimizer's states of it.
+   stage: the first stage that has the value. */
 typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
-/* Fails if a state cannot hold a parameter of this name. */
+/* Fails if the name of a parameter cannot be stored in a state. */
 static tt_status tt__check_kept(const tt_param *param)
 {
     const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
@@ -184,14 +184,14 @@ static tt_status tt__check_kept(const tt_param *param)
                     taken ? taken : "tinytrain");
 }
 
-/* Is v a persistent storage of its kind? */
+/* Tests whether v is itself a persistent value of the given storage, not a view of one. */
 static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 {
     const tt__value *x = &t->values[v];
     return v && x->storage == storage && x->base == v && x->persistent;
 }
 
-/* What a stage has of what a state keeps; 0: nothing. */
+/* Returns a stage's value for an entry of a state, or 0 if the stage has none. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
     const tt_tape *t = p->stage[stage]->built.t;
@@ -202,7 +202,7 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
     return 0;
 }
 
-/* Adds the parameters that a program trains, or those that are frozen in it. */
+/* Adds the parameters that a program trains or, with `frozen`, its frozen parameters. */
 static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
     tt_status status = TT_OK;
@@ -218,8 +218,9 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
     return status;
 }
 
-/* The tensors of a program's state, to be freed: parameters that are trained, the optimizer's, named with
-   PyTorch's words in front, and behind these `count` the `frozen` parameters. NULL after an error. */
+/* Returns the entries of a program's state: *count of them, the trained parameters and then the optimizer's
+   states, whose names begin with PyTorch's words; after them *frozen frozen parameters. Returns NULL after an
+   error. The caller frees the list. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
     const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
@@ -244,8 +245,8 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
     return NULL;
 }
 
-/* A hash of some values of each parameter whose first values are read from somewhere, as from a file, which
-   tells other weights of a model of the same shape. */
+/* Sets *hash to a hash of some values of each parameter whose initial values are read from a source such as a
+   file. The hash differs for other weights of the same model. */
 static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
 {
     enum { PLACES = 16, EACH = 32 };
@@ -263,7 +264,7 @@ static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
     return status;
 }
 
-/* Where sequences of the same length have their rows. */
+/* Computes positions and starts of sequences of equal length. */
 static tt_status tt__length_rows(tt_trainer *r)
 {
     const int64_t seqs = r->options.max_seqs, length = r->model.max_length;
@@ -307,12 +308,12 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape_free(t);
     int count = 0, frozen;
     tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
-    if (status == TT_OK && r->train && !kept) status = ctx->status; /* now, not after hours of training */
+    if (status == TT_OK && r->train && !kept) status = ctx->status; /* before hours of training, not after */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
     if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
-    static const char *const kinds[] = {"constant", "linear", "cosine"}; /* tt_schedule_kind */
-    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* of what a program does not know */
+    static const char *const kinds[] = {"constant", "linear", "cosine"}; /* in tt_schedule_kind's order */
+    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* lines: settings that are not in a program */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
              kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
              tt__shortest(o.schedule.min_lr, least), (long long)o.schedule.warmup_steps,
@@ -349,13 +350,14 @@ void tt_trainer_free(tt_trainer *r)
 const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
 int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? tt_program_steps(r->train) : 0; }
 int64_t tt_trainer_saved_steps(const tt_trainer *r) { return r->saved_steps; }
+/* Arguments of tt__try_micro_batch. */
 typedef struct tt__micro_batch_of {
     tt_context *ctx;
     const tt_model *model;
     tt_train_options options;
 } tt__micro_batch_of;
 
-/* Tokens of n sequences, where those of the options have as many as these say. */
+/* Returns max_tokens for n sequences, in proportion to max_tokens and max_seqs of the options. */
 static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
 {
     return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
@@ -398,14 +400,14 @@ static tt_status tt__must_train(const tt_trainer *r)
                     "this trainer was made with train = false: it evaluates and predicts only");
 }
 
-/* The number of the input of this name; -1: the model has none. */
+/* Returns the index of the input `name`, or -1 if the model has no such input. */
 static int tt__input_named(const tt_trainer *r, const char *name)
 {
     for (int k = 0; k < r->n_inputs; k++) if (strcmp(r->inputs[k].name, name) == 0) return k;
     return -1;
 }
 
-/* Is the batch of the model's kind, and of as many sequences as there is room for? */
+/* Refuses a batch that is empty, has more sequences than max_seqs, or does not suit the model's inputs. */
 static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
 {
     const int pixels = tt__input_named(r, "pixels");
@@ -427,7 +429,7 @@ static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
     return TT_OK;
 }
 
-/* Sets the inputs on a data rank; while predicting, to zeros where only the loss reads them. */
+/* Sets the inputs on a data rank. For a prediction, inputs that only the loss reads become zeros. */
 static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     const bool same = r->model.same_length;
@@ -460,7 +462,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         if (r->rows[k] || !input->read) continue;
         if (!predicting || r->needed[input->value.id])
             return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
-        int64_t as_others = 0; /* rows of an input on the same axis */
+        int64_t as_others = 0; /* rows of other inputs on the same axis */
         for (int j = 0; j < r->n_inputs && input->axis; j++)
             if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
         r->rows[k] = as_others ? as_others : input->rows;
@@ -469,7 +471,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     return status;
 }
 
-/* After an error nothing is set on any rank. */
+/* Sets a batch on a data rank. After an error no rank has any inputs. */
 static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
 {
     tt_status status = tt__check_batch(r, b);
@@ -483,7 +485,7 @@ static bool tt__trainer_within_step(const tt_trainer *r)
     return r->staged > 0 || tt__within_step(r->train);
 }
 
-/* Forgets the micro-batches of the step at hand, those that wait for their round too. */
+/* Discards the micro-batches of the current step, also those that wait for their round. */
 static void tt__trainer_discard_step(tt_trainer *r)
 {
     tt__discard_step(r->train);
@@ -492,7 +494,7 @@ static void tt__trainer_discard_step(tt_trainer *r)
     memset(&r->so_far, 0, sizeof r->so_far);
 }
 
-/* Fails where micro-batches wait, in memory that evaluations and predictions use too. */
+/* Fails if micro-batches wait for their round, because evaluations and predictions use the same memory. */
 static tt_status tt__none_staged(const tt_trainer *r)
 {
     if (!r->staged) return TT_OK;
@@ -500,7 +502,7 @@ static tt_status tt__none_staged(const tt_trainer *r)
                     "waits for more: evaluate and predict between steps", r->staged, r->data);
 }
 
-/* Runs the micro-batches that are staged and, if they are the last of their step, updates. */
+/* Runs the staged micro-batches and, if they are the last of their step, updates the parameters. */
 static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *stats)
 {
     const float lr = tt_trainer_lr(r);
