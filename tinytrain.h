@@ -239,14 +239,15 @@
      collective     an exchange over ranks: gather, sum, broadcast or scatter
      state          a file from which a run resumes: parameters, optimizer state, step, seed */
 
-/* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they
-   are asked to before the first of them is read. That one defines _FEATURES_H, in glibc and in musl; what it
-   shows can be told from __USE_MISC and __USE_XOPEN2K8 in glibc, from _GNU_SOURCE and _BSD_SOURCE in musl. */
+/* Under -std=c99 the C library's headers declare POSIX functions (sigset_t, clock_gettime, pread) and syscall
+   only if a macro asks for them before the first system header. That header defines _FEATURES_H in glibc and
+   musl. Whether it declares POSIX shows in __USE_MISC and __USE_XOPEN2K8 (glibc) or _GNU_SOURCE and
+   _BSD_SOURCE (musl). */
 #if defined(TINYTRAIN_IMPLEMENTATION) && defined(_FEATURES_H) && \
     !(defined(__USE_MISC) && defined(__USE_XOPEN2K8)) && \
     (defined(__GLIBC__) || !(defined(_GNU_SOURCE) || defined(_BSD_SOURCE)))
 #error "tinytrain: headers before this one hide POSIX: include it first, or use -D_GNU_SOURCE or -std=gnu99"
-#undef TINYTRAIN_IMPLEMENTATION /* so that this is the only error */
+#undef TINYTRAIN_IMPLEMENTATION /* so that no other error follows */
 #endif
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
@@ -285,7 +286,7 @@ typedef enum tt_status {
     TT_ERR_MEMORY,      /* the allocator returned NULL */
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
-    TT_ERR_FORMAT,      /* a file's content is not what its format prescribes */
+    TT_ERR_FORMAT,      /* a file's content violates its format */
     TT_ERR_STATE,       /* a saved state whose tensors differ from those of the program or trainer that loads
                            it */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
@@ -352,8 +353,8 @@ typedef struct tt_files {
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
-/* How messages about memory_budget name options and bytes. By default messages use the fields of
-   tt_compile_options; a program with its own command-line options makes messages use those. */
+/* How messages about memory_budget name options and bytes. By default they name the fields of
+   tt_compile_options; a program with command-line options can make them name its own options. */
 typedef struct tt_wording {
     const char *budget;  /* name of the budget; default "memory_budget" */
     const char *smaller; /* a change that needs less memory; default "A micro-batch of fewer rows" */
@@ -366,27 +367,27 @@ typedef struct tt_wording {
 } tt_wording;
 
 typedef struct tt_context_options {
-    int threads;            /* Set it to limit the threads that compute, the caller's thread included, 0..256.
-                               Default 0: as many as the calling thread may use by its affinity mask and the
+    int threads;            /* Set it to limit the threads that compute, the caller's thread included, 0..256;
+                               default 0: as many as the calling thread may use by its affinity mask and the
                                CPU quotas of its control groups */
     uint64_t seed;          /* Set it for other random numbers in initialisation, dropout, shuffling and
-                               stochastic rounding. Default 1 */
-    bool verify;            /* Set it to run the verifier after each pass, or not. Default: true unless NDEBUG
+                               stochastic rounding; default 1 */
+    bool verify;            /* Set it to run the verifier after each pass, or not; default: true unless NDEBUG
                                is defined */
-    const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon".
-                               Default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
+    const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon";
+                               default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
     double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank, or
-                               tt_open and tt_close wait for other processes, before all fail. Default 600 */
+                               tt_open and tt_close wait for other processes, before all fail; default 600 */
     const char *bf16;       /* Set it to force how bf16 matrices are multiplied: "convert" (to fp32), "dot"
-                               (bf16 dot-product instructions) or "tiles" (Intel AMX). Default NULL:
+                               (bf16 dot-product instructions) or "tiles" (Intel AMX); default NULL:
                                TINYTRAIN_BF16 in the environment if it is set, else the fastest on this CPU
                                model. With "dot" and "tiles", attention on x86 uses these instructions and its
                                backward rounds attention weights and their gradients to bf16 */
-    tt_logger logger;       /* Set it to receive messages. Default: warnings and errors go to stderr */
-    tt_allocator allocator; /* Set it to provide memory. Default: posix_memalign, with huge pages advised for
+    tt_logger logger;       /* Set it to receive messages; default: warnings and errors go to stderr */
+    tt_allocator allocator; /* Set it to provide memory; default: posix_memalign, with huge pages advised for
                                large blocks */
-    tt_files files;         /* Set it to replace file access. Default: POSIX */
-    tt_wording wording;
+    tt_files files;         /* Set it to replace file access; default: POSIX */
+    tt_wording wording;     /* Set it to change the words of messages; default: the fields' names */
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);
@@ -465,6 +466,7 @@ bool tt_param_frozen(const tt_param *p);
 /* A value of a tape; id 0 is "none". `tape` identifies the tape, so that another tape's value is refused. */
 typedef struct tt_value { int32_t id; uint32_t tape; } tt_value;
 
+/* Makes an empty tape; NULL when out of memory. tt_compile copies it, so it may be freed afterwards. */
 tt_tape *tt_tape_new(tt_context *ctx);
 void tt_tape_free(tt_tape *t);
 
@@ -484,6 +486,7 @@ int64_t tt_value_width(const tt_tape *t, tt_value v);
    second call with the same name and capacity returns the same axis. */
 int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity);
 
+/* Records an input (rows, width); rows is a number or an axis. tt_set gives it data before each run. */
 tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width);
 /* Records an input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows; strictly
    rising. */
@@ -526,7 +529,7 @@ tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* same shape; element by e
    silu(gate) is not rounded. gate, up (rows, D) -> (rows, D) (SwiGLU: Shazeer, "GLU variants improve
    transformer", 2020) */
 tt_value tt_swiglu(tt_tape *t, tt_value gate, tt_value up);
-tt_value tt_scale(tt_tape *t, tt_value x, float s);
+tt_value tt_scale(tt_tape *t, tt_value x, float s); /* s x */
 /* Records dropout. In training an element becomes zero with probability p, else x / (1 - p); p in [0, 1). The
    mask is a function of (seed, step, micro-batch, instruction, element) and is never stored. p is rounded to
    a multiple of 2^-16. Without training the result is x. */
@@ -544,20 +547,20 @@ typedef enum tt_rotary_scaling {
 } tt_rotary_scaling;
 
 typedef struct tt_rotary_options {
-    int heads;                 /* Set it to the heads of x; divides the width of x */
-    int size;                  /* Set it to turn only the first so many columns of each head, at most 512.
-                                  With an odd size one more column turns, as in transformers' GPT-NeoX.
-                                  Default 0: all */
-    tt_rotary_pairs pairs;     /* Set it to pair columns as the model does. Default TT_ROTARY_HALVES */
-    float base;                /* Set it to the model's rotary base. Default 10000 */
-    tt_rotary_scaling scaling; /* Set it for longer sequences. Default TT_ROTARY_PLAIN, which does not read
+    int heads;                 /* Set it to the heads of x, which divide its width; there is no default */
+    int size;                  /* Set it to turn only a number of first columns of each head, at most 512;
+                                  default 0: all. With an odd size one more column turns, as in transformers'
+                                  GPT-NeoX */
+    tt_rotary_pairs pairs;     /* Set it to pair columns as the model does; default TT_ROTARY_HALVES */
+    float base;                /* Set it to the model's rotary base; default 10000 */
+    tt_rotary_scaling scaling; /* Set it for longer sequences; default TT_ROTARY_PLAIN, which does not read
                                   the fields below */
-    float factor;              /* Set it to stretch positions by so much, at least 1. Default 1 */
-    int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining. Default
+    float factor;              /* Set it to stretch positions by so much, at least 1; default 1 */
+    int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining; default
                                   8192 */
     float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and
                                   4 if both are 0), with YARN to beta_slow and beta_fast (default 1 and 32) */
-    float magnitude;           /* Set it with YARN to multiply the result. Default 0: 0.1 log(factor) + 1 */
+    float magnitude;           /* Set it with YARN to multiply the result; default 0: 0.1 log(factor) + 1 */
 } tt_rotary_options;
 tt_rotary_options tt_rotary_options_default(int heads);
 
@@ -567,39 +570,41 @@ tt_rotary_options tt_rotary_options_default(int heads);
 tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_options *o);
 
 typedef struct tt_attention_options {
-    int heads;     /* Set it to the heads of q; divides the width of q. Heads of k and v are as wide */
-    bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence.
-                      Default false */
-    float scale;   /* Set it to scale q k^T by another factor. Default 0: 1 / sqrt(head size) */
+    int heads;     /* Set it to the heads of q, which divide its width; there is no default. Heads of k and v
+                      have q's width */
+    bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence;
+                      default false */
+    float scale;   /* Set it to scale q k^T by another factor; default 0: 1 / sqrt(head size) */
     float dropout; /* Set it to drop attention weights in training: at most 255/256, rounded to a multiple of
-                      1/256; a rate above 0 is rounded to 1/256 at least. Default 0 */
-    int window;    /* Set it to limit attention to near rows: row i attends to row j if i - window < j <= i,
-                      as with sliding_window in transformers' Mistral and Qwen2; unless causal, also if i < j
-                      < i + window. Time is proportional to rows * window (Beltagy et al., "Longformer",
-                      2020). Default 0: no window */
-    float alibi;   /* Set it for ALiBi: scores fall by alibi * slope of the head * distance of the rows (Press
-                      et al., "Train short, test long", 2022; the slopes of transformers' build_alibi_tensor,
-                      unrounded). 1: BLOOM; 1 / sqrt(head size): Falcon. Default 0: no ALiBi */
-    bool alibi_rounded; /* Set it with causal rows to round slopes, row numbers within the sequence, and their
-                           products to bf16 first, as transformers' Falcon does; the results differ from 9
-                           heads or 257 rows on. "cuda" then uses no tensor cores. Default false */
-    /* Set it to so many rows for block-sparse attention (Zaheer et al., "Big bird", 2020); default 0: off. It
-       excludes causal, window and alibi. A sequence is divided into blocks of `block` rows; the last may have
-       fewer. The first and the last block attend to all blocks, and all attend to them; block i also attends
-       to blocks i - 1, i and i + 1 and to those in its list. Time is proportional to the pairs of blocks that
-       attend */
+                      1/256; a rate above 0 is rounded to 1/256 at least; default 0 */
+    int window;    /* Set it to limit attention to near rows; default 0: no window. Row i attends to row j if
+                      i - window < j <= i, as with sliding_window in transformers' Mistral and Qwen2; unless
+                      causal, also if i < j < i + window. Time is proportional to rows * window (Beltagy et
+                      al., "Longformer", 2020) */
+    float alibi;   /* Set it for ALiBi; default 0: no ALiBi. Scores fall by alibi * slope of the head *
+                      distance of the rows (Press et al., "Train short, test long", 2022; the slopes of
+                      transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 / sqrt(head size): Falcon */
+    bool alibi_rounded; /* Set it with causal rows for the rounding of transformers' Falcon; default false.
+                           Slopes, row numbers within the sequence, and their products are then rounded to
+                           bf16 first; results differ from 9 heads or 257 rows on. "cuda" then uses no tensor
+                           cores */
+    /* Set it to the rows of a block for block-sparse attention; default 0: off (Zaheer et al., "Big bird",
+       2020). It excludes causal, window and alibi. A sequence is divided into blocks of `block` rows; the
+       last may have fewer. The first and the last block attend to all blocks, and all attend to them; block i
+       also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time is proportional to the
+       pairs of blocks that attend */
     int block;
-    int dense;            /* Set it to attend densely in sequences of at most so many rows. Default 0 */
+    int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
     int listed, list_rows; /* Set them to the blocks in a list, and to how many first blocks of a sequence
-                              have a list. Default 0 */
+                              have a list; default 0 */
     /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
        block beyond the sequence's end is skipped. A block that is listed several times, or is attended
        anyway, counts as often. */
     const int32_t *lists;
     bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
-                                train, as transformers' BigBird does. Default false */
+                                train, as transformers' BigBird does; default false */
     int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by it,
-                       and a longer sequence is refused. Default 0: any number */
+                       and a longer sequence is refused; default 0: any number */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
@@ -630,10 +635,11 @@ tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start);
 tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row);
 
 typedef struct tt_patch_options {
-    int height, width, channels; /* Set them to the size of the images; channels 1..4 */
-    int patch;                   /* Set it to the side of a patch; divides height and width */
+    int height, width, channels; /* Set them to the size of the images; channels 1..4; there is no default */
+    int patch;                   /* Set it to the side of a patch, which divides height and width; there is no
+                                    default */
     float mean[4], std[4];       /* Set them to normalise each channel: patches hold (pixel / 255 - mean) /
-                                    std. Default 0.5 */
+                                    std; default 0.5 */
 } tt_patch_options;
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
 
@@ -648,12 +654,12 @@ tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a vie
 /* Records a view with the same number of elements: of fixed rows, or of an axis with the same width. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
-    int ignore_index;      /* Set it to the target value that does not count. Default -100 */
-    float label_smoothing; /* Set it to smooth targets, in [0, 1): (1 - s) one-hot + s / classes. Default 0 */
-    tt_value weights;      /* Set it to weight rows: f32 (rows, 1) input, >= 0. Default none (all 1) */
-    /* Set it to weight classes: f32 (1, classes) input, >= 0; default none. The weight of a row is that of
-       its target's class; with smoothing, each class's share of the target has the weight of that class, as
-       in PyTorch's CrossEntropyLoss. Excludes `weights`. */
+    int ignore_index;      /* Set it to the target value that does not count; default -100 */
+    float label_smoothing; /* Set it to smooth targets, in [0, 1): (1 - s) one-hot + s / classes; default 0 */
+    tt_value weights;      /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1) */
+    /* Set it to weight classes: f32 (1, classes) input, >= 0; default none. A row has the weight of its
+       target's class; with smoothing, each class's share of the target has the weight of that class, as in
+       PyTorch's CrossEntropyLoss. Excludes `weights`. */
     tt_value class_weights;
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
@@ -704,7 +710,7 @@ tt_optimizer_options tt_optimizer_options_default(void);
 typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_kind;
 
 typedef struct tt_schedule {
-    tt_schedule_kind kind;
+    tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
     float lr, min_lr;      /* learning rate after the warm-up: lr stays, or falls to min_lr, linearly or along
                               a cosine */
     int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
@@ -715,12 +721,12 @@ float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 
 /* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), with PyTorch's names and
    defaults (GradScaler). init, growth and backoff are powers of two, so that scaling is exact. */
 typedef struct tt_loss_scale {
-    float init;    /* Set it to start the first step from another scale. 1..2^40, default 65536 */
-    float growth;  /* Set it to change the factor of the scale after `interval` steps without overflow, up to
-                      2^40. >= 1, default 2 */
-    float backoff; /* Set it to change the factor of the scale after an overflow, below 1. Default 0.5. A
+    float init;    /* Set it to start the first step from another scale; default 65536. 1..2^40 */
+    float growth;  /* Set it to change the factor of the scale after `interval` steps without overflow;
+                      default 2. >= 1; a scale grows to 2^40 at most */
+    float backoff; /* Set it to change the factor of the scale after an overflow, below 1; default 0.5. A
                       scale that falls below 1 is an error */
-    int interval;  /* Set it to change how many steps pass before a growth. >= 1, default 2000 */
+    int interval;  /* Set it to change how many steps pass before a growth; default 2000. >= 1 */
 } tt_loss_scale;
 tt_loss_scale tt_loss_scale_default(void);
 
@@ -730,7 +736,7 @@ tt_loss_scale tt_loss_scale_default(void);
    its part of the data and its shards of the tensors. Tensor ranks are numbered first: rank = (stage * data +
    data rank) * tensor + tensor rank. */
 typedef struct tt_parallel {
-    /* Set them to the number of ranks along each axis. Default tensor 1, data 0: the device's ranks / tensor
+    /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
        / pipeline. With several data ranks, a program that trains has one loss: gradients are divided by the
        loss's targets on all data ranks. Tensor ranks divide consecutive linear layers together with the ops
        between them, and attention by heads if their number is a multiple of the tensor ranks, both if the
@@ -738,16 +744,16 @@ typedef struct tt_parallel {
        says how much is divided. If a program keeps a layer whole because the layer's hidden values are an
        output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
-    /* Set it to choose what is sharded over the data ranks (Rajbhandari et al., "ZeRO", 2020): 0: nothing; 1
-       (default): the optimizer's state; 2: also gradients, summed after each micro-batch; 3: also parameters.
-       Tensors of fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3 the value that
-       fits memory_budget in the fewest seconds (tt_compile_options.offload). If steps have several
-       micro-batches, 2 and 3 give other bits than 1 without reduce_micros. */
+    /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
+       "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:
+       also parameters. Tensors of fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3
+       the value that fits memory_budget in the fewest seconds (tt_compile_options.offload). If steps have
+       several micro-batches, 2 and 3 give other bits than 1 without reduce_micros. */
     int zero;
-    bool server;        /* Set it to let data rank 0 alone hold the optimizer state and update. Default false;
+    bool server;        /* Set it to let data rank 0 alone hold the optimizer state and update; default false;
                            needs zero 0 or 1 */
-    /* Set it with tensor > 1 to divide the rows of activations between sharded layers (Korthikanti et al.,
-       "Reducing activation recomputation in large transformer models", 2022). Default false. */
+    /* Set it with tensor > 1 to divide the rows of activations between sharded layers; default false
+       (Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022). */
     bool sequence;
     /* Set it to the largest number of data ranks that should give the same bits; default 0: data. It is the
        number of leaves of the tree that sums gradients: micro-batch m of a step belongs to leaf m % groups,
@@ -755,9 +761,9 @@ typedef struct tt_parallel {
        data; if it is greater than data, data must be a power of two. */
     int groups;
     /* Set it to sum the gradients of the ranks after each micro-batch, which gives the bits of zero 2 and 3
-       (they always do so). Default false: ranks sum once a step. */
+       (they always do so); default false: ranks sum once a step. */
     bool reduce_micros;
-    /* Set it to cut the program into so many stages of about equal FLOPs, each run by other ranks. Default 1;
+    /* Set it to cut the program into several stages of about equal FLOPs, each run by other ranks; default 1;
        0: 1. Cuts are at tt_block_end marks that only one value crosses. The micro-batches of a step follow
        each other through the stages in the order of `schedule`. "1f1b" (default, and NULL): a stage begins
        the backward of a micro-batch as soon as it can, so that stage s holds at most pipeline - s
@@ -768,9 +774,9 @@ typedef struct tt_parallel {
        "backward". */
     int pipeline;
     const char *schedule;
-    /* Set it to the largest number of micro-batches that a step has on a data rank. Default 0: any number,
-       and choices assume one micro-batch in a step. "gpipe" needs it, a pipeline refuses more, and options
-       that say "budget" minimise the seconds of a step with so many. */
+    /* Set it to the largest number of micro-batches that a step has on a data rank; default 0: any number.
+       "gpipe" needs it, and a pipeline refuses more. Options that say "budget" minimise the seconds of a step
+       with `micros` micro-batches, or with one by default. */
     int micros;
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
@@ -788,12 +794,11 @@ typedef struct tt_costs {
                                            "host" */
     double memory;                      /* bytes a second that no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second of links */
-    double launch, meeting;             /* seconds to start an op, and for ranks to meet before they move
-                                           data */
+    double launch, meeting;             /* seconds to start an op, and of a barrier before ranks move data */
 } tt_costs;
-/* Returns the costs of an imagined device, an A100 or H100 behind PCIe 4: 300 TFLOP/s in 16 bits and 60 in
+/* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
    fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the
-   host's memory; 3 us to start an op, 25 us for ranks to meet. */
+   host's memory; 3 us to start an op, 25 us for a barrier of the ranks. */
 tt_costs tt_costs_default(void);
 /* Measures the costs of a device, named as in tt_compile_options.device, in about a second: it trains a block
    of a transformer on all ranks (one optimizer step with all gradients moves what zero 1 moves). On one rank,
@@ -809,9 +814,9 @@ typedef struct tt_compile_options {
        optimizer state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for
        f16. */
     const char *precision;
-    /* Set it to choose the dtype of the residual stream in mixed precisions: "f32" (as PyTorch's autocast) or
-       "16-bit". It is the dtype of residual sums, of the input of the first, and of their gradients. NULL
-       (default): "f32" with "16-mixed", because such sums could exceed the range of f16, else "16-bit".
+    /* Set it to choose the dtype of the residual stream in mixed precisions, "f32" (as PyTorch's autocast) or
+       "16-bit"; default NULL: "f32" with "16-mixed", because residual sums could exceed the range of f16,
+       else "16-bit". It is the dtype of residual sums, of the input of the first sum, and of their gradients.
        Results of norms, activations and attention are always 16-bit. */
     const char *residual;
     /* Set it to let device "cuda" round operands of matrix products; default "fp32": no rounding. Sums are
@@ -832,7 +837,7 @@ typedef struct tt_compile_options {
     const char *matmul;
     tt_loss_scale loss_scale; /* Set it to change loss scaling; default tt_loss_scale_default(). Read with
                                  "16-mixed" and "16-true" only */
-    /* Set it to save memory: the backward then recomputes values instead of saving them. Default "cheap". The
+    /* Set it to save memory: the backward then recomputes values instead of saving them; default "cheap". The
        bits are the same (except on "cuda": a tanh-GELU after a linear layer differs by rounding, because
        cuBLASLt computes it in the product).
        "none": nothing is recomputed. "cheap": results of layer norm, GELU and SiLU, 16-bit copies of weights,
@@ -843,9 +848,10 @@ typedef struct tt_compile_options {
        be set; ends of blocks are saved. The cost is FLOPs if nothing is offloaded and parameters are not
        sharded (parallel.zero 3), else seconds by `costs`. */
     const char *recompute;
-    /* Set it to save memory of the device: these tensors are stored in the host's memory and copied to the
-       device only while it uses them. Default NULL or "none": nothing. The bits are the same.
-       The option is a list, separated by commas, of "optimizer" (its state), "gradients" (from the end of the
+    /* Set it to save memory of the device: the tensors that the option lists are stored in the host's memory
+       and copied to the device only while it uses them; default NULL or "none": nothing. The bits are the
+       same.
+       The list, separated by commas, may have "optimizer" (its state), "gradients" (from the end of the
        backward, or of a micro-batch, to the update), "parameters" and "activations" (what the backward reads
        of the blocks that tt_block_end marks, except the last). Tensors of a parameter of fewer than 65,536
        elements, and smaller activations, stay on the device. Programs that share parameters must agree on
@@ -854,8 +860,8 @@ typedef struct tt_compile_options {
        activations come from as many first blocks as necessary; on "cpu" nothing. On "cuda" the linear layers
        of one x then remain separate products (see DETERMINISM), so the bits may differ. */
     const char *offload;
-    /* Set it to run a program that is larger than the GPU's memory, on device "cuda" with one rank; the bits
-       are the same. "device" (default, and NULL): the arena is the GPU's own memory. "managed": CUDA's
+    /* Set it to run a program that is larger than the GPU's memory, on device "cuda" with one rank; default
+       "device" or NULL. The bits are the same. "device": the arena is the GPU's own memory. "managed": CUDA's
        unified memory; tt_allocate refuses an arena of more bytes than the GPU has free, with TT_ERR_MEMORY.
        "managed-oversubscribed": the arena may be larger. Then the resident workspace is to stay on the GPU,
        and so are parameters, gradients and optimizer state, in the order of their use, in half of the memory
@@ -864,7 +870,7 @@ typedef struct tt_compile_options {
        leave. A step takes as long as these copies, and is not captured as a graph. Prefer `offload`, which is
        planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
     const char *memory;
-    /* Set it to make matrix products faster on device "cuda". "off" (default, and NULL): each product uses
+    /* Set it to make matrix products faster on device "cuda"; default "off" or NULL. "off": each product uses
        the algorithm that cuBLASLt's heuristic offers first.
        "on": the first run measures, once for each kind of product of all programs of the arena at full
        capacity, the algorithms that cuBLASLt offers. It also compares work that can be part of the product
@@ -877,7 +883,7 @@ typedef struct tt_compile_options {
        added to it. A damaged file, and a file of another kind of GPU or another cuBLASLt, is refused. See
        DETERMINISM. */
     const char *tune;
-    bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them. Default
+    bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
     /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
        step.
@@ -892,30 +898,32 @@ typedef struct tt_compile_options {
        of fewer than 65,536 elements are updated on the device. The bits are those of updates on device "cpu",
        so on "cuda" they differ from those of "end". No other option chooses "host". */
     const char *update;
+    /* Set it to choose the optimizer; default: tt_optimizer_options_default(). */
     tt_optimizer_options optimizer;
-    /* Set it to limit the bytes of the arena; default 0: no limit. On "cpu" the limit includes what `offload`
-       keeps beside the arena. If a program needs more, its tt_compile fails with TT_ERR_BUDGET, and so does
-       that of a program that shares the arena later. tt_error then says what each option would save, the
-       smallest possible size and its options, and what "bf16-true" would need; for a pipeline, it speaks of
-       the stage that needs most. Only options that say "budget" (recompute, offload, parallel.zero) change to
-       fit; tt_plan says what they became. Whatever the options, if it makes the plan fit, copies run less far
-       ahead, and updates move less data together (at most 32 MiB), down to one parameter at a time. */
+    /* Set it to limit the bytes of the arena; default 0: no limit. On "cpu" the limit includes the tensors
+       that `offload` keeps beside the arena. If a program needs more, its tt_compile fails with
+       TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena later. tt_error then says
+       what each option would save, the smallest possible size and its options, and what "bf16-true" would
+       need; for a pipeline, it speaks of the stage that needs most. Only options that say "budget"
+       (recompute, offload, parallel.zero) change to fit; tt_plan says what they became. Whatever the options,
+       if it makes the plan fit, copies run less far ahead, and updates move less data together (at most 32
+       MiB), down to one parameter at a time. */
     size_t memory_budget;
-    /* Set it to the costs of your device, from tt_measure_costs; copied. The seconds of tt_plan, the overlap
-       of copies with computation, and choices by "budget" follow from them. NULL (default):
-       tt_costs_default(). */
+    /* Set it to the costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default().
+       The seconds of tt_plan, the overlap of copies with computation, and choices by "budget" follow from the
+       costs. */
     const tt_costs *costs;
-    /* Set it to choose where the program runs: "cpu", "cuda", or a numbered device, "cuda:1". NULL (default):
+    /* Set it to choose where the program runs: "cpu", "cuda", or a numbered device, "cuda:1"; default NULL:
        TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads are
        divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a kind
        of device that this build cannot run can still be planned: its plan counts its parameters in full, its
        parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
        TT_ERR_DEVICE, if the device is absent or has failed). */
     const char *device;
-    tt_parallel parallel; /* Set it to choose how the ranks share the work. Default: tt_parallel_default() */
-    /* Set it to a program of the same device to use its arena; each program's runs overwrite the other's
-       inputs. An arena that is allocated does not grow: compile the program that needs most first. NULL
-       (default): none. */
+    tt_parallel parallel; /* Set it to choose how the ranks share the work; default: tt_parallel_default() */
+    /* Set it to a program of the same device to use its arena; default NULL: none. Each program's runs
+       overwrite the other's inputs. An arena that is allocated does not grow: compile the program that needs
+       most first. */
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
@@ -951,12 +959,11 @@ const char *tt_category_name(tt_category c);
 typedef struct tt_plan {
     const char *device;                /* kind of device: "cpu", "cuda" */
     int ranks, data, tensor, pipeline; /* all ranks, and the ranks along each axis (tt_parallel) */
-    int64_t params, split_params;      /* numbers in the program's parameters, and in those of them that are
+    int64_t params, split_params;      /* numbers in the program's parameters, and in the parameters that are
                                           sharded over the tensor ranks */
-    size_t bytes;                      /* the arena: exactly this much is allocated. Only the plan of the
-                                          earlier program counts parameters that an earlier program's arena
-                                          holds. This and the other bytes are those of rank 0, which has
-                                          most */
+    size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
+                                          arena holds parameters, only that program's plan counts them.
+                                          `bytes` and the fields below describe rank 0, which has most */
     size_t bytes_least;                /* bytes of the rank that has least: fewer if rank 0 is a server */
     /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank
        (the largest of all ranks), and the smallest number of bytes with which any method could do the same. A
@@ -998,12 +1005,12 @@ typedef struct tt_plan {
     double flops;                      /* FLOPs of matrix products and attention in one run at full
                                           capacity */
     double extra_flops;                /* the recomputed part of `flops` */
-    /* The options that the program follows, and what those that say "budget" became. */
+    /* The options that the program follows, after the choices of options that say "budget". */
     const char *recompute;             /* as the option, but never "budget" */
     int recomputed;                    /* values that a micro-batch recomputes */
     size_t recomputed_bytes;           /* bytes of these values */
     const char *offload;               /* as the option; "none" if nothing is offloaded */
-    int offload_blocks;                /* with "activations": the first so many blocks are offloaded */
+    int offload_blocks;                /* with "activations": number of first blocks that are offloaded */
     int zero;                          /* tt_parallel.zero */
     int ahead;                         /* largest number of blocks that copies and collectives run ahead */
 } tt_plan;
@@ -1024,14 +1031,14 @@ typedef struct tt_plan_value {
    Returns how many there are, or 0 when out of memory; their bytes add up to tt_plan.at_peak. Names live as
    long as the program. */
 int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity);
-/* Writes the plan as some lines of text (always terminated). Returns the length of the full text, even if
-   `capacity` cuts it. */
+/* Writes the plan into `to` as some lines of text, always terminated. Returns the length of the full text,
+   even if `capacity` cuts it. */
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity);
-/* Writes an SVG of the bytes in use at each instruction, by category. Returns the length of the full text, or
-   0 when out of memory. */
+/* Writes into `to` an SVG of the bytes in use at each instruction, by category. Returns the length of the
+   full text, or 0 when out of memory. */
 size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity);
-/* Writes a line for each instruction (for a pipeline, of all stages): op, name, operands with dtype, shape
-   and offset. Returns the length of the full text. */
+/* Writes into `to` a line for each instruction (for a pipeline, of all stages): op, name, operands with
+   dtype, shape and offset; always terminated. Returns the length of the full text. */
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
 /* Allocates the arena and fills the parameters. tt_set and the runs call it if necessary. On Linux it returns
@@ -1103,8 +1110,8 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
    far) / d(param). Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
-int64_t tt_program_steps(const tt_program *p);    /* optimizer steps; without those that loss scaling
-                                                     skipped */
+int64_t tt_program_steps(const tt_program *p);    /* optimizer steps; steps that loss scaling skipped do not
+                                                     count */
 
 /* Save and load the whole state of a program that trains, in one safetensors file, between steps: parameters
    by their names; the optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before the
@@ -1287,7 +1294,7 @@ typedef struct tt_table_options {
                                                may lack this column */
     char delimiter;                         /* Set it to separate fields by another character; default 0: a
                                                comma in a .csv file, else a tab */
-    bool unquoted;                          /* Set it to read double quotes as ordinary characters. Default
+    bool unquoted;                          /* Set it to read double quotes as ordinary characters; default
                                                false */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
@@ -1367,18 +1374,18 @@ void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* (classes) texts
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
 typedef struct tt_loader_options {
-    int batch;        /* Set it to change how many sequences or images a step has. Default 16 */
+    int batch;        /* Set it to change how many sequences or images a step has; default 16 */
     int accumulate;   /* Set it above 1, up to batch / groups, to split a step into more micro-batches, each
-                         of at most ceil(batch / (accumulate * groups)) sequences. Default 1 */
-    int max_length;   /* Set it to cut sequences at so many tokens, [CLS] and [SEP] included. Default 512 */
-    int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length. Default 0: no limit */
-    bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted. Default true */
-    int window;       /* Set it to change the batches of a sorted window. Default 50; 0 or 1: no sorting */
-    bool drop_last;   /* Set it to leave out a last incomplete step. Default false */
+                         of at most ceil(batch / (accumulate * groups)) sequences; default 1 */
+    int max_length;   /* Set it to cut sequences to fewer tokens, [CLS] and [SEP] included; default 512 */
+    int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length; default 0: no limit */
+    bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted; default true */
+    int window;       /* Set it to change the batches of a sorted window; default 50; 0 or 1: no sorting */
+    bool drop_last;   /* Set it to leave out a last incomplete step; default false */
     int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
-                         tt_loader_next prepares them. Default 1 */
-    tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options. The loader reads
-                             `groups` and `data`. Default: one group on one rank */
+                         tt_loader_next prepares them; default 1 */
+    tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
+                             one rank. The loader reads `groups` and `data` */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -1388,21 +1395,23 @@ typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_
 
 /* How a loader resizes, pads, crops and flips images, in this order. */
 typedef struct tt_image_options {
-    int height, width;               /* Set them to the size of the cropped result. 1..65535 */
-    int channels;                    /* Set it to the channels of the result, 1..4. An image must have as
-                                        many; for 3 it may also have 1 (grey, copied into all three) or 4
-                                        (alpha is dropped). Default 3 */
-    int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535. Default
+    int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
+                                        default */
+    int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
+                                        have as many; for 3 it may also have 1 (grey, copied into all three)
+                                        or 4 (alpha is dropped) */
+    int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
                                         0, 0: not resized */
     int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
                                         side this length, 1..65535; the other side keeps the proportion,
-                                        rounded down. Default 0 */
-    tt_resample resample;            /* Set it to resize with another filter. Default TT_BILINEAR */
-    int pad;                         /* Set it to add so many zeros on all four sides, 0..65535. Default 0 */
-    bool random_crop;                /* Set it to crop at a random place, all equally likely. Default false:
+                                        rounded down; default 0 */
+    tt_resample resample;            /* Set it to resize with another filter; default TT_BILINEAR */
+    int pad;                         /* Set it to add rows and columns of zeros on all four sides, 0..65535;
+                                        default 0 */
+    bool random_crop;                /* Set it to crop at a random place, all equally likely; default false:
                                         the crop is central (half of the rest, rounded down, is cut at top and
                                         left) */
-    bool flip;                       /* Set it to mirror left and right with probability 1/2. Default false */
+    bool flip;                       /* Set it to mirror left and right with probability 1/2; default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
 /* Prepares one image as a loader does, without random_crop and flip, into `to` (height, width, channels). */
@@ -1508,15 +1517,15 @@ const tt_source *tt_loader_source(tt_loader *l);
    stream is in memory, or in a file that is read where needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
-    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; it must outlive the stream. Default NULL:
+    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; it must outlive the stream; default NULL:
                                       tokens are bytes, and 256 ends a document */
-    int end;                       /* Set it to end documents with another token. Default -1: the tokenizer's
+    int end;                       /* Set it to end documents with another token; default -1: the tokenizer's
                                       TT_TOKEN_EOS */
     int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id that
-                                      is not below it. Default 0: the tokenizer's size */
-    bool bare;                     /* Set it to put no token before a document. Default false */
+                                      is not below it; default 0: the tokenizer's size */
+    bool bare;                     /* Set it to put no token before a document; default false */
     const char *separator;         /* Set it to the line that separates documents in a text, such as
-                                      "<|endoftext|>"; "": one or more empty lines. Default NULL: a text is
+                                      "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
                                       one document */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
@@ -1549,15 +1558,15 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
-    int batch;         /* Set it to change how many windows a step has. Default 16 */
-    int accumulate;    /* Set it as tt_loader_options.accumulate, to split a step into micro-batches. Default
+    int batch;         /* Set it to change how many windows a step has; default 16 */
+    int accumulate;    /* Set it as tt_loader_options.accumulate, to split a step into micro-batches; default
                           1 */
-    int length;        /* Set it to change the tokens of a window. Default 256 */
-    bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch). Default true */
+    int length;        /* Set it to change the tokens of a window; default 256 */
+    bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
     bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
-                          document predict the next. Default false: attention and positions start anew with
+                          document predict the next; default false: attention and positions start anew with
                           each document */
-    tt_parallel parallel; /* Set it as tt_loader_options.parallel. Default: one group on one rank */
+    tt_parallel parallel; /* Set it as tt_loader_options.parallel; default: one group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, which follow each other without padding; the last may be shorter. In
@@ -1594,8 +1603,8 @@ typedef struct tt_model {
        gives. The names of the inputs are those of a batch's arrays. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
-    int classes;      /* the output has a logit for each of so many classes, for tt_predict. 0: the output is
-                         something else */
+    int classes;      /* logits of the output, one for each class, for tt_predict. 0: the output is something
+                         else */
     const char *unit; /* unit of speeds per second: "tokens", "images"; same characters as a metric's name.
                          NULL: "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
@@ -1718,9 +1727,9 @@ typedef struct tt_vit_config {
     float attention_dropout;  /* default 0 */
     float mean[4], std[4];    /* mean and deviation of each channel; the model reads (pixel / 255 - mean) /
                                  std. Default 0.5 */
-    /* Set `resize` to resize images to so many pixels in height and width (or, with resize_shortest, the
-       shorter side only; the other keeps the proportion). The middle image_size pixels are then cropped; a
-       smaller image gets zeros around it. Default 0: resized to image_size; -1: not resized. */
+    /* Set `resize` to resize images to another height and width in pixels; default 0: image_size; -1: not
+       resized. With resize_shortest only the shorter side gets that size, and the other keeps the proportion.
+       The middle image_size pixels are then cropped; a smaller image gets zeros around it. */
     int resize;
     bool resize_shortest;
     tt_resample resample;     /* default TT_BILINEAR */
@@ -1786,9 +1795,10 @@ typedef struct tt_lm_config {
                                  GPT-NeoX */
     int head_size;            /* default 0: hidden_size / heads */
     int intermediate_size, max_positions;
-    int window;               /* "mistral", "qwen2": a token sees so many keys, its own the last; 0: all */
+    int window;               /* "mistral", "qwen2": number of keys that a token sees, its own the last; 0:
+                                 all */
     int window_from;          /* the first layer with a window; earlier layers see all keys. Default 0 */
-    bool tied;                /* the last product uses the token embedding as its weight */
+    bool tied;                /* the linear layer of the logits uses the token embedding as its weight */
     bool attention_bias;      /* the linear layers of attention have biases: "llama", "gpt_neox", "falcon" */
     bool mlp_bias;            /* the linear layers of the MLP have biases: "llama", "falcon" */
     bool parallel;            /* attention and MLP read the same x: "gpt_neox", "falcon" */
@@ -1799,7 +1809,7 @@ typedef struct tt_lm_config {
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* rotary positions of all kinds but "gpt2". `heads` is not read */
     int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
-                                 config.json. Default -1: none. (For a loaded model see tt_lm.stop) */
+                                 config.json; default -1: none. (For a loaded model see tt_lm.stop) */
 } tt_lm_config;
 /* Returns transformers' default configuration of a kind: "gpt2" is GPT-2 of 124 million parameters; key_heads
    is 0 except for "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
@@ -1822,11 +1832,11 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 typedef struct tt_lora_options {
     const char *targets; /* Set it to the modules that get an adapter: patterns (as in tt_param_freeze) of
                             their names, or of the ends of the names after a dot, separated by commas:
-                            "q_proj,v_proj". Default NULL: peft's choice (q_proj and v_proj; c_attn for
+                            "q_proj,v_proj"; default NULL: peft's choice (q_proj and v_proj; c_attn for
                             "gpt2"; query_key_value) */
-    int rank;            /* Set it for larger or smaller adapters. Default 8 */
-    float alpha;         /* Set it to scale the adapter's output by alpha / rank. Default 8 */
-    float dropout;       /* Set it to drop some of the adapter's input in training. Default 0 */
+    int rank;            /* Set it for larger or smaller adapters; default 8 */
+    float alpha;         /* Set it to scale the adapter's output by alpha / rank; default 8 */
+    float dropout;       /* Set it to drop some of the adapter's input in training; default 0 */
 } tt_lora_options;
 tt_lora_options tt_lora_options_default(void);
 typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* weight (out, in) += b (out, rank) times a
@@ -1849,7 +1859,7 @@ typedef struct tt_lm {
     struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies the
                                     keys that `config` lacks and, as long as `config` agrees with `read` on
                                     them, the keys for windows, rotary positions and Falcon's heads */
-    tt_lm_config read;         /* `config` as it was loaded. Not read if kept is NULL */
+    tt_lm_config read;         /* the loaded `config`. Not read if kept is NULL */
     tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made with lora_options, whose targets are
                                   not kept */
     int n_lora;
@@ -1903,12 +1913,12 @@ tt_model tt_lm_model(const tt_lm *m);
    keys and values of earlier tokens in the planned arena. */
 typedef struct tt_generator tt_generator;
 typedef struct tt_generator_options {
-    int max_seqs;        /* Set it to answer more sequences at a time. Default 1 */
-    int context;         /* Set it to limit a prompt and its answer to so many tokens together. Default 0: the
+    int max_seqs;        /* Set it to answer more sequences at a time; default 1 */
+    int context;         /* Set it to limit the tokens of a prompt and its answer together; default 0: the
                             model's max_positions, at most 2048 */
-    int max_tokens;      /* Set it to run more or fewer tokens of prompts at once, at least max_seqs. Default
+    int max_tokens;      /* Set it to run more or fewer tokens of prompts at once, at least max_seqs; default
                             256 */
-    /* Set it to change how the generator's program is compiled. Default: tt_compile_options_default() with
+    /* Set it to change how the generator's program is compiled; default: tt_compile_options_default() with
        `train` false, which is required.
        `share`: set it to a program that trains the model (tt_trainer_program), and the generator uses its
        parameters where they are stored, with that program's `parallel`, `memory`, offloaded parameters and
@@ -1926,22 +1936,22 @@ void tt_generator_free(tt_generator *g);
 const tt_program *tt_generator_program(const tt_generator *g); /* for its plan */
 
 typedef struct tt_sampling {
-    int max_new;              /* Set it to limit how many tokens are added to a sequence. Default 128 */
-    float temperature;        /* Set it to divide logits by it; 0 always takes the likeliest token. Default
+    int max_new;              /* Set it to limit how many tokens are added to a sequence; default 128 */
+    float temperature;        /* Set it to divide logits by it; 0 always takes the likeliest token; default
                                  1 */
-    int top_k;                /* Set it to choose among the likeliest k tokens only. Default 0: all */
-    float top_p;              /* Set it to choose among the fewest of these tokens whose probabilities sum up
-                                 to it, in (0, 1] (Holtzman et al., "The curious case of neural text
-                                 degeneration", 2020). Default 1 */
-    float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely: it divides a
-                                 positive logit and multiplies a negative one (Keskar et al., "CTRL", 2019).
-                                 Must be above 0. Default 1 */
-    uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens. Default
+    int top_k;                /* Set it to choose among the likeliest k tokens only; default 0: all */
+    float top_p;              /* Set it below 1 to choose among the fewest likely tokens whose probabilities
+                                 sum up to it; default 1: all. In (0, 1] (Holtzman et al., "The curious case
+                                 of neural text degeneration", 2020). It filters what top_k leaves */
+    float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely; default 1.
+                                 It divides a positive logit and multiplies a negative one (Keskar et al.,
+                                 "CTRL", 2019). Above 0 */
+    uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens; default
                                  0 */
-    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence; the stop token is its last.
-                                 Default none */
+    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence; the stop token is its last;
+                                 default none */
     int n_stop;
-    /* Set it to receive each token as soon as it is known; returning false ends its sequence. Default
+    /* Set it to receive each token as soon as it is known; returning false ends its sequence; default
        NULL. */
     bool (*token)(void *user, int seq, int32_t id);
     void *user;
@@ -1971,7 +1981,7 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
-    /* Set it to change how the trainer's programs are compiled. Default: tt_compile_options_default() with
+    /* Set it to change how the trainer's programs are compiled; default: tt_compile_options_default() with
        optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for tt_evaluate,
        tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches than there are
        data ranks (tt_loader_accumulates). `share` must be NULL. */
@@ -1979,14 +1989,14 @@ struct tt_train_options {
     tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
                                         lr 5e-5, no warm-up */
     /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); evaluations use the plain one. class_weights (one for each class; copied;
-       default NULL: none) are for classifiers; the loss and the accuracy of a step are then weighted means. A
+       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain one. class_weights (one for
+       each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. A
        model of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
        ones. */
-    float label_smoothing;           /* default 0 */
+    float label_smoothing;
     const float *class_weights;
-    /* Set them to the sizes of the largest micro-batch: tt_loader_max_seqs and tt_loader_max_tokens (text
-       only). */
+    /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
+       (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
 };
 tt_train_options tt_train_options_default(void);
@@ -2085,26 +2095,27 @@ typedef struct tt_fit_event {
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
-    int64_t epochs;                /* Set it to train for more epochs. Default 1 */
+    int64_t epochs;                /* Set it to train for more epochs; default 1 */
     const char *folder;            /* Set it to write state.safetensors, metrics.csv and loss.svg (see tt_fit)
-                                      into this folder, created if necessary. Default NULL: no files */
-    bool resume;                   /* Set it to resume from the state in folder. Default false: a folder that
+                                      into this folder, created if necessary; default NULL: no files */
+    bool resume;                   /* Set it to resume from the state in folder; default false: a folder that
                                       holds a state is refused */
     double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
-                                      the state is also saved after each epoch. Default 300 */
+                                      the state is also saved after each epoch; default 300 */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
                                       current step or batch of validation; a signal handler may set the
-                                      variable (sig_atomic_t). Default NULL */
+                                      variable (sig_atomic_t); default NULL */
     const char *best_by;           /* Set it to choose how validations are compared: "loss", or the model's
-                                      metric by name, ties by loss. Default NULL: the metric, or else the
+                                      metric by name, ties by loss; default NULL: the metric, or else the
                                       loss */
-    /* Set it to save the model. It is called after an epoch whose validation is the best so far, or, without
-       validation, after every epoch. The folder then holds a state, so a run that is killed inside `keep` can
-       be resumed. tt_fit ends with `keep`'s status if it fails, and a resumed run calls it again for this
-       epoch. Default NULL. */
+    /* Set it to save the model when it is the best so far; default NULL. It is called after an epoch whose
+       validation is the best so far, or, without validation, after every epoch. The folder then holds a
+       state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
+       fails, and a resumed run calls `keep` a second time for this epoch. */
     tt_status (*keep)(void *user);
+    /* Set it to receive an event after each step and each validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
-    void *user;
+    void *user; /* argument of `keep` and `report` */
 } tt_fit_options;
 tt_fit_options tt_fit_options_default(void);
 
@@ -2160,8 +2171,9 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 
 /* ===========================================================================================================
    BACKEND API                                                                                    src/backend/
-   What a backend (the CPU's below, tinytrain_cuda.cu) gets to run one instruction, and the functions that it
-   has. Uses the public API only. A file that brings a backend defines TINYTRAIN_BACKEND before it.
+   The data with which a backend (the CPU's below, or tinytrain_cuda.cu) runs one instruction, and the
+   functions that a backend has. Uses the public API only. A file that implements a backend defines
+   TINYTRAIN_BACKEND before it includes the header.
    ======================================================================================================== */
 
 #if (defined(TINYTRAIN_IMPLEMENTATION) || defined(TINYTRAIN_BACKEND)) && !defined(TT__LANES) && \
@@ -2170,15 +2182,15 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 /* ==== src/backend/launch.h */
 #include <math.h>
 
-/* Dtypes that no tensor of a user has: that of sums that a step keeps, and fp8 for what products read, E5M2
-   for gradients and E4M3 for all else. */
+/* Dtypes that no tensor of a user has: f64 for sums that a step keeps; fp8 for operands of products, E5M2 for
+   gradients and E4M3 for all other operands. */
 #define TT__F64 TT_DTYPE_COUNT
 #define TT__E4M3 ((tt_dtype)(TT_DTYPE_COUNT + 1))
 #define TT__E5M2 ((tt_dtype)(TT_DTYPE_COUNT + 2))
 static inline bool tt__is_fp8(tt_dtype dtype) { return dtype > TT__F64; }
 
-/* Every dtype, in the order of the enum: X(dtype, name, bytes, is a float that kernels compute on, and then
-   its names in safetensors and config.json). */
+/* Table of the dtypes, in the order of the enum: X(dtype, name, bytes, whether it is a float that kernels
+   compute with, its name in safetensors, its name in config.json). */
 #define TT__DTYPES(X) \
     X(TT_F32, "f32", 4, true, "F32", "float32") \
     X(TT_BF16, "bf16", 2, true, "BF16", "bfloat16") \
@@ -2189,16 +2201,17 @@ static inline bool tt__is_fp8(tt_dtype dtype) { return dtype > TT__F64; }
     X(TT__E4M3, "e4m3", 1, false, NULL, NULL) \
     X(TT__E5M2, "e5m2", 1, false, NULL, NULL)
 
-/* Kernels take a float that is neither f32 nor bf16 for f16. Each file with such kernels checks that this
-   number is the one that it knows: a fourth float does not compile before they know it. */
+/* Number of floats in the table. Kernels treat a float that is neither f32 nor bf16 as f16. Each file with
+   such kernels asserts this number, so that a fourth float does not compile before the kernels know it. */
 #define TT__IS_FLOAT(dtype, name, bytes, is_float, safetensors, config) + is_float
 enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
 #undef TT__IS_FLOAT
 
-/* Long vectors (parameters, their gradients and state) are worked on in chunks of this many elements. */
+/* Elements of a chunk: kernels process long vectors (parameters, their gradients and state) in such
+   chunks. */
 #define TT__CHUNK 4096
 
-/* A row-major matrix as a kernel sees it: row r starts at element r * ld. */
+/* A row-major matrix as a kernel reads it: row r starts at element r * ld. */
 typedef struct tt__mat { void *data; tt_dtype dtype; int64_t rows, cols, ld; } tt__mat;
 
 typedef enum tt__act {
@@ -2206,12 +2219,12 @@ typedef enum tt__act {
 } tt__act;
 
 #define TT__MAX_IN 9
-#define TT__RUN_IN 8 /* the operand that is the step's settings, of ops with TT__WITH_RUN                   */
-#define TT__UNSCALE_IN 4 /* and the next: of an fp8 product, what its operands are to be multiplied by      */
+#define TT__RUN_IN 8 /* number of the operand that holds the step's settings, in ops with TT__WITH_RUN      */
+#define TT__UNSCALE_IN 4 /* this operand and the next of an fp8 product hold factors of its operands        */
 #define TT__MAX_OUT 6
 
-/* What distinguishes two instructions of the same op. X(type, name): 0 where an op does not use it. What a
-   state is hashed over is read from this list, so a type may have no padding. */
+/* Attributes: what distinguishes two instructions of one op. X(type, name); 0 if an op does not use it. The
+   hash of a state reads every field of this list, so a type must have no padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
     X(int, heads)         /* ATTENTION, ROTARY */ \
@@ -2219,16 +2232,16 @@ typedef enum tt__act {
     X(bool, causal)       /* ATTENTION */ \
     X(int, window)        /* ATTENTION; 0: none */ \
     X(float, alibi)       /* ATTENTION */ \
-    X(int, alibi_heads)   /* ATTENTION with alibi: heads of all tensor ranks */ \
+    X(int, alibi_heads)   /* ATTENTION with alibi: heads of all tensor ranks together */ \
     X(bool, alibi_rounded) /* ATTENTION */ \
-    X(int, block) X(int, dense) X(int, listed) X(int, list_rows) /* ATTENTION; tt_attention_options' */ \
-    X(int, lists)         /* ATTENTION: one more than their first in tt_tape.lists; 0: all list block 0 */ \
-    X(int, list_heads) X(uint32_t, lists_hash) X(bool, lists_for_training) /* ATTENTION; list_heads: of all \
-                             tensor ranks */ \
+    X(int, block) X(int, dense) X(int, listed) X(int, list_rows) /* ATTENTION: as in tt_attention_options */ \
+    X(int, lists)         /* ATTENTION: 1 + index of the first list in tt_tape.lists; 0: all name block 0 */ \
+    X(int, list_heads) X(uint32_t, lists_hash) X(bool, lists_for_training) /* ATTENTION; list_heads: heads \
+                             of all tensor ranks together */ \
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
-    X(bool, by_class)     /* CROSS_ENTROPY: the weights are those of classes, not of rows */ \
-    X(float, scale)       /* SCALE, ATTENTION; value of FILL; ROTARY: -1 turns back */ \
+    X(bool, by_class)     /* CROSS_ENTROPY: weights belong to classes, not to rows */ \
+    X(float, scale)       /* SCALE, ATTENTION; FILL: the value; ROTARY: -1 turns back */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* DROPOUT, ATTENTION */ \
     X(float, eps)         /* LAYERNORM, RMSNORM, ADAM */ \
@@ -2240,30 +2253,31 @@ typedef enum tt__act {
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
-    X(int, offset)        /* EMBEDDING, EMBEDDING_BACKWARD: of the table's rows */ \
-    X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to this when read */
+    X(int, offset)        /* EMBEDDING, EMBEDDING_BACKWARD: added to ids */ \
+    X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to it when read */
 
 typedef struct tt__attr {
 #define TT__FIELD(type, name) type name;
     TT__ATTRS(TT__FIELD)
 #undef TT__FIELD
-    int max_length; /* ATTENTION; a promise about inputs, which two programs need not share */
+    int max_length; /* ATTENTION; a promise about inputs, in which two programs may differ */
 } tt__attr;
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
 
-/* What a segment, a contiguous range of a tape's instructions, is run for. They follow in this order. Of the
-   stages of a pipeline the backwards of micro-batches are a segment of their own. A lap is as many micro-
-   batches as the tree of sums has leaves (see src/ranks/threads.h). */
+/* Segments, in their order: contiguous ranges of a tape's instructions that run per micro-batch, per round
+   and per step. In the stages of a pipeline the backwards of micro-batches are a separate segment. A round
+   (LAP) is as many micro-batches as the tree of sums has leaves (see src/ranks/threads.h). */
 typedef enum tt__segment {
     TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
 
-/* Ranks: devices that run one program together, each on its part of the tensors. Rank number = (stage * data
-   ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs on all ranks along an axis
-   at once: its members, numbered along that axis; of stages, from the last on. TIED: those of two stages,
-   number `from` and `to`. SLOTS: on the slots of one storage instead (tt__value.slots). */
-enum { TT__RANKS = 64 }; /* the most that run together */
+/* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *
+   data ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs at once on all ranks
+   along an axis. These ranks are its members, numbered along the axis; along stages, from the last stage on.
+   TIED: the members are the same ranks of two stages, number `from` and `to`. SLOTS: the members are the
+   slots of one storage (tt__value.slots). */
+enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
 } tt__over;
@@ -2271,12 +2285,13 @@ typedef enum tt__reduce { TT__SUM, TT__MAX, TT__MIN } tt__reduce;
 typedef struct tt__move {
     tt__over over;
     tt__reduce reduce;
-    int64_t unit;       /* elements that are never parted: pieces are whole units                           */
-    bool root;          /* the piece of member 0 is all, of the others nothing                              */
-    int from, to;       /* members: SEND and RECV. RECV over stages has no operand: it is another tape's    */
+    int64_t unit;       /* elements that stay together: shards are whole units                              */
+    bool root;          /* member 0's shard is the whole tensor, other shards are empty                     */
+    int from, to;       /* members. A RECV over stages has no operand, which is on another tape             */
 } tt__move;
 
-/* The elements [*first, *first + count) of `elements` that are the piece of one of `members`; count. */
+/* Computes the shard of `member` among `members`: the elements [*first, *first + count) of `elements`.
+   Returns count. */
 static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int member, int members,
                                 int64_t *first)
 {
@@ -2289,81 +2304,84 @@ static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int m
     return to - from;
 }
 
-/* A collective is launched once for each of its phases, with all members at the same one in between: first
-   all members sum, or fetch from the root, their own piece; then each copies the others' pieces. */
+/* Phases of a collective, which is launched once for each phase, with a barrier of all members in between: in
+   the first, each member sums its shard or fetches it from the root; in the second, it copies the others'
+   shards. */
 enum {
     TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2,
-    /* of tt__rules.phases alone: members' operands, or results, are pieces; all is of member 0 */
+    /* only in tt__rules.phases: members' operands, or results, are shards; all data are member 0's */
     TT__PIECES_IN = 4, TT__PIECES_OUT = 8, TT__OF_FIRST = 16
 };
 
 typedef struct tt__instr {
-    int op;             /* TT__OP_; -1: dropped by a pass that is under way                                 */
-    int before;         /* in a pass: inserted before this instruction                                      */
-    int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: operand absent                               */
+    int op;             /* TT__OP_...; -1: removed by the current pass                                      */
+    int before;         /* during a pass: inserted before this instruction                                  */
+    int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: absent                                       */
     uint32_t add, add_later;
     tt__attr attr;
-    uint32_t random;    /* its stream of random numbers; a recomputed copy has the same                     */
-    int factor[2];      /* of a product: one more than an operand's row of fp8_history; 0: it has none      */
+    uint32_t random;    /* its stream of random numbers; a recomputed copy has the same stream              */
+    int factor[2];      /* of a product: 1 + row of fp8_history of each operand; 0: none                    */
     tt__segment segment;
-    int stage;          /* one more than that of a pipeline that it is of; 0: not known, or there is one    */
-    bool backward;      /* autodiff emitted it, or recompute for one that autodiff emitted                  */
-    bool again;         /* a copy that recomputes                                                           */
-    bool always;        /* ranks without a micro-batch run it too                                           */
-    bool later;         /* runs only where add_later adds: when earlier micro-batches have left something   */
-    bool with_next;     /* runs together with the next instruction, of the same op: see tt__backend.launch */
-    bool on_host;       /* the CPU's kernel runs it in the host's memory, whatever the device is            */
-    int stream;         /* what is not of TT__COMPUTE_STREAM is only started here, and ends at its WAIT    */
+    int stage;          /* 1 + its stage of a pipeline; 0: unknown, or there is one stage                   */
+    bool backward;      /* emitted by autodiff, or by recompute for such an instruction                     */
+    bool again;         /* a copy that recomputes a value                                                   */
+    bool always;        /* ranks without a micro-batch run it as well                                       */
+    bool later;         /* runs only if add_later applies: earlier micro-batches have left a result         */
+    bool with_next;     /* launched with the next instruction, of the same op: see tt__backend.launch */
+    bool on_host;       /* the CPU's kernel runs it in the host's memory, on any device                     */
+    int stream;         /* its stream; outside TT__COMPUTE_STREAM it only starts here and ends at WAIT      */
     tt__move move;      /* of a collective                                                                  */
-    /* Operands (1 << operand) that count once in a sum over the tensor ranks, as the bias of partial sums:
-       tensor rank 0 alone is launched with them, the others are without. */
+    /* Operands (1 << operand) that count once in a sum over the tensor ranks, such as the bias of partial
+       sums: only tensor rank 0 is launched with these operands. */
     uint32_t once;
-    int slot;           /* one more than the slot of gradients that it works on; 0: it is not of one        */
-    size_t workspace;   /* bytes of scratch while it runs, and their place                                  */
+    int slot;           /* 1 + slot of gradients that it works on; 0: none                                  */
+    size_t workspace;   /* bytes of scratch memory while it runs, and their place                           */
     size_t workspace_place;
 } tt__instr;
 
 /* ==== src/backend/ops.h */
 /* ---------------------------------------------------------------------------------------------- the op table
-   X(OP, name, inputs, outputs, flags). OP names everything else: tt__rules_OP (src/ops/),
-   TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
-#define TT__NAMED_BY_ACT 0x1 /* errors and programs call it by its activation                               */
-#define TT__INPLACE0 0x2     /* out[0] may take the place of in[0] when that dies here                      */
-#define TT__INPLACE1 0x4     /* ... of in[1]                                                                */
+   Table of the ops: X(OP, name, inputs, outputs, flags), the largest numbers of inputs and outputs. Other
+   parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), and the case in the generic
+   tests. In the comments of the rows a name in [brackets] may be absent. The flags: */
+#define TT__NAMED_BY_ACT 0x1 /* errors and programs use its activation's name                               */
+#define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
+#define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
 #define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
 #define TT__RANDOM 0x10      /* draws random numbers                                                        */
-#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN is the step's settings: where it updates or drops out    */
-#define TT__MEAN 0x40        /* with TT__WITH_RUN: only in programs that accumulate, which do not know yet
-                                how many targets the step has */
-#define TT__ANY_SPACE 0x80   /* its operands may lie in the host's memory                                   */
-#define TT__WAITS 0x100      /* its operands are what an instruction of another stream reads and writes     */
-#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (TT__E4M3)                  */
-#define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], which is then there       */
-#define TT__LOSS 0x800       /* a mean over targets, in[TT__LOSS_TARGETS]; it counts: out[TT__LOSS_COUNTS]  */
-#define TT__GATHERS 0x1000   /* row r of out[0] is the row of in[0] whose number is row r of in[1]          */
+#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, if it updates or drops out    */
+#define TT__MEAN 0x40        /* with TT__WITH_RUN: reads the settings only in programs that accumulate, where
+                                it does not yet know the step's number of targets */
+#define TT__ANY_SPACE 0x80   /* its operands may be in the host's memory                                    */
+#define TT__WAITS 0x100      /* its operands are all operands and results of another stream's work          */
+#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
+#define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
+#define TT__LOSS 0x800       /* mean over targets in[TT__LOSS_TARGETS]; counts them in out[TT__LOSS_COUNTS] */
+#define TT__GATHERS 0x1000   /* row r of out[0] is row in[1][r] of in[0]                                    */
 #define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                            */
 #define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                */
-#define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], which are alike                                    */
-#define TT__MOVES 0x10000    /* out[0] is in[0] scaled, some of it, or a sum with it                        */
+#define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], of equal shape                                     */
+#define TT__MOVES 0x10000    /* out[0] is in[0], a part of it or a sum with it, or scaled                   */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
-/* The backward may compute out[0] again instead of finding it: where in[0] is there anyway, or a piece of it;
-   the same, if recompute is "attention"; where in[0] is an input or a parameter. */
+/* The backward may recompute out[0] instead of saving it. AGAIN: if in[0], or a shard of it, is saved anyway.
+   AGAIN_ATTENTION: likewise, if recompute is "attention". AGAIN_KEPT: if in[0] is an input or a parameter. */
 #define TT__AGAIN 0x40000
 #define TT__AGAIN_ATTENTION 0x80000
 #define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
-/* Row r of out[0] depends on row r of these operands (1 << operand, of the first four), and on no other. */
+/* Row r of out[0] depends only on row r of these operands (1 << operand, among the first four). */
 #define TT__BY_ROW(slots) ((slots) << 20)
-/* Operands by number, not 0. A matrix that a product may round while it reads it (attr.narrow); what is added
-   to the rest of out[0]; i32 (rows, 1): which rows of the batch out[0] has, if not all (tt__pass_rows). */
+/* Number of an operand, not 0: a matrix that a product may round while reading it (attr.narrow); a summand
+   that is added to the rest of out[0]; i32 (rows, 1), the rows of the batch that out[0] has, if not all
+   (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
-/* The last output, where it is there, is (1, columns of out[0]): the sum of the rows that out[0] has then. Of
-   attention's backward the last three are, of out[0], out[1] and out[2]. Only backwards have it, and only
-   where the device's memory is not the host's: see tt__fuse_column_sums. */
+/* The last output, if present, is (1, columns of out[0]): the sum of out[0]'s rows. Attention's backward has
+   three: the sums of out[0], out[1] and out[2]. Only backwards have such outputs, and only if the device's
+   memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* operands, and an output */
+enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two operands and an output */
 
 #define TT__OPS(X) \
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
@@ -2411,7 +2429,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy], [of x] -> dw, [db] */ \
     X(QUANTIZE, "quantize", 2, 4, 0) \
         /* x, [its history] -> [fp8 of x], [its transpose], 1/scale, [its largest] */ \
-    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* largest of a step -> history, largest */ \
+    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* largest of a step -> history, largest (now 0) */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
@@ -2440,18 +2458,18 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* all operands of a stream's work, its result first */ \
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* operands of another stream's work, result first */ \
     X(ALL_REDUCE, "all_reduce", 1, 1, TT__RMW | TT__INPLACE0 | TT__MOVES) \
         /* x -> y, all members' x together */ \
     X(REDUCE_SCATTER, "reduce_scatter", 1, 1, TT__RMW | TT__MOVES) \
-        /* x -> its piece of all members' x together */ \
-    X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* piece -> y, all members' pieces */ \
+        /* x -> its shard of all members' x together */ \
+    X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* shard -> y, all members' shards */ \
     X(BROADCAST, "broadcast", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y, member 0's x */ \
     X(SEND, "send", 1, 0, 0) /* x, for the RECV that follows */ \
-    X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y of member move.to, the x of member move.from */ \
+    X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x of member move.from -> y of member move.to */ \
     X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, all slots of x together */ \
     X(CHUNK_SQUARES, "chunk_squares", 1, 1, 0) /* g -> sum of g^2 of each TT__CHUNK elements */ \
-    X(FOLD_SQUARES, "fold_squares", 1, 1, 0) /* of the chunks of a g -> sum of g^2 */ \
+    X(FOLD_SQUARES, "fold_squares", 1, 1, 0) /* sums of chunks -> sum of g^2 */ \
     X(MEAN_LOSS, "mean_loss", 1, 1, TT__RMW) /* a loss's counts, of all ranks -> loss */
 
 enum {
@@ -2461,124 +2479,131 @@ enum {
     TT__OP_COUNT
 };
 
-/* What random numbers are for: a part of their streams' keys. */
+/* Purposes of random numbers, a part of their streams' keys. */
 enum {
     TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE,
     TT__RANDOM_TOKEN
 };
 
-/* The step's settings, which the host writes before it runs a segment. */
+/* Settings of a step, which the host writes before it runs a segment. */
 typedef struct tt__run {
     uint64_t seed;
     int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                        */
     float lr;
-    double loss_norm;       /* divides gradients before the number of targets is known, to accumulate       */
+    double loss_norm;       /* divides gradients while the number of targets is unknown (accumulation)      */
 } tt__run;
 
-/* What a step finds, which the host reads. Instructions read and write its three parts. */
-typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* of its micro-batches so far     */
+/* Results of a step, which the host reads. Instructions read and write the three parts. */
+typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* over its micro-batches so far   */
 typedef struct tt__scale {
-    double scale;               /* of the gradient of the loss: a power of two                              */
-    double good_steps, skipped; /* steps since it changed; steps without an update                          */
+    double scale;               /* scale of the loss's gradient: a power of two                             */
+    double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
 } tt__scale;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* not finite: no parameter was changed; what each gradient was multiplied by  */
+typedef struct tt__clipped { /* gradient's norm (not finite: no parameter was changed) and its factor       */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale scale; tt__clipped clipped; } tt__results;
 
-typedef struct tt__device tt__device; /* one that is open; what it is only its backend knows                */
+typedef struct tt__device tt__device; /* an open device, opaque outside its backend                         */
 
 typedef struct tt__launch {
-    tt__device *device;     /* that it runs on; of the CPU, a tt__cpu. The same in all of a call of launch  */
+    tt__device *device;     /* device to run on (on the CPU a tt__cpu), equal for all launches of a call    */
     const tt_tape *tape;
     const tt__instr *instr;
-    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: there is none   */
+    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: absent          */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
-    bool tuned;             /* products are made in the ways that tune has found to be the fastest          */
+    bool tuned;             /* products use the fastest ways that tune has found                            */
     const uint16_t *lists;  /* of block-sparse attention: (heads of all ranks, list_rows, listed), in the
-                               host's memory. NULL: block 0 is listed                                       */
-    /* Where the random numbers of an update begin: that of out[0]'s first element in the whole tensor, a
-       multiple of 8. Of a part of a tensor split over the tensor ranks, after the numbers of the parts of the
-       ranks before: that is the same where rows are split, if a part has a multiple of 8 elements. */
+                               host's memory. NULL: every list names block 0                                */
+    /* First random number of an update: the number of out[0]'s first element in the whole tensor, a multiple
+       of 8. A shard of a tensor continues after the numbers of the shards of the tensor ranks before, which
+       are the numbers in the whole tensor only if rows are divided and a shard has a multiple of 8
+       elements. */
     int64_t first;
-    /* Of the first operand or result that is split over the tensor ranks: numbers in the whole tensor of its
-       first row and column, and how many rows that has; 0: none is split. Random numbers are those of
-       elements of whole tensors. */
+    /* For the first operand or result that is sharded over the tensor ranks: numbers of its first row and
+       column in the whole tensor, and how many rows the whole tensor has; 0: none is sharded. Random numbers
+       belong to elements of whole tensors. */
     int64_t first_row, first_col, whole_rows;
-    /* A collective: TT__REDUCE_PHASE or TT__SPREAD_PHASE; how many members there are, which of them this is;
-       the first `present` have something to reduce; of each member, operand 0 and result 0. */
+    /* For a collective: TT__REDUCE_PHASE or TT__SPREAD_PHASE; the number of members, and the number of this
+       one; the first `present` members have data to reduce; operand 0 and result 0 of each member. */
     int phase, members, me, present;
     const tt__mat *peer_in, *peer_out;
-    /* Members whose memory this one's kernels cannot load from: what they need of member k is in staged[k],
-       memory of allocate_host that tt__backend.stage filled (NULL: it can), and of each piece only elements
-       [from, from + most) are worked on. staged NULL: all elements, from peer_in and peer_out. */
+    /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
+       holds what tt__backend.stage copied from member k (NULL: kernels can load from it). Only elements
+       [from, from + most) of each shard are processed. staged NULL: all elements, from peer_in and
+       peer_out. */
     void *const *staged;
     int64_t from, most;
-    void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                 */
-    void *resident;         /* as many as the kind's `resident`; any instruction may use them               */
+    void *workspace;        /* bytes that the kind's workspace() returns at capacity                        */
+    void *resident;         /* bytes of the kind's `resident`; any instruction may use them                 */
 } tt__launch;
 
-/* The step's settings in the device's memory; NULL: the instruction needs none. */
+/* Settings of the step in the device's memory; NULL: the instruction needs none. */
 #define TT__RUN_OF(l) ((const tt__run *)(l)->in[TT__RUN_IN].data)
 
-/* linear_cross_entropy works on so many rows at a time: enough that reading and writing the weight's gradient
-   each time is little beside the product. Their logits are f32; their gradients take the same place. */
-#ifndef TT__LOSS_CHUNK /* tests make it smaller, and the next */
+/* Rows that linear_cross_entropy processes at a time: enough that reading and writing the weight's gradient
+   each time costs little compared with the product. Their logits are f32; their gradients take the same
+   place. */
+#ifndef TT__LOSS_CHUNK /* tests make TT__LOSS_CHUNK and TT__CUDA_LOSS_CHUNK smaller */
 #define TT__LOSS_CHUNK 512
 #endif
-/* On a GPU more: to read and write GPT-2's weight gradient takes an H200 as long as its product with some 700
-   rows (4.3 TB/s, 788 TFLOP/s). */
+/* Rows on a GPU, where more are needed: reading and writing GPT-2's weight gradient takes an H200 as long as
+   the product of some 700 rows (4.3 TB/s, 788 TFLOP/s). */
 #ifndef TT__CUDA_LOSS_CHUNK
 #define TT__CUDA_LOSS_CHUNK 2048
 #endif
 
-/* CUDA's resident workspace: what cuBLAS recommends on Hopper (its documentation, cublasSetWorkspace), less a
-   page for what programs keep; with less it leaves its faster kernels out. Instructions run one after
-   another, so others use it too: partial sums of biases, norms, losses and squares. */
+/* Bytes of CUDA's resident workspace: the size that cuBLAS recommends on Hopper (its documentation,
+   cublasSetWorkspace), less a page for what programs keep; with less, cuBLAS avoids its faster kernels.
+   Instructions run one after another, so other ops use it as well: for partial sums of biases, norms, losses
+   and squares. */
 #ifndef TT__CUDA_RESIDENT /* tests make it smaller */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
-/* Storages, and the parts of workspaces, begin at multiples of 256 bytes, as cudaMalloc's memory does, which
-   is enough for any vector load. */
+/* Alignment in bytes of storages and of the parts of workspaces: cudaMalloc's, which suffices for any vector
+   load. */
 #define TT__CUDA_ALIGN 256
 
-/* The least multiple of a unit, a power of two, that is not less than n. */
+/* Returns the smallest multiple of a unit, a power of two, that is not less than n. */
 static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1) & ~(unit - 1); }
 
-/* fp8 (see QUANTIZE): a tensor is multiplied by the largest power of two with which the largest magnitude of
-   so many steps before, times 2^margin, is within range. So what grows up to twofold from one step to the
-   next does not saturate, and a loss scale may double. A row of the history: the largest of all, 0 where none
-   is known, and that of each of these steps, the last first. */
+/* Scaling of fp8 (see QUANTIZE). A tensor is multiplied by the largest power of two with which the largest
+   magnitude of the TT__FP8_STEPS steps before, times 2^margin, is in range. A tensor may therefore grow
+   twofold from one step to the next without saturation, and a loss scale may double. A row of the history
+   holds the largest magnitude of all these steps (0 if none is known), then that of each step, the last
+   first. */
 enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__FP8_MOST(e5m2) ((e5m2) ? 57344.0f : 448.0f) /* the largest finite number of E5M2 or E4M3 */
 
-/* Rounds of Philox where a number is drawn for each element: dropout and stochastic rounding. */
+/* Rounds of Philox for draws of a number per element: dropout and stochastic rounding. */
 #define TT__DRAW_ROUNDS 7
-/* Dropout: of 16 random bits, those below this drop. */
+/* Threshold of dropout: an element whose 16 random bits are below it is dropped. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
-/* Of attention's weights: of 8 random bits; a rate above 0 drops some. */
+/* Threshold of dropout for attention weights, of 8 random bits; a rate above 0 drops some. */
 #define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
 
-/* A draw of Philox is 16 numbers of 8 bits: bit b of number j is bit 16 (b / 4) + j of word b % 4. So all are
-   compared with the threshold at once, from bit 0 on. Up to a bit a number is at least as large where it was
-   so up to the one before and has this bit, if the threshold has it; else where it was so or has it. Of a
-   word x that is kept = (x & kept) | (either & (x | kept)): of the lower halves first, then of the higher. */
+/* Fills in masks that compare 16 numbers of 8 bits, one draw of Philox, with the threshold `drop` at once.
+   Bit b of number j is bit 16 (b / 4) + j of word b % 4. `kept` has a bit for each number: is the number, as
+   far as bit b, at least the threshold? From bit b - 1 to bit b: if the threshold has bit b, the number must
+   have bit b and be kept before; otherwise either is enough. For a word x that is kept = (x & kept) | (either
+   & (x | kept)), first for the lower halves of the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
     for (int b = 0; b < 4; b++)
         either[b] = (drop >> b & 1 ? 0 : 0xffffu) | (drop >> (b + 4) & 1 ? 0 : 0xffff0000u);
 }
 
-/* Rotary positions: the frequencies of all pairs, by transformers' formulas (modeling_rope_utils.py). */
+/* Largest number of rotary pairs in a head. The frequencies of all pairs follow transformers' formulas
+   (modeling_rope_utils.py). */
 enum { TT__MOST_PAIRS = 256 };
 static inline int tt__rotary_pairs(const tt_rotary_options *o) { return (o->size + 1) / 2; }
 
 static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
 {
     const double turn = 6.283185307179586, size = o->size, log_base = log(o->base);
-    /* YARN: pairs that turn `high` and `low` times within the original positions. */
+    /* YARN: the pairs that turn `high` and `low` times within the original positions. */
     double from = floor(size * log(o->original / (o->high * turn)) / (2 * log_base));
     double to = ceil(size * log(o->original / (o->low * turn)) / (2 * log_base));
     from = from > 0 ? from : 0;
@@ -2586,7 +2611,7 @@ static inline void tt__rotary_frequencies(const tt_rotary_options *o, double fre
     if (!(from < to)) to = from + 0.001;
     for (int j = 0; j < tt__rotary_pairs(o); j++) {
         const double plain = pow(o->base, -2 * j / size), turns = o->original * plain / turn;
-        double part = 1; /* of the frequency that is divided by the factor */
+        double part = 1; /* fraction of the frequency that is divided by the factor */
         if (o->scaling == TT_ROTARY_PLAIN) part = 0;
         if (o->scaling == TT_ROTARY_LLAMA3) part = (o->high - turns) / (o->high - o->low);
         if (o->scaling == TT_ROTARY_YARN) part = (j - from) / (to - from);
@@ -2595,7 +2620,7 @@ static inline void tt__rotary_frequencies(const tt_rotary_options *o, double fre
     }
 }
 
-/* Where attention or its backward has its operands, k and v after q. */
+/* Numbers of the operands of attention or its backward; k and v follow q. */
 typedef struct tt__attention_operands { int q, starts, numbers; bool backward; } tt__attention_operands;
 
 static inline tt__attention_operands tt__attention_of(bool backward)
@@ -2604,7 +2629,7 @@ static inline tt__attention_operands tt__attention_of(bool backward)
     return backward ? of_backward : of_forward;
 }
 
-/* Numbers in tt__launch.lists. */
+/* Returns how many numbers tt__launch.lists has. */
 static inline int64_t tt__listed_blocks(const tt__attr *a)
 {
     int64_t n = a->lists ? a->list_heads : 0;
@@ -2612,10 +2637,11 @@ static inline int64_t tt__listed_blocks(const tt__attr *a)
     return n * a->listed;
 }
 
-/* The backward of attention on CUDA draws which weights dropout keeps for dq, and has them as bits for dk and
-   dv: TT__CUDA_ATTENTION_BITS bytes for 64 queries and 64 keys of a sequence and a head. The bytes of all, of
-   so many rows, where that is no more than q has, so that memory grows by the rows alone; else 0, and they
-   are drawn again, as for sequences of up to 256 rows, for which mma.sync takes one pass. */
+/* Returns the bytes for the dropout mask of attention's backward on CUDA. The kernel of dq draws which
+   weights dropout keeps, and stores them as bits for dk and dv: TT__CUDA_ATTENTION_BITS bytes for 64 queries
+   and 64 keys of a sequence and a head. The function returns 0 if the mask would be larger than q, so that
+   memory grows with rows only, and for sequences of up to 256 rows, for which mma.sync needs one sweep; the
+   weights are then drawn a second time. */
 #define TT__CUDA_ATTENTION_BITS 512
 static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
 {
@@ -2625,13 +2651,13 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     if (!(a->dropout > 0) || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
     const int64_t pairs = a->causal ? tiles * (across + 1) / 2 : tiles * across;
     const int64_t bytes = pairs * a->heads * TT__CUDA_ATTENTION_BITS;
-    return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* 16 bits each */
+    return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* q's bytes, at 16 bits a number */
 }
 
-/* cuBLASLt has only slow kernels for products one of whose sizes along rows of memory, or the distance of two
-   rows, is not a multiple of 8 elements. The operands of such a product are copied, with zeros up to
-   multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside them.
-   */
+/* Returns whether cuBLASLt has fast kernels for a matrix: its size along rows of memory, and the distance of
+   two rows, must be multiples of 8 elements. Otherwise the product's operands are copied, with zeros up to
+   multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside
+   them. */
 static inline bool tt__cuda_even(const tt__mat *m) { return m->cols % 8 == 0 && m->ld % 8 == 0; }
 
 static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype dtype)
@@ -2640,8 +2666,9 @@ static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype d
     return (bytes + TT__CUDA_ALIGN - 1) / TT__CUDA_ALIGN * TT__CUDA_ALIGN;
 }
 
-/* Scratch for these copies, in bytes, of a product of two of x (rows, in), w (out, in) and y (rows, out),
-   which gives the third, `result`. 0: all are even. */
+/* Returns the bytes of scratch memory for padded copies of a product's operands and result. The product
+   computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other two. 0: all matrices
+   are even. */
 static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
                                             const tt__mat *result)
 {
@@ -2653,9 +2680,9 @@ static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, 
            tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
 }
 
-/* The backward by warpgroups leaves dq of sequences of more than 256 rows in parts in f32, which are added up:
-   each 256 keys of a sequence have a slot, up to TT__CUDA_ATTENTION_SLOTS, and longer sequences go through
-   the slots again. Bytes of the slots. */
+/* Returns the bytes of dq's partial sums in the backward by warpgroups. For sequences of more than 256 rows
+   it keeps dq as partial f32 sums: each 256 keys of a sequence have a slot, up to TT__CUDA_ATTENTION_SLOTS;
+   longer sequences reuse the slots. The slots are then added up. */
 #define TT__CUDA_ATTENTION_SLOTS 4
 static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
 {
@@ -2667,8 +2694,9 @@ static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat 
     return slots * q->rows * q->cols * 4;
 }
 
-/* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
-   another number, the heads after the largest power of two n have each second slope of 2 n heads. */
+/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 (head +
+   1) / n. For another number, the heads after the largest power of two n have every second slope of 2 n
+   heads. */
 static inline double tt__alibi_exponent(int head, int heads)
 {
     int n = 1;
@@ -2678,95 +2706,104 @@ static inline double tt__alibi_exponent(int head, int heads)
 
 /* ==== src/backend/functions.h */
 /* ------------------------------------------------------------------------------------- a backend's functions
-   Pointers called memory are the device's: only the backend looks into them. Launches, and stage, are on the
-   stream of their instruction, all else is on that of computation. What is on one stream is done in the order
-   of the calls, and may be done after they return, but for read and wait. Where a function fails it returns a
-   status or NULL, and error() tells why in a sentence. One thread uses a device at a time. */
+   Pointers called `memory` point to the device's memory: only the backend reads and writes through them.
+   launch and stage use the stream of their instruction, all other functions the stream of computation. One
+   stream does its work in the order of the calls, possibly after they return; read and wait return only when
+   their work is done. A function that fails returns a status or NULL, and error() says why in a sentence. One
+   thread uses a device at a time. */
 
-/* Streams run beside each other, but for what mark and after order: of computation, of copies to the host's
-   memory and from it, and of collectives. Another number is an event's waiter: the host. */
+/* Streams of a device. They run in parallel; only mark and after order them. The streams are for computation,
+   for copies to the host's memory, for copies from it, and for collectives. TT__HOST_STREAM is not a stream:
+   the host waits for an event. */
 enum {
     TT__HOST_STREAM = -1, TT__COMPUTE_STREAM, TT__OUT_STREAM, TT__IN_STREAM, TT__RANKS_STREAM, TT__STREAMS
 };
 
 typedef struct tt__backend {
-    /* Device number `index`, as one of so many ranks that run together. */
+    /* Opens device number `index` as one of `ranks` ranks that run together. Returns NULL on failure and
+       writes a sentence into `error`. */
     tt__device *(*open)(tt_context *ctx, int index, int ranks, char *error, size_t capacity);
     void (*close)(tt__device *d);
     const char *(*error)(tt__device *d);
-    void *(*allocate)(tt__device *d, size_t bytes);           /* with any contents                          */
+    void *(*allocate)(tt__device *d, size_t bytes);           /* contents are undefined                     */
     void (*release)(tt__device *d, void *memory);
-    /* As allocate, of memory that moves between the device and the host as it is used. *available: the bytes
-       that the device had free; more are allocated only with `beyond`. NULL, as the two below, where there is
-       no such memory. */
+    /* Allocates memory that moves between the device and the host as it is used. *available: the bytes that
+       the device had free; the function allocates more than these only with `beyond`. allocate_managed, keep
+       and prefetch are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
-    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* these stay on the device if they can   */
-    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* ... come to it         */
-    void *(*allocate_host)(tt__device *d, size_t bytes);      /* for copy                                   */
+    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks to keep them on the device        */
+    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* fetches them           */
+    void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory for copy                       */
     void (*release_host)(tt__device *d, void *host);
-    /* Copies to memory from what allocate_host gave, the other way, or within memory. What it reads, and
-       where it writes on the host, is left alone until after a later mark of the stream, or wait. */
+    /* Copies between memory and memory of allocate_host, in either direction, or within memory. The caller
+       leaves the host memory alone until after a later mark of the stream, or wait. */
     tt_status (*copy)(tt__device *d, int stream, void *to, const void *from, size_t bytes);
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
-    /* As tt__init_values: numbers [first, first + n) of the tensor, first a multiple of 4. */
+    /* Initialises numbers [first, first + n) of a tensor, as tt__init_values does; first is a multiple of
+       4. */
     tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t first, int64_t n, tt_init init,
                       uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark: from now on `event` stands for all that the stream was given; NULL: makes a new one, to be
-       released. after: what the stream, or the caller (TT__HOST_STREAM), does from now on waits for that. */
+    /* mark makes `event` stand for everything that the stream was given so far; NULL: a new event, to be
+       released. after makes everything that the stream, or the caller (TT__HOST_STREAM), does from now on
+       wait for `event`. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* One instruction, or several of one op and stream of which none reads what another writes: these may be
-       done at once, or, where they have a workspace, one after another. Or two of different ops, of which the
-       second reads result 0 of the first: dropout and a norm, or a norm's backward and dropout. These may be
-       done at once where the results of the second do not lie where operands of the first do. */
+    /* Launches one instruction; or several of one op and stream none of which reads a result of another: the
+       device may run them at once, or, if they have a workspace, one after another. Or launches two of
+       different ops, the second of which reads result 0 of the first: dropout and a norm, or a norm's
+       backward and dropout. The device may fuse them if no result of the second is stored over an operand of
+       the first. */
     tt_status (*launch)(const tt__launch *l, int n);
-    /* Launches after capture are recorded, not done; captured ends that (NULL: it failed, nothing is left);
-       replay does them, any number of times, until forget. Between the two, computation is first, and waits
-       for all that other streams are given. NULL where there is no such thing. */
+    /* Record and replay launches. Launches after capture are recorded, not run; captured ends the recording
+       (NULL: it failed, and nothing is left); replay runs a recording any number of times, until forget.
+       Between capture and captured, the stream of computation comes first, and waits for everything that
+       other streams are given. All four are NULL if the device cannot record. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* What the backend, or device number `index` if it is there, lacks for an instruction, to follow "cannot
-       run", or NULL. Operands are at capacity, without data; no device need be open. */
+    /* Returns what the backend, or device number `index` if it exists, lacks for an instruction, as words to
+       follow "cannot run", or NULL. Operands are at capacity, without data; no device need be open. */
     const char *(*refuses)(int index, const tt__launch *l);
-    /* tt_device_text's lines, whether there is such a device or not. */
+    /* Writes the lines of tt_device_text, even if there is no such device. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
-    /* What keeps kernels of d from loading from the memory of `from`, another device of the same kind, as a
-       sentence that lives until the next call; NULL: nothing does, which was tried with data. *rate: bytes a
-       second, of that way or of the one through the host; 0: not measured. */
+    /* Returns what keeps kernels of d from loading from the memory of `from`, another device of the same
+       kind, as a sentence that lives until the next call; NULL: nothing, as a test with data has shown.
+       *rate: bytes a second, directly or else through the host; 0: not measured. */
     const char *(*peer)(tt__device *d, tt__device *from, double *rate);
-    /* Copies to staged[me] what other members need of this one in the phase of a collective, for elements
-       [from, from + most) of each piece: at most members * most elements. *more: pieces go on behind these,
-       the same on all members. Both are NULL where kernels load from all memory. */
+    /* Copies to staged[me] the elements that other members need from this member in the phase of a
+       collective: elements [from, from + most) of each shard, at most members * most elements. *more: shards
+       continue after these elements; equal on all members. stage and `more` are NULL if kernels can load from
+       all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
-    tt_status (*available)(tt__device *d, size_t *bytes); /* of its memory; NULL: it is the host's          */
-    /* Times (`times`) the products that launches of one op would make and of which nothing is known, each way
-       to make one, with memory that it gives back, and keeps the fastest for launches that are `tuned`. Notes
-       which products there are: what was timed for these stands in for the same with other numbers of rows.
-       *untimed grows by the products for which there is no memory. NULL, as the two below: the device knows
-       one way. */
+    tt_status (*available)(tt__device *d, size_t *bytes); /* free memory; NULL: it is the host's            */
+    /* Measures (if `times`) each way to compute the products that launches of one op would need and that have
+       no measurement yet, with memory that it gives back, and keeps the fastest way for launches that are
+       `tuned`. Notes the products: their measurements also serve equal products with other numbers of rows.
+       *untimed grows by the number of products that memory does not suffice for. tune, tuned_text and learn
+       are NULL if the device knows one way only. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
     /* Writes the choices of products to `to`, a line of text each, and returns the length of the whole text,
-       also where `to` is too small for it. */
+       even if `to` is too small. */
     size_t (*tuned_text)(tt__device *d, char *to, size_t capacity);
-    /* Takes the choices of such a text in place of the device's own. TT_ERR_UNSUPPORTED: the text is of
-       another kind of device; TT_ERR_FORMAT: line number *line is no such line. After an error the device
-       keeps its own choices. */
+    /* Replaces the device's choices by those of a text of tuned_text. TT_ERR_UNSUPPORTED: the text is of
+       another kind of device; TT_ERR_FORMAT: line number *line is malformed. After an error the device keeps
+       its choices. */
     tt_status (*learn)(tt__device *d, const char *text, int *line);
 } tt__backend;
 
-/* What a plan must know of a kind of device, whether this build can run it or not. */
+/* Facts that a plan needs about a kind of device, even if this build cannot run it. */
 typedef struct tt__device_kind {
     const char *name;
-    const tt__backend *backend; /* NULL: this build has none, and only plans                                */
+    const tt__backend *backend; /* NULL: this build can only plan for this kind                             */
     size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                  */
-    size_t resident;    /* bytes of workspace that stay between instructions and runs                       */
-    bool host;          /* its memory is the host's, and a launch is done when it returns                   */
-    /* Bytes that i needs beside it, at full capacity. threads: of a device of the kind "cpu". */
+    size_t resident;    /* bytes of workspace that persist between instructions and runs                    */
+    bool host;          /* its memory is the host's, and a launch is complete when it returns               */
+    /* Returns the bytes of workspace that i needs beside `resident`, at full capacity. threads: the threads
+       of a device of kind "cpu". */
     size_t (*workspace)(int threads, const tt_tape *t, const tt__instr *i);
 } tt__device_kind;
 
@@ -2784,13 +2821,13 @@ extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                 
 
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(TT__LANES) && !defined(TT__IMPLEMENTED)
 #define TT__IMPLEMENTED
-#define TT__IMPLEMENT /* until the end of this reading of the file */
+#define TT__IMPLEMENT /* defined until the end of this inclusion of the file */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers" /* initialisers leave out fields that are 0 */
 #ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic ignored "-Wold-style-cast"
 #endif
-#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* neither uses the other's helpers */
+#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* each half leaves some helpers unused */
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 

@@ -18,7 +18,7 @@ typedef enum tt_status {
     TT_ERR_MEMORY,      /* the allocator returned NULL */
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
-    TT_ERR_FORMAT,      /* a file's content is not what its format prescribes */
+    TT_ERR_FORMAT,      /* a file's content violates its format */
     TT_ERR_STATE,       /* a saved state whose tensors differ from those of the program or trainer that loads
                            it */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
@@ -85,8 +85,8 @@ typedef struct tt_files {
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
-/* How messages about memory_budget name options and bytes. By default messages use the fields of
-   tt_compile_options; a program with its own command-line options makes messages use those. */
+/* How messages about memory_budget name options and bytes. By default they name the fields of
+   tt_compile_options; a program with command-line options can make them name its own options. */
 typedef struct tt_wording {
     const char *budget;  /* name of the budget; default "memory_budget" */
     const char *smaller; /* a change that needs less memory; default "A micro-batch of fewer rows" */
@@ -99,27 +99,27 @@ typedef struct tt_wording {
 } tt_wording;
 
 typedef struct tt_context_options {
-    int threads;            /* Set it to limit the threads that compute, the caller's thread included, 0..256.
-                               Default 0: as many as the calling thread may use by its affinity mask and the
+    int threads;            /* Set it to limit the threads that compute, the caller's thread included, 0..256;
+                               default 0: as many as the calling thread may use by its affinity mask and the
                                CPU quotas of its control groups */
     uint64_t seed;          /* Set it for other random numbers in initialisation, dropout, shuffling and
-                               stochastic rounding. Default 1 */
-    bool verify;            /* Set it to run the verifier after each pass, or not. Default: true unless NDEBUG
+                               stochastic rounding; default 1 */
+    bool verify;            /* Set it to run the verifier after each pass, or not; default: true unless NDEBUG
                                is defined */
-    const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon".
-                               Default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
+    const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon";
+                               default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
     double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank, or
-                               tt_open and tt_close wait for other processes, before all fail. Default 600 */
+                               tt_open and tt_close wait for other processes, before all fail; default 600 */
     const char *bf16;       /* Set it to force how bf16 matrices are multiplied: "convert" (to fp32), "dot"
-                               (bf16 dot-product instructions) or "tiles" (Intel AMX). Default NULL:
+                               (bf16 dot-product instructions) or "tiles" (Intel AMX); default NULL:
                                TINYTRAIN_BF16 in the environment if it is set, else the fastest on this CPU
                                model. With "dot" and "tiles", attention on x86 uses these instructions and its
                                backward rounds attention weights and their gradients to bf16 */
-    tt_logger logger;       /* Set it to receive messages. Default: warnings and errors go to stderr */
-    tt_allocator allocator; /* Set it to provide memory. Default: posix_memalign, with huge pages advised for
+    tt_logger logger;       /* Set it to receive messages; default: warnings and errors go to stderr */
+    tt_allocator allocator; /* Set it to provide memory; default: posix_memalign, with huge pages advised for
                                large blocks */
-    tt_files files;         /* Set it to replace file access. Default: POSIX */
-    tt_wording wording;
+    tt_files files;         /* Set it to replace file access; default: POSIX */
+    tt_wording wording;     /* Set it to change the words of messages; default: the fields' names */
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);

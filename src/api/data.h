@@ -31,7 +31,7 @@ typedef struct tt_table_options {
                                                may lack this column */
     char delimiter;                         /* Set it to separate fields by another character; default 0: a
                                                comma in a .csv file, else a tab */
-    bool unquoted;                          /* Set it to read double quotes as ordinary characters. Default
+    bool unquoted;                          /* Set it to read double quotes as ordinary characters; default
                                                false */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
@@ -111,18 +111,18 @@ void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* (classes) texts
    keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
    and the tokenizer until the loader is freed. */
 typedef struct tt_loader_options {
-    int batch;        /* Set it to change how many sequences or images a step has. Default 16 */
+    int batch;        /* Set it to change how many sequences or images a step has; default 16 */
     int accumulate;   /* Set it above 1, up to batch / groups, to split a step into more micro-batches, each
-                         of at most ceil(batch / (accumulate * groups)) sequences. Default 1 */
-    int max_length;   /* Set it to cut sequences at so many tokens, [CLS] and [SEP] included. Default 512 */
-    int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length. Default 0: no limit */
-    bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted. Default true */
-    int window;       /* Set it to change the batches of a sorted window. Default 50; 0 or 1: no sorting */
-    bool drop_last;   /* Set it to leave out a last incomplete step. Default false */
+                         of at most ceil(batch / (accumulate * groups)) sequences; default 1 */
+    int max_length;   /* Set it to cut sequences to fewer tokens, [CLS] and [SEP] included; default 512 */
+    int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length; default 0: no limit */
+    bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted; default true */
+    int window;       /* Set it to change the batches of a sorted window; default 50; 0 or 1: no sorting */
+    bool drop_last;   /* Set it to leave out a last incomplete step; default false */
     int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
-                         tt_loader_next prepares them. Default 1 */
-    tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options. The loader reads
-                             `groups` and `data`. Default: one group on one rank */
+                         tt_loader_next prepares them; default 1 */
+    tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
+                             one rank. The loader reads `groups` and `data` */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -132,21 +132,23 @@ typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_
 
 /* How a loader resizes, pads, crops and flips images, in this order. */
 typedef struct tt_image_options {
-    int height, width;               /* Set them to the size of the cropped result. 1..65535 */
-    int channels;                    /* Set it to the channels of the result, 1..4. An image must have as
-                                        many; for 3 it may also have 1 (grey, copied into all three) or 4
-                                        (alpha is dropped). Default 3 */
-    int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535. Default
+    int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
+                                        default */
+    int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
+                                        have as many; for 3 it may also have 1 (grey, copied into all three)
+                                        or 4 (alpha is dropped) */
+    int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
                                         0, 0: not resized */
     int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
                                         side this length, 1..65535; the other side keeps the proportion,
-                                        rounded down. Default 0 */
-    tt_resample resample;            /* Set it to resize with another filter. Default TT_BILINEAR */
-    int pad;                         /* Set it to add so many zeros on all four sides, 0..65535. Default 0 */
-    bool random_crop;                /* Set it to crop at a random place, all equally likely. Default false:
+                                        rounded down; default 0 */
+    tt_resample resample;            /* Set it to resize with another filter; default TT_BILINEAR */
+    int pad;                         /* Set it to add rows and columns of zeros on all four sides, 0..65535;
+                                        default 0 */
+    bool random_crop;                /* Set it to crop at a random place, all equally likely; default false:
                                         the crop is central (half of the rest, rounded down, is cut at top and
                                         left) */
-    bool flip;                       /* Set it to mirror left and right with probability 1/2. Default false */
+    bool flip;                       /* Set it to mirror left and right with probability 1/2; default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
 /* Prepares one image as a loader does, without random_crop and flip, into `to` (height, width, channels). */
@@ -252,15 +254,15 @@ const tt_source *tt_loader_source(tt_loader *l);
    stream is in memory, or in a file that is read where needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
-    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; it must outlive the stream. Default NULL:
+    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; it must outlive the stream; default NULL:
                                       tokens are bytes, and 256 ends a document */
-    int end;                       /* Set it to end documents with another token. Default -1: the tokenizer's
+    int end;                       /* Set it to end documents with another token; default -1: the tokenizer's
                                       TT_TOKEN_EOS */
     int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id that
-                                      is not below it. Default 0: the tokenizer's size */
-    bool bare;                     /* Set it to put no token before a document. Default false */
+                                      is not below it; default 0: the tokenizer's size */
+    bool bare;                     /* Set it to put no token before a document; default false */
     const char *separator;         /* Set it to the line that separates documents in a text, such as
-                                      "<|endoftext|>"; "": one or more empty lines. Default NULL: a text is
+                                      "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
                                       one document */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
@@ -293,15 +295,15 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
-    int batch;         /* Set it to change how many windows a step has. Default 16 */
-    int accumulate;    /* Set it as tt_loader_options.accumulate, to split a step into micro-batches. Default
+    int batch;         /* Set it to change how many windows a step has; default 16 */
+    int accumulate;    /* Set it as tt_loader_options.accumulate, to split a step into micro-batches; default
                           1 */
-    int length;        /* Set it to change the tokens of a window. Default 256 */
-    bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch). Default true */
+    int length;        /* Set it to change the tokens of a window; default 256 */
+    bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
     bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
-                          document predict the next. Default false: attention and positions start anew with
+                          document predict the next; default false: attention and positions start anew with
                           each document */
-    tt_parallel parallel; /* Set it as tt_loader_options.parallel. Default: one group on one rank */
+    tt_parallel parallel; /* Set it as tt_loader_options.parallel; default: one group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, which follow each other without padding; the last may be shorter. In

@@ -28,8 +28,8 @@ typedef struct tt_model {
        gives. The names of the inputs are those of a batch's arrays. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
-    int classes;      /* the output has a logit for each of so many classes, for tt_predict. 0: the output is
-                         something else */
+    int classes;      /* logits of the output, one for each class, for tt_predict. 0: the output is something
+                         else */
     const char *unit; /* unit of speeds per second: "tokens", "images"; same characters as a metric's name.
                          NULL: "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
@@ -152,9 +152,9 @@ typedef struct tt_vit_config {
     float attention_dropout;  /* default 0 */
     float mean[4], std[4];    /* mean and deviation of each channel; the model reads (pixel / 255 - mean) /
                                  std. Default 0.5 */
-    /* Set `resize` to resize images to so many pixels in height and width (or, with resize_shortest, the
-       shorter side only; the other keeps the proportion). The middle image_size pixels are then cropped; a
-       smaller image gets zeros around it. Default 0: resized to image_size; -1: not resized. */
+    /* Set `resize` to resize images to another height and width in pixels; default 0: image_size; -1: not
+       resized. With resize_shortest only the shorter side gets that size, and the other keeps the proportion.
+       The middle image_size pixels are then cropped; a smaller image gets zeros around it. */
     int resize;
     bool resize_shortest;
     tt_resample resample;     /* default TT_BILINEAR */
@@ -220,9 +220,10 @@ typedef struct tt_lm_config {
                                  GPT-NeoX */
     int head_size;            /* default 0: hidden_size / heads */
     int intermediate_size, max_positions;
-    int window;               /* "mistral", "qwen2": a token sees so many keys, its own the last; 0: all */
+    int window;               /* "mistral", "qwen2": number of keys that a token sees, its own the last; 0:
+                                 all */
     int window_from;          /* the first layer with a window; earlier layers see all keys. Default 0 */
-    bool tied;                /* the last product uses the token embedding as its weight */
+    bool tied;                /* the linear layer of the logits uses the token embedding as its weight */
     bool attention_bias;      /* the linear layers of attention have biases: "llama", "gpt_neox", "falcon" */
     bool mlp_bias;            /* the linear layers of the MLP have biases: "llama", "falcon" */
     bool parallel;            /* attention and MLP read the same x: "gpt_neox", "falcon" */
@@ -233,7 +234,7 @@ typedef struct tt_lm_config {
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* rotary positions of all kinds but "gpt2". `heads` is not read */
     int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
-                                 config.json. Default -1: none. (For a loaded model see tt_lm.stop) */
+                                 config.json; default -1: none. (For a loaded model see tt_lm.stop) */
 } tt_lm_config;
 /* Returns transformers' default configuration of a kind: "gpt2" is GPT-2 of 124 million parameters; key_heads
    is 0 except for "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
@@ -256,11 +257,11 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 typedef struct tt_lora_options {
     const char *targets; /* Set it to the modules that get an adapter: patterns (as in tt_param_freeze) of
                             their names, or of the ends of the names after a dot, separated by commas:
-                            "q_proj,v_proj". Default NULL: peft's choice (q_proj and v_proj; c_attn for
+                            "q_proj,v_proj"; default NULL: peft's choice (q_proj and v_proj; c_attn for
                             "gpt2"; query_key_value) */
-    int rank;            /* Set it for larger or smaller adapters. Default 8 */
-    float alpha;         /* Set it to scale the adapter's output by alpha / rank. Default 8 */
-    float dropout;       /* Set it to drop some of the adapter's input in training. Default 0 */
+    int rank;            /* Set it for larger or smaller adapters; default 8 */
+    float alpha;         /* Set it to scale the adapter's output by alpha / rank; default 8 */
+    float dropout;       /* Set it to drop some of the adapter's input in training; default 0 */
 } tt_lora_options;
 tt_lora_options tt_lora_options_default(void);
 typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* weight (out, in) += b (out, rank) times a
@@ -283,7 +284,7 @@ typedef struct tt_lm {
     struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies the
                                     keys that `config` lacks and, as long as `config` agrees with `read` on
                                     them, the keys for windows, rotary positions and Falcon's heads */
-    tt_lm_config read;         /* `config` as it was loaded. Not read if kept is NULL */
+    tt_lm_config read;         /* the loaded `config`. Not read if kept is NULL */
     tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made with lora_options, whose targets are
                                   not kept */
     int n_lora;
@@ -337,12 +338,12 @@ tt_model tt_lm_model(const tt_lm *m);
    keys and values of earlier tokens in the planned arena. */
 typedef struct tt_generator tt_generator;
 typedef struct tt_generator_options {
-    int max_seqs;        /* Set it to answer more sequences at a time. Default 1 */
-    int context;         /* Set it to limit a prompt and its answer to so many tokens together. Default 0: the
+    int max_seqs;        /* Set it to answer more sequences at a time; default 1 */
+    int context;         /* Set it to limit the tokens of a prompt and its answer together; default 0: the
                             model's max_positions, at most 2048 */
-    int max_tokens;      /* Set it to run more or fewer tokens of prompts at once, at least max_seqs. Default
+    int max_tokens;      /* Set it to run more or fewer tokens of prompts at once, at least max_seqs; default
                             256 */
-    /* Set it to change how the generator's program is compiled. Default: tt_compile_options_default() with
+    /* Set it to change how the generator's program is compiled; default: tt_compile_options_default() with
        `train` false, which is required.
        `share`: set it to a program that trains the model (tt_trainer_program), and the generator uses its
        parameters where they are stored, with that program's `parallel`, `memory`, offloaded parameters and
@@ -360,22 +361,22 @@ void tt_generator_free(tt_generator *g);
 const tt_program *tt_generator_program(const tt_generator *g); /* for its plan */
 
 typedef struct tt_sampling {
-    int max_new;              /* Set it to limit how many tokens are added to a sequence. Default 128 */
-    float temperature;        /* Set it to divide logits by it; 0 always takes the likeliest token. Default
+    int max_new;              /* Set it to limit how many tokens are added to a sequence; default 128 */
+    float temperature;        /* Set it to divide logits by it; 0 always takes the likeliest token; default
                                  1 */
-    int top_k;                /* Set it to choose among the likeliest k tokens only. Default 0: all */
-    float top_p;              /* Set it to choose among the fewest of these tokens whose probabilities sum up
-                                 to it, in (0, 1] (Holtzman et al., "The curious case of neural text
-                                 degeneration", 2020). Default 1 */
-    float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely: it divides a
-                                 positive logit and multiplies a negative one (Keskar et al., "CTRL", 2019).
-                                 Must be above 0. Default 1 */
-    uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens. Default
+    int top_k;                /* Set it to choose among the likeliest k tokens only; default 0: all */
+    float top_p;              /* Set it below 1 to choose among the fewest likely tokens whose probabilities
+                                 sum up to it; default 1: all. In (0, 1] (Holtzman et al., "The curious case
+                                 of neural text degeneration", 2020). It filters what top_k leaves */
+    float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely; default 1.
+                                 It divides a positive logit and multiplies a negative one (Keskar et al.,
+                                 "CTRL", 2019). Above 0 */
+    uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens; default
                                  0 */
-    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence; the stop token is its last.
-                                 Default none */
+    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence; the stop token is its last;
+                                 default none */
     int n_stop;
-    /* Set it to receive each token as soon as it is known; returning false ends its sequence. Default
+    /* Set it to receive each token as soon as it is known; returning false ends its sequence; default
        NULL. */
     bool (*token)(void *user, int seq, int32_t id);
     void *user;

@@ -34,7 +34,7 @@ tt_optimizer_options tt_optimizer_options_default(void);
 typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_kind;
 
 typedef struct tt_schedule {
-    tt_schedule_kind kind;
+    tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
     float lr, min_lr;      /* learning rate after the warm-up: lr stays, or falls to min_lr, linearly or along
                               a cosine */
     int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
@@ -45,12 +45,12 @@ float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 
 /* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), with PyTorch's names and
    defaults (GradScaler). init, growth and backoff are powers of two, so that scaling is exact. */
 typedef struct tt_loss_scale {
-    float init;    /* Set it to start the first step from another scale. 1..2^40, default 65536 */
-    float growth;  /* Set it to change the factor of the scale after `interval` steps without overflow, up to
-                      2^40. >= 1, default 2 */
-    float backoff; /* Set it to change the factor of the scale after an overflow, below 1. Default 0.5. A
+    float init;    /* Set it to start the first step from another scale; default 65536. 1..2^40 */
+    float growth;  /* Set it to change the factor of the scale after `interval` steps without overflow;
+                      default 2. >= 1; a scale grows to 2^40 at most */
+    float backoff; /* Set it to change the factor of the scale after an overflow, below 1; default 0.5. A
                       scale that falls below 1 is an error */
-    int interval;  /* Set it to change how many steps pass before a growth. >= 1, default 2000 */
+    int interval;  /* Set it to change how many steps pass before a growth; default 2000. >= 1 */
 } tt_loss_scale;
 tt_loss_scale tt_loss_scale_default(void);
 
@@ -60,7 +60,7 @@ tt_loss_scale tt_loss_scale_default(void);
    its part of the data and its shards of the tensors. Tensor ranks are numbered first: rank = (stage * data +
    data rank) * tensor + tensor rank. */
 typedef struct tt_parallel {
-    /* Set them to the number of ranks along each axis. Default tensor 1, data 0: the device's ranks / tensor
+    /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
        / pipeline. With several data ranks, a program that trains has one loss: gradients are divided by the
        loss's targets on all data ranks. Tensor ranks divide consecutive linear layers together with the ops
        between them, and attention by heads if their number is a multiple of the tensor ranks, both if the
@@ -68,16 +68,16 @@ typedef struct tt_parallel {
        says how much is divided. If a program keeps a layer whole because the layer's hidden values are an
        output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
-    /* Set it to choose what is sharded over the data ranks (Rajbhandari et al., "ZeRO", 2020): 0: nothing; 1
-       (default): the optimizer's state; 2: also gradients, summed after each micro-batch; 3: also parameters.
-       Tensors of fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3 the value that
-       fits memory_budget in the fewest seconds (tt_compile_options.offload). If steps have several
-       micro-batches, 2 and 3 give other bits than 1 without reduce_micros. */
+    /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
+       "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:
+       also parameters. Tensors of fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3
+       the value that fits memory_budget in the fewest seconds (tt_compile_options.offload). If steps have
+       several micro-batches, 2 and 3 give other bits than 1 without reduce_micros. */
     int zero;
-    bool server;        /* Set it to let data rank 0 alone hold the optimizer state and update. Default false;
+    bool server;        /* Set it to let data rank 0 alone hold the optimizer state and update; default false;
                            needs zero 0 or 1 */
-    /* Set it with tensor > 1 to divide the rows of activations between sharded layers (Korthikanti et al.,
-       "Reducing activation recomputation in large transformer models", 2022). Default false. */
+    /* Set it with tensor > 1 to divide the rows of activations between sharded layers; default false
+       (Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022). */
     bool sequence;
     /* Set it to the largest number of data ranks that should give the same bits; default 0: data. It is the
        number of leaves of the tree that sums gradients: micro-batch m of a step belongs to leaf m % groups,
@@ -85,9 +85,9 @@ typedef struct tt_parallel {
        data; if it is greater than data, data must be a power of two. */
     int groups;
     /* Set it to sum the gradients of the ranks after each micro-batch, which gives the bits of zero 2 and 3
-       (they always do so). Default false: ranks sum once a step. */
+       (they always do so); default false: ranks sum once a step. */
     bool reduce_micros;
-    /* Set it to cut the program into so many stages of about equal FLOPs, each run by other ranks. Default 1;
+    /* Set it to cut the program into several stages of about equal FLOPs, each run by other ranks; default 1;
        0: 1. Cuts are at tt_block_end marks that only one value crosses. The micro-batches of a step follow
        each other through the stages in the order of `schedule`. "1f1b" (default, and NULL): a stage begins
        the backward of a micro-batch as soon as it can, so that stage s holds at most pipeline - s
@@ -98,9 +98,9 @@ typedef struct tt_parallel {
        "backward". */
     int pipeline;
     const char *schedule;
-    /* Set it to the largest number of micro-batches that a step has on a data rank. Default 0: any number,
-       and choices assume one micro-batch in a step. "gpipe" needs it, a pipeline refuses more, and options
-       that say "budget" minimise the seconds of a step with so many. */
+    /* Set it to the largest number of micro-batches that a step has on a data rank; default 0: any number.
+       "gpipe" needs it, and a pipeline refuses more. Options that say "budget" minimise the seconds of a step
+       with `micros` micro-batches, or with one by default. */
     int micros;
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
@@ -118,12 +118,11 @@ typedef struct tt_costs {
                                            "host" */
     double memory;                      /* bytes a second that no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second of links */
-    double launch, meeting;             /* seconds to start an op, and for ranks to meet before they move
-                                           data */
+    double launch, meeting;             /* seconds to start an op, and of a barrier before ranks move data */
 } tt_costs;
-/* Returns the costs of an imagined device, an A100 or H100 behind PCIe 4: 300 TFLOP/s in 16 bits and 60 in
+/* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
    fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the
-   host's memory; 3 us to start an op, 25 us for ranks to meet. */
+   host's memory; 3 us to start an op, 25 us for a barrier of the ranks. */
 tt_costs tt_costs_default(void);
 /* Measures the costs of a device, named as in tt_compile_options.device, in about a second: it trains a block
    of a transformer on all ranks (one optimizer step with all gradients moves what zero 1 moves). On one rank,
@@ -139,9 +138,9 @@ typedef struct tt_compile_options {
        optimizer state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for
        f16. */
     const char *precision;
-    /* Set it to choose the dtype of the residual stream in mixed precisions: "f32" (as PyTorch's autocast) or
-       "16-bit". It is the dtype of residual sums, of the input of the first, and of their gradients. NULL
-       (default): "f32" with "16-mixed", because such sums could exceed the range of f16, else "16-bit".
+    /* Set it to choose the dtype of the residual stream in mixed precisions, "f32" (as PyTorch's autocast) or
+       "16-bit"; default NULL: "f32" with "16-mixed", because residual sums could exceed the range of f16,
+       else "16-bit". It is the dtype of residual sums, of the input of the first sum, and of their gradients.
        Results of norms, activations and attention are always 16-bit. */
     const char *residual;
     /* Set it to let device "cuda" round operands of matrix products; default "fp32": no rounding. Sums are
@@ -162,7 +161,7 @@ typedef struct tt_compile_options {
     const char *matmul;
     tt_loss_scale loss_scale; /* Set it to change loss scaling; default tt_loss_scale_default(). Read with
                                  "16-mixed" and "16-true" only */
-    /* Set it to save memory: the backward then recomputes values instead of saving them. Default "cheap". The
+    /* Set it to save memory: the backward then recomputes values instead of saving them; default "cheap". The
        bits are the same (except on "cuda": a tanh-GELU after a linear layer differs by rounding, because
        cuBLASLt computes it in the product).
        "none": nothing is recomputed. "cheap": results of layer norm, GELU and SiLU, 16-bit copies of weights,
@@ -173,9 +172,10 @@ typedef struct tt_compile_options {
        be set; ends of blocks are saved. The cost is FLOPs if nothing is offloaded and parameters are not
        sharded (parallel.zero 3), else seconds by `costs`. */
     const char *recompute;
-    /* Set it to save memory of the device: these tensors are stored in the host's memory and copied to the
-       device only while it uses them. Default NULL or "none": nothing. The bits are the same.
-       The option is a list, separated by commas, of "optimizer" (its state), "gradients" (from the end of the
+    /* Set it to save memory of the device: the tensors that the option lists are stored in the host's memory
+       and copied to the device only while it uses them; default NULL or "none": nothing. The bits are the
+       same.
+       The list, separated by commas, may have "optimizer" (its state), "gradients" (from the end of the
        backward, or of a micro-batch, to the update), "parameters" and "activations" (what the backward reads
        of the blocks that tt_block_end marks, except the last). Tensors of a parameter of fewer than 65,536
        elements, and smaller activations, stay on the device. Programs that share parameters must agree on
@@ -184,8 +184,8 @@ typedef struct tt_compile_options {
        activations come from as many first blocks as necessary; on "cpu" nothing. On "cuda" the linear layers
        of one x then remain separate products (see DETERMINISM), so the bits may differ. */
     const char *offload;
-    /* Set it to run a program that is larger than the GPU's memory, on device "cuda" with one rank; the bits
-       are the same. "device" (default, and NULL): the arena is the GPU's own memory. "managed": CUDA's
+    /* Set it to run a program that is larger than the GPU's memory, on device "cuda" with one rank; default
+       "device" or NULL. The bits are the same. "device": the arena is the GPU's own memory. "managed": CUDA's
        unified memory; tt_allocate refuses an arena of more bytes than the GPU has free, with TT_ERR_MEMORY.
        "managed-oversubscribed": the arena may be larger. Then the resident workspace is to stay on the GPU,
        and so are parameters, gradients and optimizer state, in the order of their use, in half of the memory
@@ -194,7 +194,7 @@ typedef struct tt_compile_options {
        leave. A step takes as long as these copies, and is not captured as a graph. Prefer `offload`, which is
        planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
     const char *memory;
-    /* Set it to make matrix products faster on device "cuda". "off" (default, and NULL): each product uses
+    /* Set it to make matrix products faster on device "cuda"; default "off" or NULL. "off": each product uses
        the algorithm that cuBLASLt's heuristic offers first.
        "on": the first run measures, once for each kind of product of all programs of the arena at full
        capacity, the algorithms that cuBLASLt offers. It also compares work that can be part of the product
@@ -207,7 +207,7 @@ typedef struct tt_compile_options {
        added to it. A damaged file, and a file of another kind of GPU or another cuBLASLt, is refused. See
        DETERMINISM. */
     const char *tune;
-    bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them. Default
+    bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
                         false */
     /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
        step.
@@ -222,30 +222,32 @@ typedef struct tt_compile_options {
        of fewer than 65,536 elements are updated on the device. The bits are those of updates on device "cpu",
        so on "cuda" they differ from those of "end". No other option chooses "host". */
     const char *update;
+    /* Set it to choose the optimizer; default: tt_optimizer_options_default(). */
     tt_optimizer_options optimizer;
-    /* Set it to limit the bytes of the arena; default 0: no limit. On "cpu" the limit includes what `offload`
-       keeps beside the arena. If a program needs more, its tt_compile fails with TT_ERR_BUDGET, and so does
-       that of a program that shares the arena later. tt_error then says what each option would save, the
-       smallest possible size and its options, and what "bf16-true" would need; for a pipeline, it speaks of
-       the stage that needs most. Only options that say "budget" (recompute, offload, parallel.zero) change to
-       fit; tt_plan says what they became. Whatever the options, if it makes the plan fit, copies run less far
-       ahead, and updates move less data together (at most 32 MiB), down to one parameter at a time. */
+    /* Set it to limit the bytes of the arena; default 0: no limit. On "cpu" the limit includes the tensors
+       that `offload` keeps beside the arena. If a program needs more, its tt_compile fails with
+       TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena later. tt_error then says
+       what each option would save, the smallest possible size and its options, and what "bf16-true" would
+       need; for a pipeline, it speaks of the stage that needs most. Only options that say "budget"
+       (recompute, offload, parallel.zero) change to fit; tt_plan says what they became. Whatever the options,
+       if it makes the plan fit, copies run less far ahead, and updates move less data together (at most 32
+       MiB), down to one parameter at a time. */
     size_t memory_budget;
-    /* Set it to the costs of your device, from tt_measure_costs; copied. The seconds of tt_plan, the overlap
-       of copies with computation, and choices by "budget" follow from them. NULL (default):
-       tt_costs_default(). */
+    /* Set it to the costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default().
+       The seconds of tt_plan, the overlap of copies with computation, and choices by "budget" follow from the
+       costs. */
     const tt_costs *costs;
-    /* Set it to choose where the program runs: "cpu", "cuda", or a numbered device, "cuda:1". NULL (default):
+    /* Set it to choose where the program runs: "cpu", "cuda", or a numbered device, "cuda:1"; default NULL:
        TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads are
        divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a kind
        of device that this build cannot run can still be planned: its plan counts its parameters in full, its
        parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
        TT_ERR_DEVICE, if the device is absent or has failed). */
     const char *device;
-    tt_parallel parallel; /* Set it to choose how the ranks share the work. Default: tt_parallel_default() */
-    /* Set it to a program of the same device to use its arena; each program's runs overwrite the other's
-       inputs. An arena that is allocated does not grow: compile the program that needs most first. NULL
-       (default): none. */
+    tt_parallel parallel; /* Set it to choose how the ranks share the work; default: tt_parallel_default() */
+    /* Set it to a program of the same device to use its arena; default NULL: none. Each program's runs
+       overwrite the other's inputs. An arena that is allocated does not grow: compile the program that needs
+       most first. */
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
@@ -281,12 +283,11 @@ const char *tt_category_name(tt_category c);
 typedef struct tt_plan {
     const char *device;                /* kind of device: "cpu", "cuda" */
     int ranks, data, tensor, pipeline; /* all ranks, and the ranks along each axis (tt_parallel) */
-    int64_t params, split_params;      /* numbers in the program's parameters, and in those of them that are
+    int64_t params, split_params;      /* numbers in the program's parameters, and in the parameters that are
                                           sharded over the tensor ranks */
-    size_t bytes;                      /* the arena: exactly this much is allocated. Only the plan of the
-                                          earlier program counts parameters that an earlier program's arena
-                                          holds. This and the other bytes are those of rank 0, which has
-                                          most */
+    size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
+                                          arena holds parameters, only that program's plan counts them.
+                                          `bytes` and the fields below describe rank 0, which has most */
     size_t bytes_least;                /* bytes of the rank that has least: fewer if rank 0 is a server */
     /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank
        (the largest of all ranks), and the smallest number of bytes with which any method could do the same. A
@@ -328,12 +329,12 @@ typedef struct tt_plan {
     double flops;                      /* FLOPs of matrix products and attention in one run at full
                                           capacity */
     double extra_flops;                /* the recomputed part of `flops` */
-    /* The options that the program follows, and what those that say "budget" became. */
+    /* The options that the program follows, after the choices of options that say "budget". */
     const char *recompute;             /* as the option, but never "budget" */
     int recomputed;                    /* values that a micro-batch recomputes */
     size_t recomputed_bytes;           /* bytes of these values */
     const char *offload;               /* as the option; "none" if nothing is offloaded */
-    int offload_blocks;                /* with "activations": the first so many blocks are offloaded */
+    int offload_blocks;                /* with "activations": number of first blocks that are offloaded */
     int zero;                          /* tt_parallel.zero */
     int ahead;                         /* largest number of blocks that copies and collectives run ahead */
 } tt_plan;
@@ -354,14 +355,14 @@ typedef struct tt_plan_value {
    Returns how many there are, or 0 when out of memory; their bytes add up to tt_plan.at_peak. Names live as
    long as the program. */
 int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity);
-/* Writes the plan as some lines of text (always terminated). Returns the length of the full text, even if
-   `capacity` cuts it. */
+/* Writes the plan into `to` as some lines of text, always terminated. Returns the length of the full text,
+   even if `capacity` cuts it. */
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity);
-/* Writes an SVG of the bytes in use at each instruction, by category. Returns the length of the full text, or
-   0 when out of memory. */
+/* Writes into `to` an SVG of the bytes in use at each instruction, by category. Returns the length of the
+   full text, or 0 when out of memory. */
 size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity);
-/* Writes a line for each instruction (for a pipeline, of all stages): op, name, operands with dtype, shape
-   and offset. Returns the length of the full text. */
+/* Writes into `to` a line for each instruction (for a pipeline, of all stages): op, name, operands with
+   dtype, shape and offset; always terminated. Returns the length of the full text. */
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
 /* Allocates the arena and fills the parameters. tt_set and the runs call it if necessary. On Linux it returns
@@ -433,8 +434,8 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
    far) / d(param). Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
-int64_t tt_program_steps(const tt_program *p);    /* optimizer steps; without those that loss scaling
-                                                     skipped */
+int64_t tt_program_steps(const tt_program *p);    /* optimizer steps; steps that loss scaling skipped do not
+                                                     count */
 
 /* Save and load the whole state of a program that trains, in one safetensors file, between steps: parameters
    by their names; the optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before the

@@ -8,6 +8,7 @@
 /* A value of a tape; id 0 is "none". `tape` identifies the tape, so that another tape's value is refused. */
 typedef struct tt_value { int32_t id; uint32_t tape; } tt_value;
 
+/* Makes an empty tape; NULL when out of memory. tt_compile copies it, so it may be freed afterwards. */
 tt_tape *tt_tape_new(tt_context *ctx);
 void tt_tape_free(tt_tape *t);
 
@@ -27,6 +28,7 @@ int64_t tt_value_width(const tt_tape *t, tt_value v);
    second call with the same name and capacity returns the same axis. */
 int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity);
 
+/* Records an input (rows, width); rows is a number or an axis. tt_set gives it data before each run. */
 tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width);
 /* Records an input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows; strictly
    rising. */
@@ -69,7 +71,7 @@ tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* same shape; element by e
    silu(gate) is not rounded. gate, up (rows, D) -> (rows, D) (SwiGLU: Shazeer, "GLU variants improve
    transformer", 2020) */
 tt_value tt_swiglu(tt_tape *t, tt_value gate, tt_value up);
-tt_value tt_scale(tt_tape *t, tt_value x, float s);
+tt_value tt_scale(tt_tape *t, tt_value x, float s); /* s x */
 /* Records dropout. In training an element becomes zero with probability p, else x / (1 - p); p in [0, 1). The
    mask is a function of (seed, step, micro-batch, instruction, element) and is never stored. p is rounded to
    a multiple of 2^-16. Without training the result is x. */
@@ -87,20 +89,20 @@ typedef enum tt_rotary_scaling {
 } tt_rotary_scaling;
 
 typedef struct tt_rotary_options {
-    int heads;                 /* Set it to the heads of x; divides the width of x */
-    int size;                  /* Set it to turn only the first so many columns of each head, at most 512.
-                                  With an odd size one more column turns, as in transformers' GPT-NeoX.
-                                  Default 0: all */
-    tt_rotary_pairs pairs;     /* Set it to pair columns as the model does. Default TT_ROTARY_HALVES */
-    float base;                /* Set it to the model's rotary base. Default 10000 */
-    tt_rotary_scaling scaling; /* Set it for longer sequences. Default TT_ROTARY_PLAIN, which does not read
+    int heads;                 /* Set it to the heads of x, which divide its width; there is no default */
+    int size;                  /* Set it to turn only a number of first columns of each head, at most 512;
+                                  default 0: all. With an odd size one more column turns, as in transformers'
+                                  GPT-NeoX */
+    tt_rotary_pairs pairs;     /* Set it to pair columns as the model does; default TT_ROTARY_HALVES */
+    float base;                /* Set it to the model's rotary base; default 10000 */
+    tt_rotary_scaling scaling; /* Set it for longer sequences; default TT_ROTARY_PLAIN, which does not read
                                   the fields below */
-    float factor;              /* Set it to stretch positions by so much, at least 1. Default 1 */
-    int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining. Default
+    float factor;              /* Set it to stretch positions by so much, at least 1; default 1 */
+    int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining; default
                                   8192 */
     float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and
                                   4 if both are 0), with YARN to beta_slow and beta_fast (default 1 and 32) */
-    float magnitude;           /* Set it with YARN to multiply the result. Default 0: 0.1 log(factor) + 1 */
+    float magnitude;           /* Set it with YARN to multiply the result; default 0: 0.1 log(factor) + 1 */
 } tt_rotary_options;
 tt_rotary_options tt_rotary_options_default(int heads);
 
@@ -110,39 +112,41 @@ tt_rotary_options tt_rotary_options_default(int heads);
 tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_options *o);
 
 typedef struct tt_attention_options {
-    int heads;     /* Set it to the heads of q; divides the width of q. Heads of k and v are as wide */
-    bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence.
-                      Default false */
-    float scale;   /* Set it to scale q k^T by another factor. Default 0: 1 / sqrt(head size) */
+    int heads;     /* Set it to the heads of q, which divide its width; there is no default. Heads of k and v
+                      have q's width */
+    bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence;
+                      default false */
+    float scale;   /* Set it to scale q k^T by another factor; default 0: 1 / sqrt(head size) */
     float dropout; /* Set it to drop attention weights in training: at most 255/256, rounded to a multiple of
-                      1/256; a rate above 0 is rounded to 1/256 at least. Default 0 */
-    int window;    /* Set it to limit attention to near rows: row i attends to row j if i - window < j <= i,
-                      as with sliding_window in transformers' Mistral and Qwen2; unless causal, also if i < j
-                      < i + window. Time is proportional to rows * window (Beltagy et al., "Longformer",
-                      2020). Default 0: no window */
-    float alibi;   /* Set it for ALiBi: scores fall by alibi * slope of the head * distance of the rows (Press
-                      et al., "Train short, test long", 2022; the slopes of transformers' build_alibi_tensor,
-                      unrounded). 1: BLOOM; 1 / sqrt(head size): Falcon. Default 0: no ALiBi */
-    bool alibi_rounded; /* Set it with causal rows to round slopes, row numbers within the sequence, and their
-                           products to bf16 first, as transformers' Falcon does; the results differ from 9
-                           heads or 257 rows on. "cuda" then uses no tensor cores. Default false */
-    /* Set it to so many rows for block-sparse attention (Zaheer et al., "Big bird", 2020); default 0: off. It
-       excludes causal, window and alibi. A sequence is divided into blocks of `block` rows; the last may have
-       fewer. The first and the last block attend to all blocks, and all attend to them; block i also attends
-       to blocks i - 1, i and i + 1 and to those in its list. Time is proportional to the pairs of blocks that
-       attend */
+                      1/256; a rate above 0 is rounded to 1/256 at least; default 0 */
+    int window;    /* Set it to limit attention to near rows; default 0: no window. Row i attends to row j if
+                      i - window < j <= i, as with sliding_window in transformers' Mistral and Qwen2; unless
+                      causal, also if i < j < i + window. Time is proportional to rows * window (Beltagy et
+                      al., "Longformer", 2020) */
+    float alibi;   /* Set it for ALiBi; default 0: no ALiBi. Scores fall by alibi * slope of the head *
+                      distance of the rows (Press et al., "Train short, test long", 2022; the slopes of
+                      transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 / sqrt(head size): Falcon */
+    bool alibi_rounded; /* Set it with causal rows for the rounding of transformers' Falcon; default false.
+                           Slopes, row numbers within the sequence, and their products are then rounded to
+                           bf16 first; results differ from 9 heads or 257 rows on. "cuda" then uses no tensor
+                           cores */
+    /* Set it to the rows of a block for block-sparse attention; default 0: off (Zaheer et al., "Big bird",
+       2020). It excludes causal, window and alibi. A sequence is divided into blocks of `block` rows; the
+       last may have fewer. The first and the last block attend to all blocks, and all attend to them; block i
+       also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time is proportional to the
+       pairs of blocks that attend */
     int block;
-    int dense;            /* Set it to attend densely in sequences of at most so many rows. Default 0 */
+    int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
     int listed, list_rows; /* Set them to the blocks in a list, and to how many first blocks of a sequence
-                              have a list. Default 0 */
+                              have a list; default 0 */
     /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
        block beyond the sequence's end is skipped. A block that is listed several times, or is attended
        anyway, counts as often. */
     const int32_t *lists;
     bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
-                                train, as transformers' BigBird does. Default false */
+                                train, as transformers' BigBird does; default false */
     int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by it,
-                       and a longer sequence is refused. Default 0: any number */
+                       and a longer sequence is refused; default 0: any number */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
@@ -173,10 +177,11 @@ tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start);
 tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row);
 
 typedef struct tt_patch_options {
-    int height, width, channels; /* Set them to the size of the images; channels 1..4 */
-    int patch;                   /* Set it to the side of a patch; divides height and width */
+    int height, width, channels; /* Set them to the size of the images; channels 1..4; there is no default */
+    int patch;                   /* Set it to the side of a patch, which divides height and width; there is no
+                                    default */
     float mean[4], std[4];       /* Set them to normalise each channel: patches hold (pixel / 255 - mean) /
-                                    std. Default 0.5 */
+                                    std; default 0.5 */
 } tt_patch_options;
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
 
@@ -191,12 +196,12 @@ tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a vie
 /* Records a view with the same number of elements: of fixed rows, or of an axis with the same width. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
-    int ignore_index;      /* Set it to the target value that does not count. Default -100 */
-    float label_smoothing; /* Set it to smooth targets, in [0, 1): (1 - s) one-hot + s / classes. Default 0 */
-    tt_value weights;      /* Set it to weight rows: f32 (rows, 1) input, >= 0. Default none (all 1) */
-    /* Set it to weight classes: f32 (1, classes) input, >= 0; default none. The weight of a row is that of
-       its target's class; with smoothing, each class's share of the target has the weight of that class, as
-       in PyTorch's CrossEntropyLoss. Excludes `weights`. */
+    int ignore_index;      /* Set it to the target value that does not count; default -100 */
+    float label_smoothing; /* Set it to smooth targets, in [0, 1): (1 - s) one-hot + s / classes; default 0 */
+    tt_value weights;      /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1) */
+    /* Set it to weight classes: f32 (1, classes) input, >= 0; default none. A row has the weight of its
+       target's class; with smoothing, each class's share of the target has the weight of that class, as in
+       PyTorch's CrossEntropyLoss. Excludes `weights`. */
     tt_value class_weights;
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);

@@ -9,7 +9,7 @@
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
-    /* Set it to change how the trainer's programs are compiled. Default: tt_compile_options_default() with
+    /* Set it to change how the trainer's programs are compiled; default: tt_compile_options_default() with
        optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for tt_evaluate,
        tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches than there are
        data ranks (tt_loader_accumulates). `share` must be NULL. */
@@ -17,14 +17,14 @@ struct tt_train_options {
     tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
                                         lr 5e-5, no warm-up */
     /* Set them to change the cross-entropy that trains classifiers and language models
-       (tt_cross_entropy_options); evaluations use the plain one. class_weights (one for each class; copied;
-       default NULL: none) are for classifiers; the loss and the accuracy of a step are then weighted means. A
+       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain one. class_weights (one for
+       each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. A
        model of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
        ones. */
-    float label_smoothing;           /* default 0 */
+    float label_smoothing;
     const float *class_weights;
-    /* Set them to the sizes of the largest micro-batch: tt_loader_max_seqs and tt_loader_max_tokens (text
-       only). */
+    /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
+       (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
 };
 tt_train_options tt_train_options_default(void);
@@ -123,26 +123,27 @@ typedef struct tt_fit_event {
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
-    int64_t epochs;                /* Set it to train for more epochs. Default 1 */
+    int64_t epochs;                /* Set it to train for more epochs; default 1 */
     const char *folder;            /* Set it to write state.safetensors, metrics.csv and loss.svg (see tt_fit)
-                                      into this folder, created if necessary. Default NULL: no files */
-    bool resume;                   /* Set it to resume from the state in folder. Default false: a folder that
+                                      into this folder, created if necessary; default NULL: no files */
+    bool resume;                   /* Set it to resume from the state in folder; default false: a folder that
                                       holds a state is refused */
     double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
-                                      the state is also saved after each epoch. Default 300 */
+                                      the state is also saved after each epoch; default 300 */
     const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
                                       current step or batch of validation; a signal handler may set the
-                                      variable (sig_atomic_t). Default NULL */
+                                      variable (sig_atomic_t); default NULL */
     const char *best_by;           /* Set it to choose how validations are compared: "loss", or the model's
-                                      metric by name, ties by loss. Default NULL: the metric, or else the
+                                      metric by name, ties by loss; default NULL: the metric, or else the
                                       loss */
-    /* Set it to save the model. It is called after an epoch whose validation is the best so far, or, without
-       validation, after every epoch. The folder then holds a state, so a run that is killed inside `keep` can
-       be resumed. tt_fit ends with `keep`'s status if it fails, and a resumed run calls it again for this
-       epoch. Default NULL. */
+    /* Set it to save the model when it is the best so far; default NULL. It is called after an epoch whose
+       validation is the best so far, or, without validation, after every epoch. The folder then holds a
+       state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
+       fails, and a resumed run calls `keep` a second time for this epoch. */
     tt_status (*keep)(void *user);
+    /* Set it to receive an event after each step and each validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
-    void *user;
+    void *user; /* argument of `keep` and `report` */
 } tt_fit_options;
 tt_fit_options tt_fit_options_default(void);
 
