@@ -1,21 +1,22 @@
 /* tinytrain.h - trains transformers from C                           MIT license, at the end of the file
 
    WHAT IT IS
-     One header that trains transformer models on the CPU: copy it into your project, no other file and no
-     library but libc, libm and pthreads. A training step is a straight-line program that is known before it
-     runs: ops are recorded on a tape, differentiated, rewritten by passes, and placed in one arena whose size
-     is known before anything is allocated.
+     tinytrain.h is one header that trains transformer models on the CPU. Copy it into your project; it needs
+     no other file and no library but libc, libm and pthreads. A model records its ops on a tape. tt_compile
+     differentiates the tape, rewrites it in passes, and places every value in one arena: a training step is
+     then a straight-line program, and its memory is known before anything is allocated.
+     The words of this manual are explained at its end (GLOSSARY).
 
    DO THIS
-     In exactly one C or C++ file, before other includes:
+     In exactly one C or C++ file, before other includes, write
 
          #define TINYTRAIN_IMPLEMENTATION
          #include "tinytrain.h"
 
-     and link with -lm -lpthread. Let these two lines be a file of their own: it compiles once, in half a
-     minute, and files that include the header without the macro in a tenth of a second. Six lines to a first
-     training step of a linear classifier (README.md has a whole program around such lines, which
-     tests/check_readme.py builds and runs):
+     and link with -lm -lpthread. Give these two lines a file of their own: that file compiles once, in half a
+     minute. A file that includes the header without the macro compiles in a tenth of a second. Six lines make
+     the first training step of a linear classifier (README.md has a whole program around similar lines;
+     tests/check_readme.py builds and runs it):
 
          tt_tape *t = tt_tape_new(ctx);
          tt_value x = tt_input(t, "x", TT_F32, 64, 16), y = tt_input(t, "y", TT_I32, 64, 1);
@@ -24,60 +25,68 @@
          tt_set(p, x, features, 64), tt_set(p, y, classes, 64);
          tt_step(p, 1e-3f, &stats);
 
-   COMPILE-TIME OPTIONS, to be defined in the file with the implementation
-     TINYTRAIN_FILENAME         the header's name, if you renamed it, for it includes itself ("tinytrain.h")
-     TINYTRAIN_ALLOW_FAST_MATH  does not refuse -ffast-math, which breaks NaN checks and rounding
+   COMPILE-TIME OPTIONS, macros to define in the file with the implementation
+     TINYTRAIN_FILENAME         The header's name if you renamed it, because the header includes itself.
+                                Default "tinytrain.h".
+     TINYTRAIN_ALLOW_FAST_MATH  Accepts -ffast-math, which breaks NaN checks and rounding and is otherwise
+                                refused.
      TINYTRAIN_NO_AVX512, TINYTRAIN_NO_AVX2
-                                leaves these instruction sets out (NO_AVX2: both), for faster debug builds
-     TINYTRAIN_CBLAS            a CBLAS (<cblas.h>; link one, for example -lopenblas) multiplies matrices of
-                                fp32, except those of few rows. Its threads are its own (OPENBLAS_NUM_THREADS)
-     TINYTRAIN_CUDA             device "cuda" runs: compile tinytrain_cuda.cu with nvcc and link it, cublasLt
-                                and cudart
-     TINYTRAIN_MPI              processes that mpirun starts train together: compile with mpicc, or as it
-                                does, with an MPI 3 library. Without it tt_open refuses such processes, unless
-                                TINYTRAIN_ALONE=1 in the environment says that each is to train alone
-     NDEBUG                     the verifier, which checks the program after each pass, is off by default
-     A file that is a backend, as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (src/backend/).
-     Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation
-     (-O2). No -march flag is needed: the instruction set is chosen at run time, and so is how bf16 matrices
-     are multiplied. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force one (tt_context_options).
-     With TINYTRAIN_CUDA_SYNC=1 in the environment "cuda" waits after each op and errors name the op. On a
-     device of compute capability 9.0 (compile tinytrain_cuda.cu for sm_90a) attention with heads of 33 to 64
-     in 16 bits, and its forward with heads of 97 to 128, takes kernels of its own (wgmma);
-     TINYTRAIN_WGMMA=0 in the environment turns them off.
+                                Leave out an instruction set for faster debug builds; NO_AVX2 leaves out both.
+     TINYTRAIN_CBLAS            Multiplies fp32 matrices with a CBLAS, except matrices of few rows. The file
+                                includes <cblas.h>; link a CBLAS, for example with -lopenblas. The CBLAS
+                                chooses its number of threads (OPENBLAS_NUM_THREADS).
+     TINYTRAIN_CUDA             Runs programs on device "cuda". Compile tinytrain_cuda.cu with nvcc and link
+                                it, cublasLt and cudart.
+     TINYTRAIN_MPI              Trains with the processes that mpirun starts. Compile with mpicc, or with its
+                                flags, and an MPI 3 library. Without this macro tt_open refuses to run under
+                                mpirun, unless TINYTRAIN_ALONE=1 in the environment says that each process
+                                trains alone.
+     NDEBUG                     Turns off the verifier by default. The verifier checks the program after each
+                                pass.
+     A file that is a backend, such as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (src/backend/).
+     The header needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with
+     optimisation (-O2). No -march flag is needed: the header chooses the instruction set, and how it
+     multiplies bf16 matrices, at run time. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force a choice
+     (tt_context_options).
+     With TINYTRAIN_CUDA_SYNC=1 in the environment, "cuda" waits after each op, and errors name the op.
+     On a device of compute capability 9.0 (compile tinytrain_cuda.cu for sm_90a), attention in 16 bits uses
+     special kernels (wgmma) for heads of 33 to 64 columns, and in the forward for heads of 97 to 128 columns.
+     TINYTRAIN_WGMMA=0 in the environment turns these kernels off.
 
    VENDORING
-     One file      copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation
-                   includes it before any system header, as it defines _GNU_SOURCE; with -std=gnu99 or later,
-                   or in C++, the place is free.
-     CMake 3.16    add_subdirectory or FetchContent of the repository, or find_package(tinytrain) after an
-                   install: target_link_libraries(app PRIVATE tinytrain::tinytrain) brings the folder of the
-                   header, libm and threads. tinytrain::cuda is a library of tinytrain_cuda.cu that brings
-                   TINYTRAIN_CUDA too; it is there with -DTINYTRAIN_CUDA=ON, or set(TINYTRAIN_CUDA ON) before,
-                   and needs a CUDA compiler.
-     pkg-config    `make install` or `cmake --install`; pkg-config --cflags --libs tinytrain. The path of
-                   tinytrain_cuda.cu is pkg-config --variable=cuda_source tinytrain.
-     Warnings      The header has none under -Wall -Wextra -Wpedantic -Wconversion -Wshadow (gcc and clang;
-                   C99, C11, C++17, C++20), nor under -Wold-style-cast, which the implementation turns off
-                   for itself: it is C.
+     One file      Copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation
+                   includes the header before any system header, because the header defines _GNU_SOURCE. With
+                   -std=gnu99 or later, and in C++, the include may be anywhere.
+     CMake 3.16    Use add_subdirectory or FetchContent with the repository, or find_package(tinytrain) after
+                   an install. target_link_libraries(app PRIVATE tinytrain::tinytrain) then adds the header's
+                   folder, libm and threads. The library tinytrain::cuda contains tinytrain_cuda.cu and
+                   defines TINYTRAIN_CUDA for its users. It exists with -DTINYTRAIN_CUDA=ON, or after
+                   set(TINYTRAIN_CUDA ON), and needs a CUDA compiler.
+     pkg-config    Run `make install` or `cmake --install`, then pkg-config --cflags --libs tinytrain.
+                   pkg-config --variable=cuda_source tinytrain prints the path of tinytrain_cuda.cu.
+     Warnings      The header compiles without warnings under -Wall -Wextra -Wpedantic -Wconversion -Wshadow
+                   (gcc and clang; C99, C11, C++17, C++20), and under -Wold-style-cast, which the
+                   implementation turns off for itself because it is C.
 
    THREE LEVELS
-     models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or
-               tt_train_batch and tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See
-               examples/distilbert_imdb.c and examples/vit_l16.c. tt_lm_load, tt_lm_save, tt_generate,
-               tt_generate_text: decoders, see examples/gpt.c.
-     tape      your own model: tt_param_new, a function that records ops; tt_compile, tt_set, tt_step, tt_get;
-               tt_program_save, tt_program_load. examples/hello.c is a transformer of one's own in 90 lines.
-               As a tt_model with a tt_source of data, tt_fit trains it.
-     ops       a row in TT__OPS (src/backend/ops.h), a block in src/ops/FAMILY/rules.h (recorder, shape rule,
-               backward), kernels beside it (cpu.h, cuda.cuh), and a line in the table of test cases
-               (tests/ops/cases.h).
+     models    tt_bert_load or tt_vit_load loads a model, tt_loader_new or tt_image_loader_new makes batches,
+               tt_trainer_new and tt_fit (or tt_train_batch and tt_evaluate) train, tt_predict predicts, and
+               tt_bert_save or tt_vit_save writes the model. See examples/distilbert_imdb.c and
+               examples/vit_l16.c. tt_lm_load, tt_lm_save, tt_generate and tt_generate_text are for decoders:
+               see examples/gpt.c.
+     tape      Build your own model with tt_param_new and a function that records ops; then tt_compile,
+               tt_set, tt_step, tt_get; tt_program_save, tt_program_load. examples/hello.c builds a
+               transformer in 90 lines. Wrap your function in a tt_model, and your data in a tt_source, and
+               tt_fit trains the model.
+     ops       Add an op with a row in TT__OPS (src/backend/ops.h), a block in src/ops/FAMILY/rules.h
+               (recorder, shape rule, backward), kernels beside it (cpu.h, cuda.cuh), and a line in the table
+               of test cases (tests/ops/cases.h).
 
    ROWS
-     Activations are (rows, width); rows are the tokens of all sequences one after another, without padding.
-     Attention and pooling read seq_start, the first row of each sequence, and behind these the number of
-     rows: of 2 sequences with 5 and 3 tokens tt_set takes 3 rows, 0, 5, 8. Rows have a capacity when recorded
-     and a number in each run (tt_axis).
+     Activations are matrices (rows, width). The rows are the tokens of all sequences one after another,
+     without padding. Attention and pooling read seq_start: the first row of each sequence, then the number of
+     all rows. For 2 sequences of 5 and 3 tokens, tt_set gets the 3 rows 0, 5, 8. An axis of rows has a
+     capacity when the tape is recorded, and an actual number of rows in each run (tt_axis).
 
    A TRANSFORMER BLOCK, pre-norm: x (rows, D), starts of tt_seq_start; parameters of a struct of yours
          tt_attention_options a = tt_attention_options_default(heads);
@@ -91,122 +100,154 @@
          h = tt_linear(t, tt_gelu(t, tt_linear(t, h, m->up_w, m->up_b)), m->down_w, m->down_b);
          x = tt_add(t, x, tt_dropout(t, h, 0.1f));
          tt_block_end(t, x);
-     Calls that record must not be arguments of one call beside each other: a compiler chooses their order, on
-     which random numbers depend.
+     Two calls that record must not be arguments of one call: the compiler chooses their order, and random
+     numbers depend on the order.
 
    ROWS THAT ARE READ
-     What is read of some rows only is computed for these only: tt_gather_rows moves up through ops that work
-     row by row and through the queries of attention. So a classifier that reads [CLS] skips most of its last
-     layer. It gets what all rows would give, up to rounding (in 16 bits, operands of a loss are not rounded).
+     A program computes only the rows that something reads. The compiler moves tt_gather_rows up through ops
+     that work row by row and through the queries of attention. A classifier that reads [CLS] therefore skips
+     most of its last layer. The result is the result over all rows up to rounding (in 16 bits, operands of a
+     loss are not rounded).
 
    MEMORY
-     tt_compile says how much a program needs (tt_program_plan, tt_plan_text, tt_plan_svg) and allocates
-     nothing, even for a kind of device that is not there. tt_allocate, or the first tt_set, allocates the
-     arena, exactly that large; a step allocates nothing (but a CBLAS may, and with `tune` the first run takes
-     memory of the device for as long as it times). A program that shares another's
-     arena (evaluation) costs the larger of the two, not the sum. The arena is released with the last of its
-     programs and parameters: by tt_close, when parameters live there.
-     recompute and offload (tt_compile_options) need less of the device for more work, or for memory of the
-     host, which the plan counts too; the bits stay the same. Device "cpu" computes in the host's memory, so
-     that offload saves nothing there.
+     tt_compile computes how much memory a program needs (tt_program_plan, tt_plan_text, tt_plan_svg). It
+     allocates nothing, and works for a kind of device that this machine lacks. tt_allocate, or the first
+     tt_set, allocates the arena, of exactly the planned size. A step allocates nothing, with two exceptions:
+     a CBLAS may allocate, and with `tune` the first run takes memory of the device while it measures times.
+     A program that shares another program's arena (evaluation) costs the larger of the two, not the sum. The
+     arena is released with the last of its programs and parameters: in tt_close, if it holds parameters.
+     recompute and offload (tt_compile_options) need less memory of the device, and in return more computation
+     or more memory of the host, which the plan counts. The results stay the same bits. Device "cpu" computes
+     in the host's memory, so offload saves nothing there.
 
    DETERMINISM
-     The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a
-     restart from a saved state, for any placement, and whatever the caller's floating-point mode (rounding,
-     subnormals). Random numbers are functions of (seed, step, micro-batch, instruction, element). Different
-     devices and instruction sets, and dot products or tiles of bf16 against conversion, differ by rounding.
-     With TINYTRAIN_CBLAS all of this is as the library has it. On "cuda" with one rank, products of one x,
-     such as those that make queries, keys and values, are one product, and cuBLASLt may sum one in another
-     order than three. They are three with a memory_budget or `offload`, where an output (tt_output) or a mark
-     (tt_keep, tt_recompute, tt_offload) treats only some of them in a way of its own, in managed memory where
-     they need more than it brings at once, and where a program that was compiled before has put some of the
-     weights elsewhere: then the bits may differ by that.
-     tt_compile_options.tune, on "cuda", takes the fastest of several ways to make a product, which add up in
-     different orders. Which is the fastest is found by timing, and two that are about as fast may change
-     places from one run to the next: two runs from the start have the same bits only if they take the ways
-     from the same file (tune names it). As the same inputs are to give the same bits unless the caller says
-     otherwise, "off" is the default. Within a run nothing changes: ways are found once, before the first
-     step, all ranks have the same, they are saved with the state, and a run that goes on from it has the bits
-     of one that was never stopped, on the same kind of GPU with the same cuBLASLt. The logger is warned where
-     these differ, and where one of the two runs is without `tune`. Programs that are compiled for the arena
-     after its first run time nothing. The ways differ by rounding in fp32 sums, and, where GELU or its slope
-     is part of a product or not, by a rounding to 16 bits in between.
+     The same inputs, seed, options and instruction set give the same bits: for any number of threads, after a
+     restart from a saved state, for any placement of values, and whatever the caller's floating-point mode
+     (rounding, subnormals). Random numbers are functions of (seed, step, micro-batch, instruction, element).
+     Results differ by rounding between devices, between instruction sets, and between the ways to multiply
+     bf16 matrices (dot products, tiles, conversion to fp32). With TINYTRAIN_CBLAS the CBLAS decides what is
+     deterministic.
+     On "cuda" with one rank, the linear layers of one x, such as queries, keys and values, run as one matrix
+     product, and cuBLASLt may sum one product in another order than three. The products stay three
+       - with a memory_budget or `offload`;
+       - if an output (tt_output) or a mark (tt_keep, tt_recompute, tt_offload) treats only some of them
+         differently;
+       - in managed memory, if they need more than the runtime fetches at once;
+       - if an earlier program has stored some of the weights elsewhere.
+     In these cases the bits may differ by that order.
+     tt_compile_options.tune, on "cuda", chooses the fastest of several ways to compute a product. The ways
+     add up in different orders, so their results differ by rounding of fp32 sums, and, depending on whether
+     GELU or its slope is part of a product, by one rounding to 16 bits in between. Timing finds the fastest,
+     and two ways that are about as fast may change places between runs: two runs from the start have the same
+     bits only if they read the ways from the same file (tune names it). This is why "off" is the default: the
+     same inputs give the same bits unless the caller says otherwise. Within a run nothing changes: the ways
+     are found once, before the first step, and are the same on all ranks. A state holds them, and a run that
+     is resumed from the state has the bits of an uninterrupted run, on the same kind of GPU with the same
+     cuBLASLt. The logger gets a warning if the GPU or cuBLASLt differs, or if only one of the two runs uses
+     `tune`. A program that is compiled for an arena after the arena's first run measures no times.
 
    GRADIENTS
-     A loss is a mean over its targets: those of all micro-batches of a step together. tt_step says what
-     becomes of a gradient or loss that is not finite. With f16 ("16-mixed", "16-true") the backward starts
-     from a loss scale (tt_loss_scale) instead of 1, so that small gradients do not vanish, and the update
-     divides it out again: norms, tt_get_gradient and the optimizer see true gradients.
+     A loss is a mean over its targets: the targets of all micro-batches of a step together. tt_step says what
+     happens to a gradient or loss that is not finite. With f16 ("16-mixed", "16-true") the backward starts
+     from a loss scale (tt_loss_scale) instead of 1, so that small gradients do not vanish. The update divides
+     the scale out again: norms, tt_get_gradient and the optimizer see true gradients.
 
    THREADS
-     A context has a pool of threads that sleep when idle. Use a context from one thread at a time; contexts
-     do not know of each other. Ranks on the CPU have equally many of its threads each, and at least one, as
-     threads of their own; ranks may call the allocator, one at a time, but not the logger. A tokenizer may be
-     used by several threads at once. Threads need 256 KB of stack.
+     A context has a pool of threads that sleep when idle. Use a context from one thread at a time; two
+     contexts are independent. On the CPU each rank has its own threads, at least one: the context's threads
+     are divided equally among the ranks. Ranks may call the allocator, one at a time, but not the logger.
+     Several threads may use one tokenizer at once. A thread needs 256 KB of stack.
 
    ERRORS
-     Functions return tt_status or NULL; tt_error(ctx) is one sentence that names the culprit and what to do.
+     Functions return tt_status or NULL. tt_error(ctx) is one sentence that names the culprit and what to do.
      Nothing here exits, aborts or prints; the default logger writes warnings and errors to stderr.
 
    SEVERAL DEVICES
-     The ranks of "cpu*4", "cuda*8" or "cuda:0,2" run one program, each on its part of the data and of the
-     tensors, as tt_parallel says; a rank is a thread. Give each data rank its micro-batch with tt_set_rank; a
-     trainer does so. With the same tt_parallel.groups the bits of a training do not depend on how many data
-     ranks there are, nor on zero (0 and 1 are alike, and so are 2, 3 and reduce_micros). GPUs load from each
-     other's memory where that brings the right bytes, which is tried when they are opened; else, and with
-     TINYTRAIN_PEERS=0 in the environment, data go through the host's memory. When a rank fails, all stop
-     with one sentence. A state is one file of whole tensors, whatever the ranks: a run goes on on others.
+     The ranks of "cpu*4", "cuda*8" or "cuda:0,2" run one program, each on its part of the data and its shards
+     of the tensors (tt_parallel); a rank is a thread. Give each data rank its micro-batch with tt_set_rank; a
+     trainer does so. With the same tt_parallel.groups, the bits of a training depend neither on the number of
+     data ranks nor on zero (0 and 1 give the same bits; so do 2, 3 and reduce_micros). GPUs load from one
+     another's memory where a test, made when they are opened, finds that the bytes arrive right. Otherwise,
+     and with TINYTRAIN_PEERS=0 in the environment, data go through the host's memory. When a rank fails, all
+     ranks stop with one sentence. A state is one file of whole tensors, whatever the ranks: a run may resume
+     on other ranks.
      tt_parallel.pipeline cuts a model into stages of consecutive blocks, each with its own parameters, plan
-     and ranks (tt_stage_plan). The inputs of a step's micro-batches wait on the host; tt_update, tt_step and
-     tt_run send them through the stages, with the bits of one stage. So tt_micro_step only checks and takes a
-     micro-batch, and its tt_stats cover those that have run: none.
+     and ranks (tt_stage_plan). The host keeps the inputs of a step's micro-batches; tt_update, tt_step and
+     tt_run send them through the stages. The bits are the bits of one stage. tt_micro_step therefore only
+     checks and keeps a micro-batch, and its tt_stats are zeros because nothing has run yet.
 
    SEVERAL MACHINES
-     With TINYTRAIN_MPI, `mpirun -n 4 program` with device "cpu*2" is 8 ranks, of which each process has two:
-     the bits are those of "cpu*8" in one. Every process runs the whole program, and calls the same functions
-     in the same order; tt_set_rank takes (and ignores, it may be NULL) the data of ranks of others, whose
-     rows must be right. Process 0 alone writes files, and each reads what its ranks need: name files by paths
-     that all see. tt_param_get and what saves a model collect pieces, so all processes call them. The first
-     context starts MPI, which ends with the process; a caller who starts it calls MPI_Init_thread before, and
-     asks for MPI_THREAD_SERIALIZED or more. MPI_Init cannot be interrupted, so the context calls it on a
-     thread of its own: tt_open fails after the timeout where a process does not come, and the program, which
-     then exits, makes mpirun end the job. MPI_Init of a caller and MPI_Finalize, which waits for the others
-     when a process exits, have no bound but that of the whole job: mpirun --timeout SECONDS.
-     As tensor ranks talk within every layer, let the ranks of a process be a multiple of them.
-     tt_plan.sent_bytes says what a process sends in a step.
-     The processes of a host take its GPUs in turn: with "cuda*2" the first has cuda:0 and cuda:1, the second
-     cuda:2 and cuda:3; with "cuda:0" each has that one. What GPUs send goes through the host's memory. Where
-     MPI says of itself that it is CUDA-aware, pieces that ranks gather, and what one sends all or another,
-     goes from GPU to GPU instead; TINYTRAIN_MPI_CUDA=0 or 1 in the environment says it in its place. Sums,
-     and what stages pass on, go through the host's memory with any MPI. The ranks of a pipeline's stage
-     divide those of a process, or are a multiple of them.
-     An error that all meet at once, as a wrong input, leaves the processes at work. One that a rank meets
-     alone, a process that is gone, or one that is not heard of for tt_context_options.timeout, ends the work
-     of all for good: each call then returns the sentence that names process, host and instruction: the one
-     that waits, or the last of which a message came. mpirun ends the job of a process that was killed, with
-     its own sentence on rank, host and signal, before that.
+     With TINYTRAIN_MPI, `mpirun -n 4 program` with device "cpu*2" has 8 ranks, two in each process: the bits
+     are those of "cpu*8" in one process. Every process runs the whole program and calls the same functions in
+     the same order. tt_set_rank accepts and ignores the data of other processes' ranks (the pointer may be
+     NULL), but their numbers of rows must be right. Process 0 alone writes files, and each process reads what
+     its ranks need: use paths that all processes see. tt_param_get and the functions that save a model
+     collect shards, so all processes must call them.
+     The first context starts MPI, which ends with the process. A caller who starts MPI calls MPI_Init_thread
+     before, with MPI_THREAD_SERIALIZED or more. MPI_Init cannot be interrupted, so the context calls it on a
+     separate thread: if a process does not arrive, tt_open fails after the timeout; the program then exits,
+     and mpirun ends the job. Only the time limit of the whole job (mpirun --timeout SECONDS) bounds a
+     caller's MPI_Init, and MPI_Finalize, which waits for the other processes when a process exits.
+     Tensor ranks exchange data within every layer, so let a process have a multiple of the tensor ranks.
+     tt_plan.sent_bytes is what a process sends in a step.
+     The processes of a host divide its GPUs in order: with "cuda*2" the first process has cuda:0 and cuda:1,
+     the second cuda:2 and cuda:3; with "cuda:0" each process uses cuda:0. Data that GPUs send go through the
+     host's memory. If MPI reports that it is CUDA-aware, gathered shards, and what one rank sends to all or
+     to another, go from GPU to GPU; TINYTRAIN_MPI_CUDA=0 or 1 in the environment overrides the report. Sums,
+     and what a stage sends to the next, go through the host's memory with any MPI. The number of ranks of a
+     pipeline's stage must divide the number of ranks of a process, or be a multiple of it.
+     An error that all processes find at once, such as a wrong input, leaves them working. Three errors end
+     the work of all processes for good: an error of one rank alone, a process that is gone, and a process
+     that sends nothing for tt_context_options.timeout. Each later call then returns a sentence that names
+     process, host and instruction: the instruction that waits, or the last instruction that sent a message.
+     If a process is killed, mpirun ends the job first, with its own sentence about rank, host and signal.
 
    LIMITS
-     "cuda" needs compute capability 8.0. Little-endian machines. At most 4 dimensions for parameters, 2 for
-     activations; 2^31 rows; 64 ranks. Products of matrices add up in fp32 whatever the dtype of these; dot
-     products and tiles of bf16 take subnormals as 0, dot products on Arm round to odd.
-     Tiles (AMX) are used where Linux lets the process have them: it refuses if a thread has an alternate
-     signal stack too small to save them, and afterwards takes no such stack. Cross-entropy of logits that
-     something else reads too, or on a CPU with 16-bit gradients, holds the logits whole.
+     "cuda" needs compute capability 8.0. Machines must be little-endian. Parameters have at most 4
+     dimensions, activations 2; there are at most 2^31 rows and 64 ranks. Matrix products add up in fp32
+     whatever the dtype of the matrices; dot products and tiles of bf16 treat subnormals as 0, and dot
+     products on Arm round to odd.
+     Tiles (AMX) need Linux's permission, which Linux refuses if a thread has an alternate signal stack that
+     is too small to save them; once it has granted tiles, it refuses a thread such a stack. Cross-entropy
+     stores its logits whole if something else reads them, or on a CPU with 16-bit gradients.
 
    FILES
-     This file is joined from src/ of tinytrain's repository; a line "==== src/FOLDER/FILE" is where a file
-     begins. Folders: api, backend, base, tape, cpu, ops, passes, plan, ranks, context, compile, run,
-     reports, files, text, data, models, train. Each uses only those before it. */
+     This file is joined from src/ of tinytrain's repository; a line "==== src/FOLDER/FILE" marks the start of
+     a file. Folders: api, backend, base, tape, cpu, ops, passes, plan, ranks, context, compile, run,
+     reports, files, text, data, models, train. Each uses only the folders before it.
 
-/* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they
-   are asked to before the first of them is read. That one defines _FEATURES_H, in glibc and in musl; what it
-   shows can be told from __USE_MISC and __USE_XOPEN2K8 in glibc, from _GNU_SOURCE and _BSD_SOURCE in musl. */
+   GLOSSARY
+     tape           the list of values and instructions that a model records
+     value          a tensor of a tape: shape, dtype, storage. Its rows are fixed, or those of an axis
+     axis           a named number of rows with a capacity; the actual number may differ in each run
+     op             a kind of computation, such as "linear"; an instruction is one use of an op
+     pass           a function that rewrites a tape inside tt_compile
+     program        a compiled tape with its plan
+     plan, arena    the place of each value; the one block of memory that holds the values
+     step           forward, backward and update; an epoch is one sweep over the data
+     target         what a loss compares a row with: a class, the next token, a number
+     micro-batch    the data of one forward and backward; accumulation sums gradients over micro-batches
+     block          the instructions between two tt_block_end marks, usually one layer
+     mark           a wish about one value: tt_output, tt_block_end, tt_keep, tt_recompute, tt_offload
+     recompute      compute an activation a second time in the backward instead of keeping it
+     offload        keep a tensor in the host's memory and copy it to the device when it is used
+     loss scale     a factor of the loss that keeps small f16 gradients above zero
+     rank           one worker with one device. Data ranks divide the data, tensor ranks the layers
+     shard          a rank's part of a divided tensor
+     stage          consecutive blocks of a pipeline, which ranks of their own run
+     process        an operating-system process of a run, which has one or more ranks
+     collective     an exchange over ranks: gather, sum, broadcast or scatter
+     state          a file from which a run resumes: parameters, optimizer state, step, seed */
+
+/* Under -std=c99 the C library's headers declare POSIX functions (sigset_t, clock_gettime, pread) and syscall
+   only if a macro asks for them before the first system header. That header defines _FEATURES_H in glibc and
+   musl. Whether it declares POSIX shows in __USE_MISC and __USE_XOPEN2K8 (glibc) or _GNU_SOURCE and
+   _BSD_SOURCE (musl). */
 #if defined(TINYTRAIN_IMPLEMENTATION) && defined(_FEATURES_H) && \
     !(defined(__USE_MISC) && defined(__USE_XOPEN2K8)) && \
     (defined(__GLIBC__) || !(defined(_GNU_SOURCE) || defined(_BSD_SOURCE)))
 #error "tinytrain: headers before this one hide POSIX: include it first, or use -D_GNU_SOURCE or -std=gnu99"
-#undef TINYTRAIN_IMPLEMENTATION /* so that this is the only error */
+#undef TINYTRAIN_IMPLEMENTATION /* so that no other error follows */
 #endif
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
@@ -240,27 +281,29 @@ extern "C" {
 
 typedef enum tt_status {
     TT_OK = 0,
-    TT_ERR_ARGUMENT,    /* a value outside its documented range, or a contradiction between options */
+    TT_ERR_ARGUMENT,    /* a value outside its documented range, or options that contradict one another */
     TT_ERR_SHAPE,       /* a tensor of the wrong shape or dtype */
     TT_ERR_MEMORY,      /* the allocator returned NULL */
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
-    TT_ERR_FORMAT,      /* a file's content is not what its format prescribes */
-    TT_ERR_STATE,       /* a saved state has other tensors than the program or trainer that is to load it */
+    TT_ERR_FORMAT,      /* a file's content violates its format */
+    TT_ERR_STATE,       /* a saved state whose tensors differ from those of the program or trainer that loads
+                           it */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
-    TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build does not have */
-    TT_ERR_DEVICE,      /* a device is not there, or failed */
+    TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build lacks */
+    TT_ERR_DEVICE,      /* a device that is absent or has failed */
     TT_ERR_INTERNAL     /* the verifier found a program that no user input should produce: please report it */
 } tt_status;
 
 const char *tt_status_name(tt_status status); /* "TT_ERR_SHAPE" */
 
 typedef struct tt_context tt_context; /* owns threads, hooks and parameters; use from one thread at a time */
-typedef struct tt_tape tt_tape;       /* a recorded program, not yet compiled */
+typedef struct tt_tape tt_tape;       /* the recorded values and instructions of a model */
 typedef struct tt_program tt_program; /* a compiled program: instructions with places in one arena */
 typedef struct tt_param tt_param;     /* a named tensor that outlives programs */
 
-/* Marks a function that formats as printf: argument `text`, the format, and from `first` on (0: va_list). */
+/* Lets the compiler check a function that formats like printf: `text` is the number of the format argument,
+   `first` the number of the first argument to format (0: a va_list). */
 #ifdef __GNUC__
 #define TT_PRINTF(text, first) __attribute__((__format__(__printf__, text, first)))
 #else
@@ -269,22 +312,24 @@ typedef struct tt_param tt_param;     /* a named tensor that outlives programs *
 
 typedef enum tt_log_level { TT_LOG_DEBUG, TT_LOG_INFO, TT_LOG_WARNING, TT_LOG_ERROR } tt_log_level;
 
-/* id is a short stable word ("threads", "checkpoint"), message one sentence without a newline. */
+/* Receives messages. id is a short stable word ("threads", "checkpoint"), message one sentence without a
+   newline. */
 typedef struct tt_logger {
     void (*log)(void *user, tt_log_level level, const char *id, const char *message);
     void *user;
 } tt_logger;
 
-/* allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A context makes one
-   call of these at a time, not always from the same thread. */
+/* Memory functions. allocate returns memory aligned to `alignment` (a power of two, at least 64) or NULL. A
+   context calls one of these functions at a time, but not always from the same thread. */
 typedef struct tt_allocator {
     void *(*allocate)(void *user, size_t bytes, size_t alignment);
     void (*release)(void *user, void *memory, size_t bytes);
     void *user;
 } tt_allocator;
 
-/* File access. open: mode 'r' or 'w' (create or truncate), NULL on failure. read/write move exactly n bytes
-   or return false; reads are positioned, writes are sequential. reason() describes the last failure. */
+/* File functions. open takes mode 'r' or 'w' (create or truncate) and returns NULL on failure. read and write
+   move exactly n bytes or return false; reads are positioned, writes are sequential. reason() describes the
+   last failure. */
 typedef struct tt_files {
     void *(*open)(void *user, const char *path, char mode);
     int64_t (*size)(void *user, void *file);
@@ -294,74 +339,85 @@ typedef struct tt_files {
     bool (*close)(void *user, void *file);
     bool (*rename)(void *user, const char *from, const char *to);
     bool (*remove)(void *user, const char *path);
-    bool (*make_folder)(void *user, const char *path); /* true if it exists already */
-    /* Calls each() with every entry's name until it returns false. False: no folder, or an error. */
+    bool (*make_folder)(void *user, const char *path); /* returns true if it already exists */
+    /* Calls each() with the name of every entry until each() returns false. Returns false if there is no such
+       folder, or on an error. */
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
     const char *(*reason)(void *user);
     void *user;
-    /* These may be NULL. lock: opens a file, made if need be, writes a text into it and holds it: until it is
-       closed or the process has ended, nobody else can, in this process neither. NULL on failure: *held, as
-       another holds it. space: bytes that can still be written to files of a folder; -1: that is unknown. */
+    /* lock and space may be NULL. lock opens a file, creates it if necessary, writes a text into it and holds
+       it: until the file is closed or the process has ended, nobody else can lock it, not even this process.
+       It returns NULL on failure and sets *held if the reason is that another holds the file. space returns
+       the number of bytes that can still be written to files of a folder, or -1 if the number is unknown. */
     void *(*lock)(void *user, const char *path, const char *text, bool *held);
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
-/* How errors of memory_budget name options and bytes: by default as the fields of tt_compile_options, and a
-   program with options of its own as these. */
+/* How messages about memory_budget name options and bytes. By default they name the fields of
+   tt_compile_options; a program with command-line options can make them name its own options. */
 typedef struct tt_wording {
-    const char *budget;  /* default "memory_budget" */
-    const char *smaller; /* what needs less memory; default "A micro-batch of fewer rows" */
-    /* Writes an option and its value; default: recompute "blocks". value NULL: the option alone. */
+    const char *budget;  /* name of the budget; default "memory_budget" */
+    const char *smaller; /* a change that needs less memory; default "A micro-batch of fewer rows" */
+    /* Writes an option and its value, or the option alone if value is NULL. Default: writes as recompute
+       "blocks". */
     void (*option)(void *user, const char *name, const char *value, char *to, size_t capacity);
-    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* default: only the number */
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes; default:
+                                                                           only the number */
     void *user;
 } tt_wording;
 
 typedef struct tt_context_options {
-    int threads;            /* that compute, the caller's included, 0..256; 0: as many as the calling thread
-                               may use by its affinity mask and the CPU quotas of its control groups */
-    uint64_t seed;          /* of initialisation, dropout, shuffling, stochastic rounding. Default 1 */
-    bool verify;            /* run the verifier after each pass. Default: true unless NDEBUG is defined */
-    const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512", "neon"; also the
-                               environment's TINYTRAIN_ISA */
-    double timeout;         /* seconds, above 0, that a rank waits for another, or a process for others to
-                               come to tt_open and tt_close, before all fail. Default 600 */
-    const char *bf16;       /* products of two bf16 matrices: "convert" (to fp32), "dot" (bf16 dot-product
-                               instructions), "tiles" (Intel AMX), NULL (the fastest on this CPU model); also
-                               TINYTRAIN_BF16. With the second and third, attention on x86 uses them too, and
-                               its backward rounds its weights and their gradients to bf16 */
-    tt_logger logger;       /* default: warnings and errors to stderr */
-    tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks */
-    tt_files files;         /* default: POSIX */
-    tt_wording wording;
+    int threads;            /* Set it to limit the threads that compute, the caller's thread included, 0..256;
+                               default 0: as many as the calling thread may use by its affinity mask and the
+                               CPU quotas of its control groups */
+    uint64_t seed;          /* Set it for other random numbers in initialisation, dropout, shuffling and
+                               stochastic rounding; default 1 */
+    bool verify;            /* Set it to run the verifier after each pass, or not; default: true unless NDEBUG
+                               is defined */
+    const char *isa;        /* Set it to force an instruction set: "portable", "avx2", "avx512", "neon";
+                               default NULL: TINYTRAIN_ISA in the environment if it is set, else the best */
+    double timeout;         /* Set it to change how many seconds, above 0, a rank waits for another rank, or
+                               tt_open and tt_close wait for other processes, before all fail; default 600 */
+    const char *bf16;       /* Set it to force how bf16 matrices are multiplied: "convert" (to fp32), "dot"
+                               (bf16 dot-product instructions) or "tiles" (Intel AMX); default NULL:
+                               TINYTRAIN_BF16 in the environment if it is set, else the fastest on this CPU
+                               model. With "dot" and "tiles", attention on x86 uses these instructions and its
+                               backward rounds attention weights and their gradients to bf16 */
+    tt_logger logger;       /* Set it to receive messages; default: warnings and errors go to stderr */
+    tt_allocator allocator; /* Set it to provide memory; default: posix_memalign, with huge pages advised for
+                               large blocks */
+    tt_files files;         /* Set it to replace file access; default: POSIX */
+    tt_wording wording;     /* Set it to change the words of messages; default: the fields' names */
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);
 
-/* Opens a context; options NULL: defaults. Returns NULL, and tells the logger why, if there is not enough
-   memory, if threads cannot be started, if the CPU lacks the isa or bf16 that was asked for, or if another
-   process has a different version, isa, bf16 or seed, or does not come before the timeout. */
+/* Opens a context; NULL options stand for the defaults. Returns NULL, and tells the logger why, if memory
+   runs out, if threads cannot be started, if the CPU lacks the requested isa or bf16, or if another process
+   has a different version, isa, bf16 or seed, or does not arrive before the timeout. */
 tt_context *tt_open(const tt_context_options *options);
-/* Frees the parameters too. Free programs, tapes and trainers first. NULL is fine. */
+/* Closes a context and frees its parameters. Free programs, tapes and trainers first. ctx may be NULL. */
 void tt_close(tt_context *ctx);
 
-/* The last failure in one sentence; "" if none. Where a status was not read, the first failure is kept: an op
-   whose parameter could not be made, and a run without an input whose tt_set failed, name it. */
+/* Returns the last failure in one sentence, or "" if none. If the caller did not read a status, the first
+   failure is kept: an op whose parameter could not be made names that failure, and so does a run without an
+   input whose tt_set failed. */
 const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
-/* Of the processes that a launcher such as mpirun has started, where TINYTRAIN_MPI is defined: which one this
-   is, and how many there are. 0 and 1 without one. */
+/* Return the number of this process, and how many processes a launcher such as mpirun has started (needs
+   TINYTRAIN_MPI). Without a launcher they return 0 and 1. */
 int tt_process(const tt_context *ctx);
 int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable" */
-size_t tt_allocated_bytes(const tt_context *ctx);   /* now held, less 64 for each block of the allocator's */
-double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads, measured once, in 30 ms */
+size_t tt_allocated_bytes(const tt_context *ctx);   /* bytes held now, less 64 for each block of the
+                                                       allocator */
+double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads; measured once, in 30 ms */
 
-/* Describes the devices of a kind ("cpu", "cuda"; NULL: that of tt_compile_options.device) on this machine,
-   which of them programs use, and why: lines of text into `to`, always terminated and cut at `capacity` bytes
-   (0: nothing is written). Opens the device. Returns TT_OK if programs can run there, else tt_error says why
-   not. examples/tt_doctor.c prints the text. */
+/* Writes lines of text about the devices of a kind ("cpu", "cuda"; NULL: the default of
+   tt_compile_options.device) on this machine, which of them programs use, and why. The text in `to` is always
+   terminated and cut at `capacity` bytes (0: nothing is written). The function opens the device. Returns
+   TT_OK if programs can run there, else tt_error says why not. examples/tt_doctor.c prints the text. */
 tt_status tt_device_text(tt_context *ctx, const char *kind, char *to, size_t capacity);
 
 /* ==== src/api/params.h */
@@ -374,233 +430,261 @@ const char *tt_dtype_name(tt_dtype dtype); /* "f32" */
 
 typedef enum tt_init_kind { TT_INIT_ZEROS, TT_INIT_ONES, TT_INIT_NORMAL, TT_INIT_UNIFORM } tt_init_kind;
 
-typedef struct tt_init { /* how a parameter starts when no file or tt_param_set gives it values */
+typedef struct tt_init { /* first values of a parameter that neither a file nor tt_param_set fills */
     tt_init_kind kind;
     float scale; /* standard deviation of NORMAL (mean 0); half-width of UNIFORM */
 } tt_init;
 
-/* A parameter of up to 4 dimensions. The name must be unique in the context. It takes no memory until a
-   program that uses it allocates, and is then filled in place: from its file, from tt_param_set, or from
-   `init` by the counter-based generator (the same values for every dtype, device and number of threads). */
+/* Makes a parameter of up to 4 dimensions. The name must be unique in the context. A parameter needs no
+   memory until a program that uses it allocates its arena. Then the parameter is filled in place: from its
+   file, from tt_param_set, or from `init` by a counter-based generator (the same values for every dtype,
+   device and number of threads). */
 tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_t *dims, tt_init init);
 const char *tt_param_name(const tt_param *p);
 int tt_param_ndim(const tt_param *p);
 const int64_t *tt_param_dims(const tt_param *p);
 int64_t tt_param_size(const tt_param *p);
-/* Both take tt_param_size floats, converted to and from its dtype. */
+/* Copy tt_param_size floats to or from the parameter, converted to or from its dtype. */
 tt_status tt_param_set(tt_param *p, const float *values);
 tt_status tt_param_get(const tt_param *p, float *values);
-tt_param *tt_param_find(tt_context *ctx, const char *name); /* NULL if there is none */
-/* Parameters 0 to tt_param_count - 1 are those of a context in the order in which they were made; NULL where
-   there is no number k. */
+tt_param *tt_param_find(tt_context *ctx, const char *name); /* NULL if no parameter has that name */
+/* tt_param_at returns parameter k of a context, in the order of their creation, k from 0 to tt_param_count -
+   1, or NULL if k is outside that range. */
 int tt_param_count(const tt_context *ctx);
 tt_param *tt_param_at(const tt_context *ctx, int k);
 
-/* Marks the parameters whose name matches a pattern ('*' any run of characters, '?' one, '[0-3a]' one of
-   these) as frozen or trainable. A frozen parameter takes no gradient, no optimizer state and no backward
-   work in programs compiled afterwards. Returns how many matched. */
+/* Marks the parameters whose names match a pattern as frozen or trainable. In the pattern '*' stands for any
+   run of characters, '?' for one character, '[0-3a]' for one of those listed. In programs compiled afterwards
+   a frozen parameter has no gradient, no optimizer state and no work in the backward. Returns the number of
+   matching parameters. */
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
 bool tt_param_frozen(const tt_param *p);
 
 /* ==== src/api/tape.h */
 /* --------------------------------------------------------------------------------------------------- tape */
 
-/* A tensor on a tape; id 0 is "none". `tape` tells the tape, so that a value of another one is refused. */
+/* A value of a tape; id 0 is "none". `tape` identifies the tape, so that another tape's value is refused. */
 typedef struct tt_value { int32_t id; uint32_t tape; } tt_value;
 
+/* Makes an empty tape; NULL when out of memory. tt_compile copies it, so it may be freed afterwards. */
 tt_tape *tt_tape_new(tt_context *ctx);
 void tt_tape_free(tt_tape *t);
 
-/* The first wrong shape marks the tape: later ops do nothing, tt_compile fails. This tells it earlier. */
+/* Returns the tape's status. The first wrong shape marks the tape: later ops do nothing, and tt_compile
+   fails. This function tells the error earlier. */
 tt_status tt_tape_status(const tt_tape *t);
-void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* in plans and errors */
-int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 where the tape has no such value */
-/* The rows of v as an op takes them: the axis that they are, or a fixed number; 0 where the tape has no such
-   value. tt_input(t, "score", TT_F32, tt_value_axis(t, logits), 1) has as many rows as `logits`. */
+void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* names v in plans and
+                                                                                  errors */
+int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 if the tape has no such value */
+/* Returns the rows of v in the form that an op takes: their axis, or a fixed number; 0 if the tape has no
+   such value. tt_input(t, "score", TT_F32, tt_value_axis(t, logits), 1) has as many rows as `logits`. */
 int64_t tt_value_axis(const tt_tape *t, tt_value v);
 int64_t tt_value_width(const tt_tape *t, tt_value v);
 
-/* A named number of rows with a capacity; the actual number may differ in each run. Use the result where an
-   op asks for rows. Example: tt_axis(t, "tokens", 8192). Of one name there is one axis: asked for again, with
-   the same capacity, it is returned. */
+/* Returns an axis: a named number of rows with a capacity, whose actual number may differ in each run. Pass
+   the result where an op takes rows, for example tt_axis(t, "tokens", 8192). A name stands for one axis: a
+   second call with the same name and capacity returns the same axis. */
 int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity);
 
+/* Records an input (rows, width); rows is a number or an axis. tt_set gives it data before each run. */
 tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width);
-/* An input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows; strictly rising. */
+/* Records an input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows; strictly
+   rising. */
 tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs);
-tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand: 1-D (n) is (1, n) */
-void tt_output(tt_tape *t, tt_value v); /* keep v until the end of a run, for tt_get */
-void tt_block_end(tt_tape *t, tt_value v); /* v ends a block: tt_compile_options.recompute keeps it */
-/* Whatever tt_compile_options.offload says, v lies in the host's memory while nothing uses it: a parameter,
-   or what the backward reads of the forward, which recompute then keeps. */
+tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand; 1-D (n) becomes (1, n) */
+void tt_output(tt_tape *t, tt_value v); /* keeps v until the end of a run, for tt_get */
+void tt_block_end(tt_tape *t, tt_value v); /* marks v as the end of a block, which
+                                              tt_compile_options.recompute saves */
+/* Stores v in the host's memory while nothing uses it, whatever tt_compile_options.offload says. v is a
+   parameter, or a value of the forward that the backward reads; recompute then saves it. */
 void tt_offload(tt_tape *t, tt_value v);
-/* What the backward reads of v is kept for it, or computed again from what is there, whatever
-   tt_compile_options.recompute says: the same bits. Of two marks the later one counts. Where the backward
-   does not read v (as what goes into a sum), or v cannot be computed again (inputs, parameters, losses,
-   outputs, ends of blocks, what is marked by tt_offload), a mark changes nothing. */
+/* tt_keep saves v for the backward, and tt_recompute makes the backward recompute it from saved values,
+   whatever tt_compile_options.recompute says; the bits are the same. The later of two marks counts. A mark
+   changes nothing if the backward does not read v (such as an operand of a sum), or if v cannot be recomputed
+   (inputs, parameters, losses, outputs, ends of blocks, values marked by tt_offload). */
 void tt_keep(tt_tape *t, tt_value v);
 void tt_recompute(tt_tape *t, tt_value v);
 
-/* y = x W^T + b.  x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
+/* Records y = x W^T + b. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
-/* ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails the run and is named. */
+/* Records a table lookup. ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails
+   the run, and the error names it. */
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
-/* ... rows ids + offset of the table */
+/* Records a lookup of the rows ids + offset of the table; shapes and errors as tt_embedding's. */
 tt_value tt_embedding_offset(tt_tape *t, tt_value ids, tt_param *table, int offset);
-/* (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016).  x (rows, D), w (D), b (D) or NULL */
+/* Records (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016). x (rows, D), w (D), b (D) or
+   NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
-/* x / sqrt(mean(x^2) + eps) * w over each row (Zhang, Sennrich 2019).  x (rows, D), w (D), eps >= 0 */
+/* Records x / sqrt(mean(x^2) + eps) * w over each row (Zhang, Sennrich 2019). x (rows, D), w (D), eps >= 0 */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
 tt_value tt_gelu(tt_tape *t, tt_value x);      /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016) */
-tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* its tanh form, "gelu_new" */
+tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* tanh approximation of GELU, "gelu_new" */
 tt_value tt_relu(tt_tape *t, tt_value x);
 tt_value tt_tanh(tt_tape *t, tt_value x);
 tt_value tt_silu(tt_tape *t, tt_value x);      /* x / (1 + exp(-x)) */
-tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* same shape, or b (1, D): added to every row of a */
+tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* b has a's shape, or is (1, D) and is added to every
+                                                        row of a */
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* same shape; element by element */
-/* tt_mul(t, tt_silu(t, gate), up) at once: the backward needs gate and up and nothing else, and in 16 bits
+/* Records tt_mul(t, tt_silu(t, gate), up) as one op: the backward needs only gate and up, and in 16 bits
    silu(gate) is not rounded. gate, up (rows, D) -> (rows, D) (SwiGLU: Shazeer, "GLU variants improve
    transformer", 2020) */
 tt_value tt_swiglu(tt_tape *t, tt_value gate, tt_value up);
-tt_value tt_scale(tt_tape *t, tt_value x, float s);
-/* Training: zero with probability p, else x / (1 - p); p in [0, 1). The mask is a function of (seed, step,
-   micro-batch, instruction, element) and is never stored. p acts in steps of 2^-16. Without training: x. */
+tt_value tt_scale(tt_tape *t, tt_value x, float s); /* s x */
+/* Records dropout. In training an element becomes zero with probability p, else x / (1 - p); p in [0, 1). The
+   mask is a function of (seed, step, micro-batch, instruction, element) and is never stored. p is rounded to
+   a multiple of 2^-16. Without training the result is x. */
 tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 
-/* Which columns of a head are a pair: j and j + size / 2 (GPT-NeoX; LLaMA as transformers has it), or 2 j and
-   2 j + 1 (GPT-J; LLaMA as Meta has it). */
+/* The columns of a head that form a pair: j and j + size / 2 (GPT-NeoX; LLaMA in transformers), or 2 j and 2
+   j + 1 (GPT-J; LLaMA in Meta's code). */
 typedef enum tt_rotary_pairs { TT_ROTARY_HALVES, TT_ROTARY_NEIGHBOURS } tt_rotary_pairs;
-/* For sequences longer than those of the pretraining: PLAIN: base^(-2 j / size); LINEAR: that over `factor`
-   (Chen et al., "Extending context window of large language models via positional interpolation", 2023); or
-   between the two: LLAMA3 by wavelength (Llama 3.1), YARN by turns within `original` positions (Peng et al.,
-   "YaRN: Efficient context window extension of large language models", 2023). */
+/* Frequencies for sequences longer than those of the pretraining. PLAIN: base^(-2 j / size). LINEAR: PLAIN /
+   `factor` (Chen et al., "Extending context window of large language models via positional interpolation",
+   2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within `original`
+   positions (Peng et al., "YaRN: Efficient context window extension of large language models", 2023). */
 typedef enum tt_rotary_scaling {
     TT_ROTARY_PLAIN, TT_ROTARY_LINEAR, TT_ROTARY_LLAMA3, TT_ROTARY_YARN
 } tt_rotary_scaling;
 
 typedef struct tt_rotary_options {
-    int heads;                 /* divides the width of x */
-    int size;                  /* columns of each head that turn, its first, at most 512. Of an odd size one
-                                  more turns, as with transformers' GPT-NeoX. 0: all */
-    tt_rotary_pairs pairs;     /* default TT_ROTARY_HALVES */
-    float base;                /* default 10000 */
-    tt_rotary_scaling scaling; /* default TT_ROTARY_PLAIN. What follows is not read then */
-    float factor;              /* at least 1. Default 1 */
-    int original;              /* LLAMA3, YARN: positions of the pretraining. Default 8192 */
-    float low, high;           /* LLAMA3: low_freq_factor and high_freq_factor, default 1 and 4 where both are
-                                  0; YARN: beta_slow and beta_fast, 1 and 32 */
-    float magnitude;           /* YARN: multiplies the result. Default 0: 0.1 log(factor) + 1 */
+    int heads;                 /* Set it to the heads of x, which divide its width; there is no default */
+    int size;                  /* Set it to turn only a number of first columns of each head, at most 512;
+                                  default 0: all. With an odd size one more column turns, as in transformers'
+                                  GPT-NeoX */
+    tt_rotary_pairs pairs;     /* Set it to pair columns as the model does; default TT_ROTARY_HALVES */
+    float base;                /* Set it to the model's rotary base; default 10000 */
+    tt_rotary_scaling scaling; /* Set it for longer sequences; default TT_ROTARY_PLAIN, which does not read
+                                  the fields below */
+    float factor;              /* Set it to stretch positions by so much, at least 1; default 1 */
+    int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining; default
+                                  8192 */
+    float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and
+                                  4 if both are 0), with YARN to beta_slow and beta_fast (default 1 and 32) */
+    float magnitude;           /* Set it with YARN to multiply the result; default 0: 0.1 log(factor) + 1 */
 } tt_rotary_options;
 tt_rotary_options tt_rotary_options_default(int heads);
 
-/* Rotary positions (Su et al., "RoFormer", 2021): pair j of each head is turned by position * frequency j.
-   x (rows, heads * head_size), positions i32 (rows, 1), in 0..2^24 - 1 -> (rows, heads * head_size) */
+/* Records rotary positions (Su et al., "RoFormer", 2021): pair j of each head is turned by position *
+   frequency j. x (rows, heads * head_size), positions i32 (rows, 1), in 0..2^24 - 1 -> (rows, heads *
+   head_size) */
 tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_options *o);
 
 typedef struct tt_attention_options {
-    int heads;     /* of q, whose width it divides; those of k and v are as wide */
-    bool causal;   /* a row sees itself and earlier rows of its sequence. Default false */
-    float scale;   /* of q k^T; default 0: 1 / sqrt(head size) */
-    float dropout; /* of the attention weights, in training: at most 255/256, rounded to a multiple of 1/256,
-                      which is not 0 unless it is 0. Default 0 */
-    int window;    /* row i sees row j where i - window < j <= i, as with sliding_window in transformers'
-                      Mistral and Qwen2; unless causal, also where i < j < i + window. Time goes with rows *
-                      window (Beltagy et al., "Longformer", 2020). Default 0: no window */
-    float alibi;   /* scores fall by alibi * slope of the head * distance of the rows (Press et al., "Train
-                      short, test long", 2022; the slopes of transformers' build_alibi_tensor, unrounded).
-                      1: as BLOOM; 1 / sqrt(head size): as Falcon. Default 0: not at all */
-    bool alibi_rounded; /* of causal rows: slopes, the numbers of rows in their sequence, and the products of
-                           both are rounded to bf16 first, as transformers' Falcon does it, which differs from
-                           9 heads or 257 rows on. "cuda" takes no tensor cores for it. Default false */
-    /* Block-sparse attention (Zaheer et al., "Big bird", 2020), of rows that are neither causal nor in a
-       window nor biased. A sequence is blocks of so many rows, of which the last may have fewer. The first
-       and the last see all blocks and are seen by all; block i also sees blocks i - 1, i and i + 1 and those
-       in its list. Time goes with the blocks that are seen. Default 0: not by blocks */
+    int heads;     /* Set it to the heads of q, which divide its width; there is no default. Heads of k and v
+                      have q's width */
+    bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence;
+                      default false */
+    float scale;   /* Set it to scale q k^T by another factor; default 0: 1 / sqrt(head size) */
+    float dropout; /* Set it to drop attention weights in training: at most 255/256, rounded to a multiple of
+                      1/256; a rate above 0 is rounded to 1/256 at least; default 0 */
+    int window;    /* Set it to limit attention to near rows; default 0: no window. Row i attends to row j if
+                      i - window < j <= i, as with sliding_window in transformers' Mistral and Qwen2; unless
+                      causal, also if i < j < i + window. Time is proportional to rows * window (Beltagy et
+                      al., "Longformer", 2020) */
+    float alibi;   /* Set it for ALiBi; default 0: no ALiBi. Scores fall by alibi * slope of the head *
+                      distance of the rows (Press et al., "Train short, test long", 2022; the slopes of
+                      transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 / sqrt(head size): Falcon */
+    bool alibi_rounded; /* Set it with causal rows for the rounding of transformers' Falcon; default false.
+                           Slopes, row numbers within the sequence, and their products are then rounded to
+                           bf16 first; results differ from 9 heads or 257 rows on. "cuda" then uses no tensor
+                           cores */
+    /* Set it to the rows of a block for block-sparse attention; default 0: off (Zaheer et al., "Big bird",
+       2020). It excludes causal, window and alibi. A sequence is divided into blocks of `block` rows; the
+       last may have fewer. The first and the last block attend to all blocks, and all attend to them; block i
+       also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time is proportional to the
+       pairs of blocks that attend */
     int block;
-    int dense;            /* sequences of at most so many rows are not taken by blocks. Default 0 */
-    int listed, list_rows; /* blocks in a list; blocks of a sequence that have one, from its first on */
-    /* (heads, list_rows, listed), in 0..65535, copied; may be NULL if `listed` is 0. A block that the
-       sequence does not have is not seen; one that is listed and seen anyway counts as often. */
+    int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
+    int listed, list_rows; /* Set them to the blocks in a list, and to how many first blocks of a sequence
+                              have a list; default 0 */
+    /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
+       block beyond the sequence's end is skipped. A block that is listed several times, or is attended
+       anyway, counts as often. */
     const int32_t *lists;
-    bool lists_for_training; /* a program that does not train sees block 0 in place of each listed one, as
-                                transformers' BigBird does. Default false */
-    int max_length; /* rows of the longest sequence that may come: a GPU chooses its kernels by it. A longer
-                       one is refused. Default 0: any number */
+    bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
+                                train, as transformers' BigBird does; default false */
+    int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by it,
+                       and a longer sequence is refused; default 0: any number */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
-/* softmax(scale q k^T) v within each sequence, per head; O(rows) memory (Dao et al. 2022).
+/* Records softmax(scale q k^T) v within each sequence, per head; O(rows) memory (Dao et al. 2022).
    q (rows, heads * head_size), k, v (rows, key_heads * head_size), seq_start (seqs + 1, 1)
-   -> (rows, heads * head_size). key_heads divides heads: each serves heads / key_heads of q that follow each
-   other (1: Shazeer, "Fast transformer decoding", 2019; else Ainslie et al., "GQA", 2023). */
+   -> (rows, heads * head_size). key_heads divides heads: each key head serves heads / key_heads consecutive
+   heads of q (1: Shazeer, "Fast transformer decoding", 2019; else Ainslie et al., "GQA", 2023). */
 tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start,
                       const tt_attention_options *o);
 
-/* The same of some rows as queries: row i32 (n, 1) says which rows of the batch those of q are. q (n, heads *
-   head_size), k, v (rows, key_heads * head_size) -> (n, heads * head_size) */
+/* Records attention with some rows as queries: row i32 (n, 1) holds the numbers of q's rows in the batch. q
+   (n, heads * head_size), k, v (rows, key_heads * head_size) -> (n, heads * head_size) */
 tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, tt_value row,
                            const tt_attention_options *o);
-/* Rows that a program keeps from run to run, 0 at first: f32 (rows, width), or of 16 bits where activations
-   are. With tt_attention_rows: keys and values of tokens that earlier runs have seen. For programs that do
-   not train. */
+/* Records a cache: rows that a program keeps from run to run, 0 at first; f32 (rows, width), or 16-bit if
+   activations are. tt_attention_rows reads from it the keys and values of tokens of earlier runs. Only for
+   programs that do not train. */
 tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width);
-/* Row index[r] of a cache becomes row r of x; no row twice in one run. x (n, width), index i32 (n, 1) -> the
-   cache, for what is recorded behind it */
+/* Stores row r of x in row index[r] of a cache; a run must not store a row twice. x (n, width), index i32 (n,
+   1) -> the cache for ops recorded later */
 tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index);
 
 tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index); /* x (rows, D), index i32 (n, 1) -> (n, D) */
-/* x (rows, D) -> (seqs, D), the mean of each sequence. */
+/* Records the mean of each sequence. x (rows, D), seq_start (seqs + 1, 1) -> (seqs, D) */
 tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start);
-/* x with `row` in the rows that index lists (class, mask tokens). x (rows, D), index i32 (n, 1), row (D) */
+/* Records x with `row` in the rows that index lists (class and mask tokens). x (rows, D), index i32 (n, 1),
+   row (D) -> (rows, D) */
 tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row);
 
 typedef struct tt_patch_options {
-    int height, width, channels; /* of the images; channels 1..4 */
-    int patch;                   /* side of a patch, divides height and width */
-    float mean[4], std[4];       /* of each channel: patches hold (pixel / 255 - mean) / std. Default 0.5 */
+    int height, width, channels; /* Set them to the size of the images; channels 1..4; there is no default */
+    int patch;                   /* Set it to the side of a patch, which divides height and width; there is no
+                                    default */
+    float mean[4], std[4];       /* Set them to normalise each channel: patches hold (pixel / 255 - mean) /
+                                    std; default 0.5 */
 } tt_patch_options;
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
 
-/* Patches of images as rows (Dosovitskiy et al. 2021). pixels u8 (seqs, height * width * channels): rows of
-   the image from the top, the channels of a pixel together. positions i32 (rows, 1): p > 0 is patch p - 1,
-   counted along the rows of patches; 0 gives a row of zeros, for a class token. seq_start (seqs + 1, 1):
-   which rows belong to which image; any selection of patches in any order.
-   -> (rows, channels * patch * patch), in the order channel, y, x (that of a convolution's weight). */
+/* Records patches of images as rows (Dosovitskiy et al. 2021). pixels u8 (seqs, height * width * channels):
+   the top row of the image first, the channels of a pixel together. positions i32 (rows, 1): p > 0 is patch p
+   - 1, counted along the rows of patches; 0 gives a row of zeros, for a class token. seq_start (seqs + 1, 1):
+   the rows of each image; any selection of patches in any order.
+   -> (rows, channels * patch * patch), in the order channel, y, x of a convolution's weight. */
 tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start,
                     const tt_patch_options *o);
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of columns from `from` on */
-/* A view of as many elements: of fixed rows, or of an axis, whose rows stay whole (the same width). */
+/* Records a view with the same number of elements: of fixed rows, or of an axis with the same width. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
-    int ignore_index;      /* a target with this value counts for nothing. Default -100 */
-    float label_smoothing; /* in [0, 1): target (1 - s) one-hot + s / classes. Default 0 */
-    tt_value weights;      /* f32 (rows, 1) input, >= 0; default none (all 1) */
-    /* f32 (1, classes) input, >= 0; default none. A row weighs as its target's class, and each class's share
-       of the smoothed target as that class, as in PyTorch's CrossEntropyLoss. Not with `weights`. */
+    int ignore_index;      /* Set it to the target value that does not count; default -100 */
+    float label_smoothing; /* Set it to smooth targets, in [0, 1): (1 - s) one-hot + s / classes; default 0 */
+    tt_value weights;      /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1) */
+    /* Set it to weight classes: f32 (1, classes) input, >= 0; default none. A row has the weight of its
+       target's class; with smoothing, each class's share of the target has the weight of that class, as in
+       PyTorch's CrossEntropyLoss. Excludes `weights`. */
     tt_value class_weights;
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
 
-/* Sum over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum of the weights of the rows that
-   count. logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL: defaults. Logits that come from
-   tt_linear, are read by nothing else and take 16 MiB or more are only stored 256 rows at a time, if the
-   gradients of parameters are f32. */
+/* Records the cross-entropy: the sum over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum
+   of the weights of the rows that count. logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL:
+   defaults. If the logits come from tt_linear, are read by nothing else and need 16 MiB or more, at most 512
+   rows of them (2,048 on "cuda") are stored at a time, provided that gradients of parameters are f32. */
 tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *o);
-/* Targets that are probabilities of all classes: of a teacher (Hinton et al., "Distilling the knowledge in a
-   neural network", 2015), or of mixed labels. Sum over rows of w_r * sum over classes of -target * log
-   softmax(logits_r), divided by the sum of the weights. logits, targets (rows, classes), weights (rows, 1) if
-   given -> (1, 1). Targets are taken as they are, whatever they sum to, and get no gradient; no row counts as
-   predicted right. */
+/* Records the cross-entropy with targets that are probabilities of all classes: a teacher's (Hinton et al.,
+   "Distilling the knowledge in a neural network", 2015), or mixed labels. It is the sum over rows of w_r *
+   sum over classes of -target * log softmax(logits_r), divided by the sum of the weights. logits, targets
+   (rows, classes), weights (rows, 1) or none -> (1, 1). Targets are used as given, whatever they sum to, and
+   get no gradient; no row counts as predicted right. */
 tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt_value weights);
-/* Mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) if given. -> (1, 1) */
+/* Records the mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) or none -> (1,
+   1) */
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
 /* ==== src/api/program.h */
 /* --------------------------------------------------------------------------------------------- optimizers */
 
-/* X(kind, name, op, decoupled, state, word, second state, its word). `op` computes the update. `decoupled`:
-   weight decay bypasses the gradient. A state is what the op keeps of each parameter (NULL: nothing); in
-   saved states its word, which is PyTorch's, stands before the parameter's name. */
+/* Table of the optimizers: X(kind, name, op, decoupled, state, word, second state, its word). `op` computes
+   the update. `decoupled`: weight decay bypasses the gradient. A state is a tensor that the op keeps for each
+   parameter (NULL: none). In saved states its word, which is PyTorch's, precedes the parameter's name. */
 #define TT__OPTIMIZERS(X) \
     X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
     X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
@@ -610,229 +694,259 @@ typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
 #undef TT__KIND
 
 typedef struct tt_optimizer_options {
-    tt_optimizer_kind kind;         /* default TT_ADAMW (Loshchilov, Hutter 2019) */
-    float momentum;                 /* SGD; default 0 */
-    bool nesterov;                  /* SGD; default false */
-    float beta1, beta2, eps;        /* Adam(W); default 0.9, 0.999, 1e-8 */
-    float weight_decay;             /* default 0.01. SGD, ADAM: added to the gradient; ADAMW: decoupled */
-    const char *const *no_decay;    /* NULL-terminated name patterns without decay; default: 1-D parameters
-                                       (biases, norms). An empty list decays all */
-    float clip_norm;                /* largest global norm of the gradient; 0: no clipping. Default 0 */
+    tt_optimizer_kind kind;         /* Set it to choose the optimizer; default TT_ADAMW (Loshchilov, Hutter
+                                       2019) */
+    float momentum;                 /* Set it for SGD with momentum; default 0 */
+    bool nesterov;                  /* Set it for Nesterov's momentum in SGD; default false */
+    float beta1, beta2, eps;        /* Set them to tune Adam and AdamW; default 0.9, 0.999, 1e-8 */
+    float weight_decay;             /* Set it to change the weight decay; default 0.01. SGD and ADAM add the
+                                       decay to the gradient; in ADAMW it is decoupled */
+    const char *const *no_decay;    /* Set it to name patterns of parameters without decay, ended by NULL;
+                                       default: 1-D parameters (biases, norms). An empty list decays all */
+    float clip_norm;                /* Set it to limit the global norm of the gradient; default 0: no limit */
 } tt_optimizer_options;
 tt_optimizer_options tt_optimizer_options_default(void);
 
 typedef enum tt_schedule_kind { TT_CONSTANT, TT_LINEAR, TT_COSINE } tt_schedule_kind;
 
 typedef struct tt_schedule {
-    tt_schedule_kind kind;
-    float lr, min_lr;      /* after the warm-up lr stays, or falls to min_lr, linearly or along a cosine */
-    int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps (as transformers does) */
-    int64_t total_steps;   /* of warm-up and decay together */
+    tt_schedule_kind kind; /* how the learning rate changes after the warm-up */
+    float lr, min_lr;      /* learning rate after the warm-up: lr stays, or falls to min_lr, linearly or along
+                              a cosine */
+    int64_t warmup_steps;  /* step s < warmup_steps uses lr * s / warmup_steps, as transformers does */
+    int64_t total_steps;   /* steps of warm-up and decay together */
 } tt_schedule;
 float tt_schedule_lr(const tt_schedule *s, int64_t step); /* step counts from 0 */
 
 /* Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), with PyTorch's names and
-   defaults (GradScaler). All three numbers are powers of two, so that scaling is exact. */
+   defaults (GradScaler). init, growth and backoff are powers of two, so that scaling is exact. */
 typedef struct tt_loss_scale {
-    float init;    /* what the backward of the first step starts from. 1..2^40, default 65536 */
-    float growth;  /* its factor after `interval` steps without overflow, up to 2^40. >= 1, default 2 */
-    float backoff; /* its factor after an overflow, below 1. Default 0.5. A scale below 1 is an error */
-    int interval;  /* >= 1, default 2000 */
+    float init;    /* Set it to start the first step from another scale; default 65536. 1..2^40 */
+    float growth;  /* Set it to change the factor of the scale after `interval` steps without overflow;
+                      default 2. >= 1; a scale grows to 2^40 at most */
+    float backoff; /* Set it to change the factor of the scale after an overflow, below 1; default 0.5. A
+                      scale that falls below 1 is an error */
+    int interval;  /* Set it to change how many steps pass before a growth; default 2000. >= 1 */
 } tt_loss_scale;
 tt_loss_scale tt_loss_scale_default(void);
 
 /* ----------------------------------------------------------------------------------------------- programs */
 
-/* How a program is spread over the ranks of its device: "cpu*4" has four. A rank runs the whole program on
-   its part of the data and of the tensors. Ranks are numbered tensor ranks first: rank = (stage * data + data
-   rank) * tensor + tensor rank. */
+/* How a program is divided over the ranks of its device ("cpu*4" has four). A rank runs the whole program on
+   its part of the data and its shards of the tensors. Tensor ranks are numbered first: rank = (stage * data +
+   data rank) * tensor + tensor rank. */
 typedef struct tt_parallel {
-    /* Ranks along each axis. Default tensor 1, data 0: the device's ranks / tensor. With several data ranks a
-       program that trains has one loss: they divide by its targets on all of them. Tensor ranks split linear
-       layers that follow each other with what stands between them, attention by heads where their number
-       divides, if those together have 1,000,000 weights, and large embeddings; all else each does whole.
-       tt_plan.split_params says how much is split. A layer that a program has whole, as its hidden values are
-       an output, stays whole in later programs with its parameters. */
+    /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
+       / pipeline. With several data ranks, a program that trains has one loss: gradients are divided by the
+       loss's targets on all data ranks. Tensor ranks divide consecutive linear layers together with the ops
+       between them, and attention by heads if their number is a multiple of the tensor ranks, both if the
+       group has 1,000,000 weights; and large embeddings. They compute all else whole. tt_plan.split_params
+       says how much is divided. If a program keeps a layer whole because the layer's hidden values are an
+       output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
-    /* What is split over the data ranks (Rajbhandari et al., "ZeRO", 2020): 0: nothing; 1 (default): the
-       optimizer's state; 2: also gradients, summed after each micro-batch; 3: also parameters. Tensors of
-       fewer than 65,536 elements stay whole. TT_ZERO_BUDGET: of 1 to 3 what fits memory_budget in the fewest
-       seconds (tt_compile_options.offload). Where steps have several micro-batches, 2 and 3 give other bits
-       than 1, but for reduce_micros. */
+    /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
+       "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:
+       also parameters. Tensors of fewer than 65,536 elements stay whole. TT_ZERO_BUDGET chooses from 1 to 3
+       the value that fits memory_budget in the fewest seconds (tt_compile_options.offload). If steps have
+       several micro-batches, 2 and 3 give other bits than 1 without reduce_micros. */
     int zero;
-    bool server;        /* data rank 0 alone has optimizer state and updates. With zero 0 or 1 */
-    /* tensor > 1: between split layers rows of activations are split (Korthikanti et al., "Reducing
-       activation recomputation in large transformer models", 2022). Default false. */
+    bool server;        /* Set it to let data rank 0 alone hold the optimizer state and update; default false;
+                           needs zero 0 or 1 */
+    /* Set it with tensor > 1 to divide the rows of activations between sharded layers; default false
+       (Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022). */
     bool sequence;
-    /* Leaves of the tree that sums gradients: the bits of a training depend on it, and not on how many data
-       ranks there are. A multiple of these; where it is more, they are a power of two. Micro-batch m of a
-       step belongs to leaf m % groups. 0 (default): data. */
+    /* Set it to the largest number of data ranks that should give the same bits; default 0: data. It is the
+       number of leaves of the tree that sums gradients: micro-batch m of a step belongs to leaf m % groups,
+       and the bits of a training depend on the tree, not on the number of data ranks. groups is a multiple of
+       data; if it is greater than data, data must be a power of two. */
     int groups;
-    /* Sum the gradients of the ranks after each micro-batch, for the bits of zero 2 and 3, which do so
-       anyway; else once a step. Default false. */
+    /* Set it to sum the gradients of the ranks after each micro-batch, which gives the bits of zero 2 and 3
+       (they always do so); default false: ranks sum once a step. */
     bool reduce_micros;
-    /* Stages: the program is cut at tt_block_end marks, where one value alone goes on, into so many parts of
-       about equal FLOPs, each of which other ranks run. Default 1; 0: 1. The micro-batches of a step follow
-       each other through the stages. "1f1b" (default, and NULL): a stage begins the backward of a micro-batch
-       as soon as it can, so that stage s holds at most pipeline - s of them (Narayanan et al., "PipeDream",
-       2019, as flushed at each step's end). "gpipe": after all forwards, so that all stages hold all of a
-       step's (Huang et al., "GPipe", 2019). The bits are those of one stage; but of a parameter that two
-       stages use, they differ by rounding. Not with zero 2, 3 and TT_ZERO_BUDGET, server,
-       reduce_micros and update "backward". */
+    /* Set it to cut the program into several stages of about equal FLOPs, each run by other ranks; default 1;
+       0: 1. Cuts are at tt_block_end marks that only one value crosses. The micro-batches of a step follow
+       each other through the stages in the order of `schedule`. "1f1b" (default, and NULL): a stage begins
+       the backward of a micro-batch as soon as it can, so that stage s holds at most pipeline - s
+       micro-batches (Narayanan et al., "PipeDream", 2019, flushed at each step's end). "gpipe": backwards
+       begin after all forwards, so that every stage holds all micro-batches of a step (Huang et al., "GPipe",
+       2019). The bits are those of one stage, except that gradients of a parameter that two stages use differ
+       by rounding. pipeline excludes zero 2, 3 and TT_ZERO_BUDGET, server, reduce_micros and update
+       "backward". */
     int pipeline;
     const char *schedule;
-    /* Most micro-batches of a step on a data rank. "gpipe" needs it, and a pipeline refuses more. What says
-       "budget" is chosen for the seconds of a step with so many. Default 0: any, and choices are made for a
-       step with one. */
+    /* Set it to the largest number of micro-batches that a step has on a data rank; default 0: any number.
+       "gpipe" needs it, and a pipeline refuses more. Options that say "budget" minimise the seconds of a step
+       with `micros` micro-batches, or with one by default. */
     int micros;
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
 tt_parallel tt_parallel_default(void);
 
-/* What a rank and its links do a second, and what it takes to start work. They change what is planned, never
-   bits. All are finite, the seconds at least 0, the others above 0. */
+/* How fast a rank and its links work, and how long it takes to start work. The costs change plans, never
+   bits. All are finite; the seconds are at least 0, the other fields above 0. */
 typedef struct tt_costs {
-    double product_16, product_f32;     /* FLOP/s of matrix products, of 16-bit and of fp32 operands */
-    double attention_16, attention_f32; /* ... of attention and its backward */
+    double product_16, product_f32;     /* FLOP/s of matrix products, with 16-bit and with fp32 operands */
+    double attention_16, attention_f32; /* FLOP/s of attention and its backward */
     double rows_16, rows_f32;           /* bytes a second that norms, sums, losses and so on read and write */
-    double update_16, update_f32;       /* ... that the optimizer does, of parameters in 16 bits and fp32 */
-    double update_host;                 /* ... that it does in the host's memory: update "host" */
-    double memory;                      /* ... that no op exceeds */
+    double update_16, update_f32;       /* bytes a second of the optimizer, for parameters in 16 bits and
+                                           fp32 */
+    double update_host;                 /* bytes a second of the optimizer in the host's memory: update
+                                           "host" */
+    double memory;                      /* bytes a second that no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second of links */
-    double launch, meeting;             /* seconds: of an op, and of ranks before they move anything */
+    double launch, meeting;             /* seconds to start an op, and of a barrier before ranks move data */
 } tt_costs;
-/* Of no device in particular, an A100 or H100 behind PCIe 4: 300 TFLOP/s in 16 bits and 60 in fp32, 2 TB/s of
-   memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the host's memory;
-   3 us to start an op, 25 us for ranks to meet. */
+/* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
+   fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the
+   host's memory; 3 us to start an op, 25 us for a barrier of the ranks. */
 tt_costs tt_costs_default(void);
-/* Measures those of a device, as tt_compile_options.device names it, in about a second: a block of a
-   transformer trains there on all ranks (an optimizer's step with all gradients moves what zero 1 moves).
-   What needs several ranks stays tt_costs_default's on one. Others that use the device meanwhile make it look
-   slower. After an error *costs is as it was. */
+/* Measures the costs of a device, named as in tt_compile_options.device, in about a second: it trains a block
+   of a transformer on all ranks (one optimizer step with all gradients moves what zero 1 moves). On one rank,
+   costs that need several ranks keep the values of tt_costs_default. Other programs that use the device
+   meanwhile make it seem slower. After an error *costs is unchanged. */
 tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs);
 
 typedef struct tt_compile_options {
-    bool train; /* default true: backward and update; false: forward only, dropout off */
-    /* "32-true" (default); "bf16-mixed" (bf16 activations and matmuls; fp32 weights, their gradients and
-       optimizer state); "bf16-true" (bf16 weights, gradients and optimizer state, stochastic rounding);
-       "16-mixed", "16-true": the same with f16 and loss scaling, but the optimizer state of "16-true" is
-       bf16, with stochastic rounding, because Adam's v is often less than f16 can hold. */
+    bool train; /* Clear it to run the forward only, without dropout; default true: backward and update */
+    /* Set it to train in 16 bits; default "32-true". "bf16-mixed": bf16 activations and matrix products; fp32
+       weights, their gradients and optimizer state. "bf16-true": bf16 weights, gradients and optimizer state,
+       with stochastic rounding. "16-mixed", "16-true": f16 instead of bf16, with loss scaling; but the
+       optimizer state of "16-true" is bf16, with stochastic rounding, because Adam's v is often too small for
+       f16. */
     const char *precision;
-    /* Dtype of residual sums, of what flows into the first of them, and of their gradients, in mixed
-       precisions: "f32" (as PyTorch's autocast) or "16-bit". NULL (default): "f32" with "16-mixed", whose
-       range such sums could leave, else "16-bit", as results of norms, activations and attention always. */
+    /* Set it to choose the dtype of the residual stream in mixed precisions, "f32" (as PyTorch's autocast) or
+       "16-bit"; default NULL: "f32" with "16-mixed", because residual sums could exceed the range of f16,
+       else "16-bit". It is the dtype of residual sums, of the input of the first sum, and of their gradients.
+       Results of norms, activations and attention are always 16-bit. */
     const char *residual;
-    /* What device "cuda" may round operands of matrix products to; sums are fp32, but of fp8. "fp32"
-       (default): nothing less. "tf32": 10 bits of mantissa, of fp32 matrices (as PyTorch's
-       set_float32_matmul_precision("high")), except in attention; other devices take it as "fp32". "fp8":
-       E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats for deep learning", 2022), in linear layers
-       with 16-bit operands, widths that are multiples of 16, and a size that pays (4,096 rows and widths of
-       1,024 do, 6,144 and 768 do not); needs "cuda" of compute capability 8.9. A tensor is rounded once for
-       all products that read it, and what the backward reads of it alone is kept in fp8. It is scaled by a
-       power of two: the largest with which twice the largest magnitude of the 16 steps before is in range
-       (delayed scaling, as NVIDIA's Transformer Engine), saved with a run's state. What is larger saturates,
-       and what is not finite becomes NaN. In a first step, without training, and on tensor ranks the largest
-       magnitude of the tensor itself decides. Hopper's tensor cores add products of fp8 in 14 bits
-       (DeepSeek-V3, arXiv 2412.19437, section 3.3.2); of gradients cuBLASLt moves such sums to fp32 every few
-       products, of results, for speed, only at the end, as Transformer Engine has it. */
+    /* Set it to let device "cuda" round operands of matrix products; default "fp32": no rounding. Sums are
+       fp32 except for fp8.
+       "tf32": fp32 operands are rounded to 10 bits of mantissa (as PyTorch's
+       set_float32_matmul_precision("high")), except in attention; other devices treat it as "fp32".
+       "fp8": 16-bit operands of linear layers become E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats
+       for deep learning", 2022). It needs "cuda" of compute capability 8.9, widths that are multiples of 16,
+       and a size at which fp8 is faster (4,096 rows with widths of 1,024 are, 6,144 with 768 are not). A
+       tensor is rounded once for all products that read it, and a tensor that only products of the backward
+       read is saved in fp8. Each tensor is scaled by a power of two, the largest with which twice the largest
+       magnitude of the 16 steps before is in range (delayed scaling, as in NVIDIA's Transformer Engine); a
+       run's state holds these magnitudes. Larger numbers saturate; numbers that are not finite become NaN. In
+       a first step, without training, and on tensor ranks, the scale follows from the largest magnitude of
+       the tensor itself. Hopper's tensor cores add products of fp8 in 14 bits (DeepSeek-V3, arXiv 2412.19437,
+       section 3.3.2). For gradients cuBLASLt moves such sums to fp32 every few products; for results, for
+       speed, only at the end, as Transformer Engine does. */
     const char *matmul;
-    tt_loss_scale loss_scale; /* read with "16-mixed" and "16-true" only */
-    /* What the backward computes again instead of keeping it, for the same bits (on "cuda", those of a
-       tanh-GELU after a linear layer differ by rounding: cuBLASLt computes it in the product). "none";
-       "cheap" (default): results of layer norm, GELU and SiLU, and 16-bit copies of weights, at no matrix
-       products, and what ranks gathered for parallel.sequence; "attention": its results too; "blocks":
-       whatever the backward reads of the blocks that tt_block_end marks, except the last, with which the
-       backward begins (Chen et al., "Training deep nets with sublinear memory cost", 2016). "budget": of what
-       the backward reads, what costs least so that the plan fits memory_budget, which must be set; ends of
-       blocks are kept. The least is FLOPs where nothing is offloaded, nor parameters divided (parallel.zero
-       3), and else seconds by `costs`. */
+    tt_loss_scale loss_scale; /* Set it to change loss scaling; default tt_loss_scale_default(). Read with
+                                 "16-mixed" and "16-true" only */
+    /* Set it to save memory: the backward then recomputes values instead of saving them; default "cheap". The
+       bits are the same (except on "cuda": a tanh-GELU after a linear layer differs by rounding, because
+       cuBLASLt computes it in the product).
+       "none": nothing is recomputed. "cheap": results of layer norm, GELU and SiLU, 16-bit copies of weights,
+       and rows that ranks gather for parallel.sequence; no matrix products. "attention": also results of
+       attention. "blocks": everything that the backward reads of the blocks that tt_block_end marks, except
+       the last block, with which the backward begins (Chen et al., "Training deep nets with sublinear memory
+       cost", 2016). "budget": the cheapest choice of values that makes the plan fit memory_budget, which must
+       be set; ends of blocks are saved. The cost is FLOPs if nothing is offloaded and parameters are not
+       sharded (parallel.zero 3), else seconds by `costs`. */
     const char *recompute;
-    /* What lies in the host's memory and is copied to the device only while it is used there, for the same
-       bits: a list with commas of "optimizer" (its state), "gradients" (from the end of the backward, or of
-       a micro-batch, to the update), "parameters" and "activations" (what the backward reads of the blocks
-       that tt_block_end marks, except the last). What belongs to a parameter of fewer than 65,536 elements,
-       and activations that are smaller, stay on the device. NULL (default) or "none": nothing. Programs that
-       have parameters in common agree on "parameters". On "cpu" it only adds copies, for trying it out.
-       "budget": what makes the plan fit memory_budget in the fewest seconds, by `costs`; of activations,
-       those of the first blocks, as many as it takes; on "cpu" nothing. On "cuda" products of one x are not
-       one then (see DETERMINISM), so that the bits may differ. */
+    /* Set it to save memory of the device: the tensors that the option lists are stored in the host's memory
+       and copied to the device only while it uses them; default NULL or "none": nothing. The bits are the
+       same.
+       The list, separated by commas, may have "optimizer" (its state), "gradients" (from the end of the
+       backward, or of a micro-batch, to the update), "parameters" and "activations" (what the backward reads
+       of the blocks that tt_block_end marks, except the last). Tensors of a parameter of fewer than 65,536
+       elements, and smaller activations, stay on the device. Programs that share parameters must agree on
+       "parameters". On "cpu" offload only adds copies, for tests.
+       "budget": the tensors that make the plan fit memory_budget in the fewest seconds, by `costs`;
+       activations come from as many first blocks as necessary; on "cpu" nothing. On "cuda" the linear layers
+       of one x then remain separate products (see DETERMINISM), so the bits may differ. */
     const char *offload;
-    /* What the arena is made of, on device "cuda" with one rank; the bits are the same. "device" (default,
-       and NULL): the GPU's own memory. "managed": CUDA's unified memory; tt_allocate refuses an arena of more
-       bytes than the GPU has free, with TT_ERR_MEMORY. "managed-oversubscribed": it may be larger. The
-       resident workspace, and parameters, gradients and optimizer state in the order of their use in half of
-       what is then free, are to stay on the GPU. All else comes to it before the instructions that need it,
-       at most two windows of instructions ahead (a window needs at most a quarter of the rest), and leaves it
-       as CUDA decides. Such a step takes as long as these copies do, and no graph is made of it; prefer
-       `offload`, which is planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
+    /* Set it to run a program that is larger than the GPU's memory, on device "cuda" with one rank; default
+       "device" or NULL. The bits are the same. "device": the arena is the GPU's own memory. "managed": CUDA's
+       unified memory; tt_allocate refuses an arena of more bytes than the GPU has free, with TT_ERR_MEMORY.
+       "managed-oversubscribed": the arena may be larger. Then the resident workspace is to stay on the GPU,
+       and so are parameters, gradients and optimizer state, in the order of their use, in half of the memory
+       that is then free. All other values are fetched before the instructions that need them, at most two
+       windows of instructions ahead (a window needs at most a quarter of the rest); CUDA decides when they
+       leave. A step takes as long as these copies, and is not captured as a graph. Prefer `offload`, which is
+       planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
     const char *memory;
-    /* On device "cuda": how products of matrices are made. "off" (default, and NULL): by the algorithm that
-       cuBLASLt's heuristic offers first. "on": the first run times, once for each kind of product of all
-       programs of the arena at full capacity, the algorithms that cuBLASLt offers, and what can be one with
-       the product (GELU and its slope, sums of columns) against kernels of the library. It takes memory of
-       the device beside the plan and gives it back; where there is not enough, such a product is as with
-       "off", and the logger is warned. Where a run has fewer rows, rounded up to a multiple of 128, a product
-       takes over which kernels are the fastest, and not the algorithm. What is chosen is saved with a run's
-       state, and a run that is resumed chooses nothing anew. Other words name a file: as "on", but what the
-       file has is not timed, and what was timed is added to it; a file of another kind of GPU, or of another
-       cuBLASLt, is refused, as is one that is damaged. See DETERMINISM. */
+    /* Set it to make matrix products faster on device "cuda"; default "off" or NULL. "off": each product uses
+       the algorithm that cuBLASLt's heuristic offers first.
+       "on": the first run measures, once for each kind of product of all programs of the arena at full
+       capacity, the algorithms that cuBLASLt offers. It also compares work that can be part of the product
+       (GELU and its slope, sums of columns) with separate kernels of the library. The measurement takes
+       memory of the device beside the plan and gives it back; without enough memory a product is as with
+       "off", and the logger gets a warning. If a run has fewer rows, rounded up to a multiple of 128, a
+       product keeps the choice of kernels, but not the algorithm. A run's state holds the choices, and a
+       resumed run makes no new ones.
+       Any other word names a file: as "on", but choices in the file are not measured, and new choices are
+       added to it. A damaged file, and a file of another kind of GPU or another cuBLASLt, is refused. See
+       DETERMINISM. */
     const char *tune;
-    bool accumulate; /* steps of several micro-batches: gradients persist between them. Default false */
-    /* When parameters are updated. "end" (default): all at the end of the step. "backward": each as soon as
-       its gradient is final, whose memory is then free, for the same bits (as Lv et al., "Full parameter
-       fine-tuning for large language models with limited resources", 2023). It saves what gradients need
-       beyond the activations that the backward has freed by then: most with small batches. Not with
-       accumulate, clip_norm, loss scaling or parallel.server, which need all gradients at once. "host": at
-       the end of the step, by the host's processor in the host's memory (Ren et al., "ZeRO-Offload", 2021),
-       where the optimizer's state stays. Parameters and their gradients are copied there in groups, and
-       parameters back, beside the updates of other groups, at most two groups ahead. What belongs to a
-       parameter of fewer than 65,536 elements is updated on the device. The bits are those of updates on
-       device "cpu", so that on "cuda" they are not those of "end". Nothing else chooses it. */
+    bool accumulate; /* Set it for steps of several micro-batches: gradients persist between them; default
+                        false */
+    /* Set it to save memory by updating parameters earlier or elsewhere; default "end": all at the end of the
+       step.
+       "backward": each parameter is updated as soon as its gradient is final, and the gradient's memory is
+       then free, for the same bits (as Lv et al., "Full parameter fine-tuning for large language models with
+       limited resources", 2023). It saves the gradients' memory beyond the activations that the backward has
+       freed by then: most with small batches. It excludes accumulate, clip_norm, loss scaling and
+       parallel.server, which need all gradients at once, and parallel.pipeline.
+       "host": at the end of the step the host's processor updates parameters in the host's memory (Ren et
+       al., "ZeRO-Offload", 2021), where the optimizer's state stays. Groups of gradients and parameters are
+       copied there, and parameters back, while other groups are updated, at most two groups ahead. Parameters
+       of fewer than 65,536 elements are updated on the device. The bits are those of updates on device "cpu",
+       so on "cuda" they differ from those of "end". No other option chooses "host". */
     const char *update;
+    /* Set it to choose the optimizer; default: tt_optimizer_options_default(). */
     tt_optimizer_options optimizer;
-    /* Bytes of the arena, on "cpu" with what `offload` keeps beside it, which a program that shares it later
-       may not exceed either: TT_ERR_BUDGET from the tt_compile that would need more, and tt_error says what
-       each option would save, the smallest possible with which options, and what "bf16-true" would need; of a
-       pipeline, of the stage that needs most. 0 (default): no limit. Only
-       what says "budget" (recompute, offload, parallel.zero) changes to fit; tt_plan says into what. Whatever
-       the options say, copies run less far ahead, and what updates move together (up to 32 MiB) is less, down
-       to one parameter at a time, where that makes it fit. */
+    /* Set it to limit the bytes of the arena; default 0: no limit. On "cpu" the limit includes the tensors
+       that `offload` keeps beside the arena. If a program needs more, its tt_compile fails with
+       TT_ERR_BUDGET, and so does the tt_compile of a program that shares the arena later. tt_error then says
+       what each option would save, the smallest possible size and its options, and what "bf16-true" would
+       need; for a pipeline, it speaks of the stage that needs most. Only options that say "budget"
+       (recompute, offload, parallel.zero) change to fit; tt_plan says what they became. Whatever the options,
+       if it makes the plan fit, copies run less far ahead, and updates move less data together (at most 32
+       MiB), down to one parameter at a time. */
     size_t memory_budget;
-    /* What tt_plan's seconds, what runs beside computation, and choices by "budget" go by; copied. NULL
-       (default): tt_costs_default(). */
+    /* Set it to the costs of your device, from tt_measure_costs; copied; default NULL: tt_costs_default().
+       The seconds of tt_plan, the overlap of copies with computation, and choices by "budget" follow from the
+       costs. */
     const tt_costs *costs;
-    /* "cpu", "cuda", or by number, "cuda:1"; NULL (default): what TINYTRAIN_DEVICE in the environment says,
-       else "cpu". Several ranks: "cpu*4" (threads of the context shared out), "cuda*8", "cuda:0,2", and
-       "cuda:0,0", two ranks on one GPU. A program for a kind that this build cannot run is there to be
-       planned: its plan counts the parameters whole, but it takes no part of their memory, and tt_allocate,
-       tt_set and runs fail with TT_ERR_UNSUPPORTED (or TT_ERR_DEVICE, where the device is not there or
-       failed). */
+    /* Set it to choose where the program runs: "cpu", "cuda", or a numbered device, "cuda:1"; default NULL:
+       TINYTRAIN_DEVICE in the environment, else "cpu". Several ranks: "cpu*4" (the context's threads are
+       divided among them), "cuda*8", "cuda:0,2", and "cuda:0,0", two ranks on one GPU. A program for a kind
+       of device that this build cannot run can still be planned: its plan counts its parameters in full, its
+       parameters reserve no memory, and tt_allocate, tt_set and runs fail with TT_ERR_UNSUPPORTED (or
+       TT_ERR_DEVICE, if the device is absent or has failed). */
     const char *device;
-    tt_parallel parallel; /* how the ranks of the device share the work. Default: tt_parallel_default() */
-    /* A program of the same device whose arena to use; inputs are overwritten when the other runs. An arena
-       that is allocated does not grow: compile the program that needs most before. NULL (default): none. */
+    tt_parallel parallel; /* Set it to choose how the ranks share the work; default: tt_parallel_default() */
+    /* Set it to a program of the same device to use its arena; default NULL: none. Each program's runs
+       overwrite the other's inputs. An arena that is allocated does not grow: compile the program that needs
+       most first. */
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
-/* Checks options as tt_compile does before it reads the tape: one message tells all names that are unknown
-   and all options that do not go together. Sets the fields of o->parallel that are 0 to what they stand for
-   on o->device. After an error *o is as it was. */
+/* Checks options as tt_compile does before it reads the tape. One message names all unknown words and all
+   options that contradict one another. Replaces fields of o->parallel that are 0 by what they mean on
+   o->device. After an error *o is unchanged. */
 tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
 
-/* Differentiates, rewrites and places; allocates no tensor. root: the loss (1, 1) to train on, or any value
-   when train is false. The tape is copied and stays as it is, so it can be compiled again with other options;
-   its value handles are valid in every program. NULL options: defaults. NULL on error. */
+/* Compiles a tape: differentiates it, rewrites it and places its values; allocates no tensor. root: the loss
+   (1, 1) to train on, or any value when train is false. The tape is copied and does not change, so it can be
+   compiled again with other options; its values are valid in every program. NULL options: defaults. Returns
+   NULL on error. */
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o);
 void tt_program_free(tt_program *p);
 
-/* Returns the largest number of rows, sequences or whatever `record` counts, up to `most`, of which a program
-   fits o->memory_budget: one of so many did, and one of one more did not, if it is below `most`. (With
+/* Returns the largest number n, up to `most`, of rows, sequences or whatever `record` counts, with which a
+   program fits o->memory_budget: a program of n fits, and, below `most`, a program of n + 1 does not. (With
    "budget" among the options a still larger one might fit again.) record(user, t, n) records a micro-batch of
-   n on a new tape, with parameters that are there already, and returns the root. Only plans are made, about
-   ten: nothing is allocated, and it works for a kind of device that is not there. memory_budget 0: what is
-   free on a GPU, of several the least, less 256 MiB (or an eighth) for what CUDA takes itself; on the CPU
-   refused. Returns 0 after an error, which is the plan's if not even one fits. A trainer has
-   tt_largest_micro_batch. */
+   n on a new tape, with parameters that already exist, and returns the root. The function only makes about
+   ten plans: it allocates nothing, and works for a kind of device that this machine lacks. memory_budget 0
+   stands for the free memory of the GPU (the least, of several) less 256 MiB (or an eighth) for CUDA itself;
+   on the CPU it is refused. Returns 0 after an error, which is the plan's error if not even n = 1 fits. For a
+   trainer use tt_largest_micro_batch. */
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
                          const tt_compile_options *o, int64_t most);
 
@@ -843,174 +957,187 @@ typedef enum tt_category {
 const char *tt_category_name(tt_category c);
 
 typedef struct tt_plan {
-    const char *device;                /* the kind that it is for: "cpu", "cuda" */
-    int ranks, data, tensor, pipeline; /* all of them, and along each axis (tt_parallel) */
-    int64_t params, split_params;      /* numbers in the program's parameters; of these, in parameters of
-                                          which each tensor rank has a part */
-    size_t bytes;                      /* the arena: exactly this much is allocated. Parameters that an
-                                          earlier program's arena holds are in that one's plan only.
-                                          These and the other bytes are those of rank 0, which has most */
-    size_t bytes_least;                /* ... of the rank that has least: less where rank 0 is a server */
-    /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank,
-       the most of any; and of these the least that any way to do the same needs. A sum over n ranks is at
-       least 2 (n - 1) / n of its bytes; the half of that if each needs a piece only, which is also what it
-       takes to gather them. A server alone sums, so it loads the gradients of all others, and each of these
-       all parameters. Bookkeeping (norms, losses) is not among the least. */
+    const char *device;                /* kind of device: "cpu", "cuda" */
+    int ranks, data, tensor, pipeline; /* all ranks, and the ranks along each axis (tt_parallel) */
+    int64_t params, split_params;      /* numbers in the program's parameters, and in the parameters that are
+                                          sharded over the tensor ranks */
+    size_t bytes;                      /* the arena: exactly this much is allocated. If an earlier program's
+                                          arena holds parameters, only that program's plan counts them.
+                                          `bytes` and the fields below describe rank 0, which has most */
+    size_t bytes_least;                /* bytes of the rank that has least: fewer if rank 0 is a server */
+    /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank
+       (the largest of all ranks), and the smallest number of bytes with which any method could do the same. A
+       sum over n ranks needs at least 2 (n - 1) / n of its bytes; half of that if each rank needs only its
+       shard, which is also the cost of gathering the shards. A server sums alone: it loads the gradients of
+       all other ranks, and each of them loads all parameters. moved_least_bytes leaves out bookkeeping
+       (norms, losses). */
     size_t moved_bytes, moved_least_bytes;
-    /* Of several processes: bytes that all ranks of this one together send to others in such a step, and the
-       least that any way to do the same needs. 0 of one process. */
+    /* Bytes that all ranks of this process together send to other processes in such a step, and the smallest
+       number of bytes with which any method could do the same. 0 with one process. */
     size_t sent_bytes, sent_least_bytes;
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
-    /* Of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps there, of
-       which programs that share an arena have the parameters in common. Where the device has memory of its
-       own, also each input twice, on its way there, and a buffer of 64 KiB, which such programs have in
-       common; of several ranks each also 4 MiB that all programs have in common. Of several processes each
-       rank has 8 MiB for messages, on any device. Of a pipeline also the inputs of parallel.micros micro-
-       batches of a data rank (of one, where that is 0; more are allocated when they come), and where devices
-       have memory of their own, what a stage passes on to another process of each micro-batch on its way. */
+    /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
+       there, where programs that share an arena share the parameters. If the device has its own memory, also
+       each input twice, in transit, and a buffer of 64 KiB that the programs of an arena share; with several
+       ranks, each has 4 MiB more that all programs share. With several processes, each rank has 8 MiB for
+       messages, on any device. A pipeline adds the inputs of parallel.micros micro-batches of a data rank (of
+       one if it is 0; more are allocated as they come), and, if devices have their own memory, each
+       micro-batch's values in transit from a stage to another process. */
     size_t host_bytes;
-    /* Bytes that a rank copies between the two memories because of `offload`, in a step of one full micro-
-       batch on each data rank, and for each further one. */
+    /* Bytes that a rank copies between device and host because of `offload`, in a step of one full
+       micro-batch on each data rank, and in each further micro-batch. */
     size_t transfer_bytes, transfer_micro_bytes;
-    /* In use while parameters are initialised or loaded: they, the resident workspace and the buffer that
-       they stream through. Nothing else of the arena is touched before the first step. */
+    /* Bytes in use while parameters are initialised or loaded: the parameters, the resident workspace and the
+       buffer through which they stream. No other part of the arena is touched before the first step. */
     size_t init_bytes;
-    /* Seconds of a step with one full micro-batch on each data rank, by tt_compile_options.costs: of
-       computation, and what that waits for links. Without `costs`, of no GPU in particular. host_seconds is
-       the part of the computation that the host's processor does (update "host") while the device waits. */
+    /* Estimated seconds of a step with one full micro-batch on each data rank, by tt_compile_options.costs:
+       computation, the time that computation waits for links, and the part of the computation that the host's
+       processor does (update "host") while the device waits. Without `costs` they describe no particular
+       GPU. */
     double compute_seconds, exposed_seconds, host_seconds;
-    double micro_compute_seconds, micro_exposed_seconds; /* of these, what each further micro-batch adds */
-    size_t lower_bound_bytes;          /* live at one instruction, at most: no placement needs less */
+    double micro_compute_seconds, micro_exposed_seconds; /* seconds that each further micro-batch adds */
+    size_t lower_bound_bytes;          /* largest number of bytes live at one instruction: no placement needs
+                                          less */
     size_t at_peak[TT_MEM_CATEGORIES]; /* bytes live at the peak instruction, by category */
-    int peak_instruction;              /* its number ... */
-    char peak_name[96];                /* ... and what it is: "attention_backward layer.3" */
+    int peak_instruction;              /* number of the peak instruction */
+    char peak_name[96];                /* what the peak instruction is: "attention_backward layer.3" */
     int instructions, values;
-    double flops;                      /* of matmuls and attention in one run at full capacity */
-    double extra_flops;                /* of these, what is computed again */
-    /* How the options were taken, and what those that say "budget" have come to. */
-    const char *recompute;             /* as the option, which never is "budget" here ... */
-    int recomputed;                    /* ... values that are computed again in a micro-batch ... */
-    size_t recomputed_bytes;           /* ... and bytes of them */
-    const char *offload;               /* as the option; "none" if nothing is moved */
-    int offload_blocks;                /* with "activations": of so many blocks, the first */
+    double flops;                      /* FLOPs of matrix products and attention in one run at full
+                                          capacity */
+    double extra_flops;                /* the recomputed part of `flops` */
+    /* The options that the program follows, after the choices of options that say "budget". */
+    const char *recompute;             /* as the option, but never "budget" */
+    int recomputed;                    /* values that a micro-batch recomputes */
+    size_t recomputed_bytes;           /* bytes of these values */
+    const char *offload;               /* as the option; "none" if nothing is offloaded */
+    int offload_blocks;                /* with "activations": number of first blocks that are offloaded */
     int zero;                          /* tt_parallel.zero */
-    int ahead;                         /* blocks that copies and collectives run ahead, at most */
+    int ahead;                         /* largest number of blocks that copies and collectives run ahead */
 } tt_plan;
-/* Works before anything is allocated. Of a pipeline, as all reports: that of the stage that needs most bytes,
-   for one micro-batch; but `params`, `flops` and `extra_flops` are of all stages. */
+/* Returns the plan; nothing need be allocated. For a pipeline this and all reports describe the stage that
+   needs most bytes, for one micro-batch; but `params`, `flops` and `extra_flops` count all stages. */
 tt_plan tt_program_plan(const tt_program *p);
-tt_plan tt_stage_plan(const tt_program *p, int stage); /* of one stage, 0 to tt_plan.pipeline - 1 */
+tt_plan tt_stage_plan(const tt_program *p, int stage); /* plan of a stage, 0 to tt_plan.pipeline - 1 */
 
-/* A storage. Values that view it, or work in place on it, share it. */
+/* A storage of a plan. Values that are views of it, or computed in place on it, share it. */
 typedef struct tt_plan_value {
-    const char *name; /* of the value that it holds at the peak, or of the op whose workspace it is */
+    const char *name; /* name of the value that it holds at the peak, or of the op that uses it as
+                         workspace */
     tt_category category;
     size_t bytes;
-    int first, last;  /* the instructions from which to which it is occupied */
+    int first, last;  /* first and last instruction that occupy it */
 } tt_plan_value;
-/* What lives at the peak instruction, largest first: at most `capacity` into `to`. Returns how many there
-   are, 0 when out of memory; their bytes add up to tt_plan.at_peak. Names live as long as the program. */
+/* Writes the storages that are live at the peak instruction, largest first, at most `capacity` of them.
+   Returns how many there are, or 0 when out of memory; their bytes add up to tt_plan.at_peak. Names live as
+   long as the program. */
 int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity);
-/* The plan as text, some lines, into `to` (always terminated). Returns the length it has or would have. */
+/* Writes the plan into `to` as some lines of text, always terminated. Returns the length of the full text,
+   even if `capacity` cuts it. */
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity);
-/* An SVG of the bytes in use at each instruction, by category. Returns as tt_plan_text; 0: out of memory. */
+/* Writes into `to` an SVG of the bytes in use at each instruction, by category. Returns the length of the
+   full text, or 0 when out of memory. */
 size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity);
-/* A line per instruction: op, name, operands with dtype, shape and offset; of a pipeline, of all its stages.
-   Returns as tt_plan_text. */
+/* Writes into `to` a line for each instruction (for a pipeline, of all stages): op, name, operands with
+   dtype, shape and offset; always terminated. Returns the length of the full text. */
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
-/* Allocates the arena and fills the parameters. tt_set and the runs do it when it has not been done. On Linux
-   TT_ERR_MEMORY, before anything is allocated, if the plan needs more of the host's memory than the machine,
-   control groups and ulimit -v leave; TINYTRAIN_MEMORY_CHECK=0 in the environment leaves this out. */
+/* Allocates the arena and fills the parameters. tt_set and the runs call it if necessary. On Linux it returns
+   TT_ERR_MEMORY, before it allocates anything, if the plan needs more of the host's memory than the machine,
+   control groups and ulimit -v leave; TINYTRAIN_MEMORY_CHECK=0 in the environment turns this check off. */
 tt_status tt_allocate(tt_program *p);
-/* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Set every input right
-   before every run, after tt_update: something else may use its place. A run refuses an input that was
-   overwritten. */
+/* Copies `rows` rows to input v; the axis of v has that many rows in the next run. Set every input right
+   before every run, after tt_update: other values may use its place. A run refuses an input that was
+   overwritten. For programs with one data rank. */
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows);
-/* The same on one data rank, 0 to tt_parallel.data - 1. tt_set is for programs with one. A run is one micro-
-   batch on each of the first data ranks; in the last run of a step the last ranks may have none, and then no
-   input is set there. */
+/* Copies `rows` rows to input v of one data rank, 0 to tt_parallel.data - 1. A run is one micro-batch on each
+   of the first data ranks; in the last run of a step the last ranks may have none: then set no input
+   there. */
 tt_status tt_set_rank(tt_program *p, int rank, tt_value v, const void *data, int64_t rows);
 /* An input of a program. */
 typedef struct tt_input_info {
     const char *name;    /* lives as long as the program */
     tt_value value;
     tt_dtype dtype;
-    int64_t rows, width; /* rows: the capacity, or the only number there may be */
-    int axis;            /* inputs of one axis have equally many rows (tt_seq_start: one more); 0: `rows` */
-    bool read;           /* false: nothing reads it, and it need not be set */
+    int64_t rows, width; /* rows: the capacity, or the fixed number */
+    int axis;            /* inputs of one axis have equally many rows (tt_seq_start: one more); 0: rows are
+                            fixed */
+    bool read;           /* false: nothing reads the input, and it need not be set */
 } tt_input_info;
-/* The inputs in the order of their recording: at most `capacity` into `to`. Returns how many there are. */
+/* Writes the inputs in the order of their recording, at most `capacity` of them. Returns how many there
+   are. */
 int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity);
-/* Copies value v (the root, or marked with tt_output) as floats, rows * width of them; after a run, before
-   the next tt_set and before a program of the same arena runs. */
+/* Copies value v (the root, or a value marked with tt_output) as rows * width floats. Call it after a run,
+   before the next tt_set and before another program of the arena runs. */
 tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity);
-tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t capacity); /* of a data rank */
+tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t capacity); /* from a data rank */
 
 typedef struct tt_stats {
-    /* Mean over the targets of the step (all micro-batches), of all loss ops together. What is computed of
-       them on the way to the root, as a sum or a factor, is not in it: tt_get gives the root, which is NaN
-       where none of the targets of one of several loss ops counts. */
+    /* Mean over the targets of the step (all micro-batches), over all loss ops together. It leaves out later
+       ops on the way to the root, such as a sum or a factor: tt_get gives the root, which is NaN if a program
+       has several loss ops and no target of one of them counts. */
     double loss;
-    double targets;       /* number of targets that counted (their weights' sum) */
-    double correct;       /* of them, predicted right (cross-entropy) */
-    double grad_norm;     /* before clipping; 0 when nothing was updated */
-    double flops;         /* done by matmuls and attention, at the actual number of rows */
+    double targets;       /* number of targets that counted (the sum of their weights) */
+    double correct;       /* targets predicted right (cross-entropy) */
+    double grad_norm;     /* norm of the gradient before clipping; 0 when nothing was updated */
+    double flops;         /* FLOPs of matrix products and attention, for the actual number of rows */
     int64_t step;         /* optimizer steps done so far */
-    double loss_scale;    /* of the next step; 1 without loss scaling */
+    double loss_scale;    /* loss scale of the next step; 1 without loss scaling */
     int64_t skipped;      /* steps without an update so far: a scaled gradient overflowed, or tt_fit skipped
                              them */
 } tt_stats;
 
-/* One training step on the inputs as set: forward, backward, update with learning rate lr. A gradient or loss
-   that is not finite gives TT_ERR_NUMERIC naming the first such tensor; parameters and optimizer stay as they
-   were. (With update "backward" and a finite loss, only those whose gradients are not finite; load the last
-   state to go on.) With loss scaling, such a gradient gives TT_OK, a lower scale and a step that is skipped
-   (tt_stats.skipped), unless the scale would fall below 1.
-   stats may be NULL. Then, on a device that works beside the host ("cuda", but with loss scaling, a pipeline
-   or several processes), the call may return before the step is done, so that the caller makes the next batch
-   in the meantime; what the step has found is read by the next step, or run of a program of the arena, before
-   that changes anything, or by tt_wait, tt_get or tt_program_save. Its error is theirs: they fail as it would
-   have, and do nothing else. tt_program_steps counts it as done. */
+/* Runs one training step on the inputs that were set: forward, backward, update with learning rate lr. If a
+   gradient or the loss is not finite, it returns TT_ERR_NUMERIC and names the first such tensor; parameters
+   and optimizer stay unchanged. (With update "backward" and a finite loss, only the parameters whose
+   gradients are not finite stay unchanged; load the last state to continue.) With loss scaling, such a
+   gradient gives TT_OK, a lower scale and a skipped step (tt_stats.skipped), unless the scale would fall
+   below 1.
+   stats may be NULL. Then, on a device that works in parallel with the host ("cuda", but not with loss
+   scaling, a pipeline or several processes), the call may return before the step is done, so that the caller
+   can make the next batch meanwhile. The next step, the next run of a program of the arena, tt_wait, tt_get
+   or tt_program_save reads the results of the step before it changes anything. If the step failed, that call
+   fails with its error and does nothing else. tt_program_steps counts the step as done. */
 tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
-/* Waits for the step that was begun last, if nobody has, and fails as that did. stats (may be NULL): of the
-   last step that updated or was skipped; zeros before the first. */
+/* Waits for the step that was begun last, unless another call has, and returns its error. stats (may be NULL)
+   describes the last step that updated or was skipped; zeros before the first. */
 tt_status tt_wait(tt_program *p, tt_stats *stats);
-/* The same in parts, for programs compiled with `accumulate`: tt_micro_step once per micro-batch, then
-   tt_update, which divides by the targets of all together, so that 4 micro-batches of 4 equal one of 16. Of a
-   tt_update without stats, results are read as late as tt_step's. */
+/* Run a step in parts, in programs compiled with `accumulate`: call tt_micro_step once per micro-batch, then
+   tt_update, which divides by the targets of all micro-batches, so that 4 micro-batches of 4 equal one of 16.
+   After a tt_update without stats, results are read as late as after tt_step. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
-/* After tt_micro_step, before tt_update: tt_param_size floats, d(mean over the targets so far) / d(param).
-   Not of pipelines. */
+/* Copies a gradient after tt_micro_step, before tt_update: tt_param_size floats, d(mean over the targets so
+   far) / d(param). Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
-int64_t tt_program_steps(const tt_program *p);    /* of the optimizer; not those that loss scaling skipped */
+int64_t tt_program_steps(const tt_program *p);    /* optimizer steps; steps that loss scaling skipped do not
+                                                     count */
 
-/* The whole state of a program that trains, in one safetensors file: parameters by their names, the
-   optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before them, and in the tensor
-   "tinytrain.run" the number of steps, the loss scale and the seed, which all randomness comes from. Of
-   frozen parameters, which may be most of a model, "tinytrain.frozen" has a hash each. With `tune`, the
-   metadata "tinytrain.products" are the text of a file that it names. Between steps only.
-   A program that was recorded and compiled in the same way and loads it goes on bit for bit as if it had
-   never been stopped. Loading compares tensors, frozen parameters, precision, optimizer and seed, and changes
-   nothing unless all of it fits; the logger is warned of another attribute of a recorded op or of the
-   optimizer. After an error in reading the tensors themselves some are the file's: load again before the next
-   step. tt_trainer_save and tt_trainer_load do this for a trainer. */
+/* Save and load the whole state of a program that trains, in one safetensors file, between steps: parameters
+   by their names; the optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before the
+   names; and in the tensor "tinytrain.run" the number of steps, the loss scale and the seed, from which all
+   random numbers derive. Frozen parameters, which may be most of a model, are only hashed, in
+   "tinytrain.frozen". With `tune`, the metadata "tinytrain.products" hold the text of a tune file.
+   A program that was recorded and compiled in the same way loads the state and continues bit for bit as if it
+   had never been stopped. Loading compares tensors, frozen parameters, precision, optimizer and seed, and
+   changes nothing unless all of them match; the logger gets a warning if another attribute of a recorded op
+   or of the optimizer differs. After an error while the tensors themselves are read, some already hold the
+   file's values: load again before the next step. tt_trainer_save and tt_trainer_load do this for a
+   trainer. */
 tt_status tt_program_save(tt_program *p, const char *path);
 tt_status tt_program_load(tt_program *p, const char *path);
 
 /* ==== src/api/files.h */
 /* -------------------------------------------------------------------------------------------------- files */
 
-/* A safetensors file (github.com/huggingface/safetensors, format of the README), fully checked when opened:
-   header length, JSON, dtypes, dims, offsets inside the file, no overlap, no hole, no duplicate name, sizes.
-   It stays open, and its tensors are read when they are asked for, by any number of threads. */
+/* A safetensors file (github.com/huggingface/safetensors, format of the README). Opening it checks the whole
+   header: its length, JSON, dtypes, dims, sizes, offsets inside the file, no overlap, no hole, no duplicate
+   name. The file stays open, and its tensors are read on request, by any number of threads. */
 typedef struct tt_safetensors tt_safetensors;
 
 typedef struct tt_tensor_info {
     const char *name;
-    const char *dtype; /* as the format spells it: "F32", "BF16", "F16", "F64", "I64", "I32", "U8", ... */
+    const char *dtype; /* the format's name: "F32", "BF16", "F16", "F64", "I64", "I32", "U8", ... */
     int ndim;
     int64_t dims[8];
     size_t bytes;
@@ -1020,113 +1147,119 @@ tt_safetensors *tt_safetensors_open(tt_context *ctx, const char *path); /* NULL 
 void tt_safetensors_close(tt_safetensors *s);
 int tt_safetensors_count(const tt_safetensors *s);
 const tt_tensor_info *tt_safetensors_info(const tt_safetensors *s, int i);
-int tt_safetensors_find(const tt_safetensors *s, const char *name);       /* -1 if absent */
-/* Returns the value of a key of "__metadata__"; NULL if absent. */
+int tt_safetensors_find(const tt_safetensors *s, const char *name);       /* returns -1 if absent */
+/* Returns the value of a key of "__metadata__", or NULL if the key is absent. */
 const char *tt_safetensors_metadata(const tt_safetensors *s, const char *key);
-/* Reads n of a tensor's bytes, which are little-endian, from byte `first` on. All reads fail with
-   TT_ERR_FILE, and name the file and the byte, if another program has cut the file off meanwhile. */
+/* Reads n bytes of a tensor (little-endian) from byte `first` on. If another program has truncated the file
+   meanwhile, this function and the two below fail with TT_ERR_FILE and name the file and the byte. */
 tt_status tt_safetensors_read(const tt_safetensors *s, int i, size_t first, size_t n, void *to);
-/* Reads n elements from `first` on, as floats (F64, F32, BF16, F16) or as int32 (I8 to I64, U8 to U64, BOOL).
-   A finite number that the result cannot hold fails, naming the element. */
+/* Read n elements from `first` on, as floats (from F64, F32, BF16, F16) or as int32 (from I8 to I64, U8 to
+   U64, BOOL). They fail, and name the element, if the result cannot hold a finite number. */
 tt_status tt_safetensors_read_f32(const tt_safetensors *s, int i, int64_t first, int64_t n, float *to);
 tt_status tt_safetensors_read_i32(const tt_safetensors *s, int i, int64_t first, int64_t n, int32_t *to);
 
-/* Writing streams: declare all tensors, then write their bytes in that order, in pieces of any size. The file
-   appears under its name, synced, only when tt_safetensors_end returns TT_OK; until then an old file of that
-   name stays whole. */
+/* Writes a safetensors file as a stream: declare all tensors, then write their bytes in that order, in chunks
+   of any size. The file appears under its name, synced to the disk, only when tt_safetensors_end returns
+   TT_OK; until then an old file of that name stays whole. */
 typedef struct tt_safetensors_writer tt_safetensors_writer;
-/* tensors: all but `bytes` is read. metadata: pairs of strings key, value, ..., NULL; may be NULL. */
+/* Begins a file. tensors: all fields but `bytes` are read. metadata: strings key, value, ..., NULL; may be
+   NULL. */
 tt_safetensors_writer *tt_safetensors_begin(tt_context *ctx, const char *path, const tt_tensor_info *tensors,
                                             int count, const char *const *metadata);
 tt_status tt_safetensors_write(tt_safetensors_writer *w, const void *bytes, size_t n);
-/* Frees w in any case; fails if bytes are missing or were too many. */
+/* Ends the file and frees w in any case. Fails if bytes are missing or too many. */
 tt_status tt_safetensors_end(tt_safetensors_writer *w);
 
 /* ==== src/api/tokenizer.h */
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
-/* Texts to ids and back, equal to `tokenizers` 0.23.3 (and to transformers 5.24.0, but see
-   tt_tokenizer_load), of three kinds:
-   - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt:
-     one token a line, its number the id, white space at the end of a line left out; or from a tokenizer.json.
-   - Byte-pair encoding (Sennrich et al. 2016) from a tokenizer.json: byte-level, as GPT-2, RoBERTa, LLaMA 3,
-     Qwen2, Pythia and Falcon have it, or of characters with byte fallback, as LLaMA 2 and Mistral.
-   - Unigram (Kudo 2018; of all ways to spell a word with tokens the one with the largest sum of scores) from
-     a tokenizer.json, as BigBird, ALBERT, T5, XLM-RoBERTa and Pegasus have it.
+/* Converts texts to ids and back, equal to `tokenizers` 0.23.3 (and to transformers 5.24.0, except as
+   tt_tokenizer_load says). There are three kinds:
+   - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt
+     with one token a line, whose number is the id (white space at the end of a line is ignored); or from a
+     tokenizer.json.
+   - Byte-pair encoding (Sennrich et al. 2016) from a tokenizer.json: byte-level, as in GPT-2, RoBERTa, LLaMA
+     3, Qwen2, Pythia and Falcon, or of characters with byte fallback, as in LLaMA 2 and Mistral.
+   - Unigram (Kudo 2018: of all ways to divide a word into tokens, the way with the largest sum of scores)
+     from a tokenizer.json, as in BigBird, ALBERT, T5, XLM-RoBERTa and Pegasus.
    A tokenizer.json may have added tokens; the normalizers Sequence, NFC, NFD, NFKD, StripAccents, Lowercase,
    Prepend, Replace (of a String, or of the regular expressions " {2,}" and "\n"), Strip, Precompiled
    (SentencePiece's) and BertNormalizer; the pre-tokenizers Sequence, ByteLevel (of byte-pair encoding), Split
    (by the regular expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon), Digits, Punctuation,
    WhitespaceSplit, Metaspace and BertPreTokenizer; the post-processors Sequence, ByteLevel,
    TemplateProcessing, RobertaProcessing and BertProcessing; the decoders Sequence, ByteLevel, Replace (of a
-   String), ByteFallback, Fuse, Strip, Metaspace and WordPiece. What else a file asks for is refused by name.
-   "truncation" and "padding" are not read.
-   Immutable: any number of threads may use one. */
+   String), ByteFallback, Fuse, Strip, Metaspace and WordPiece. Anything else in the file is refused by name,
+   except "truncation" and "padding", which are ignored.
+   A tokenizer is immutable: any number of threads may use it. */
 typedef struct tt_tokenizer tt_tokenizer;
 
-/* What a token is for. */
+/* Purpose of a special token. */
 typedef enum tt_special_token {
     TT_TOKEN_UNK, TT_TOKEN_BOS, TT_TOKEN_EOS, TT_TOKEN_PAD, TT_TOKEN_CLS, TT_TOKEN_SEP, TT_TOKEN_MASK,
     TT_TOKEN_COUNT
 } tt_special_token;
 
-/* WordPiece. Uncased (`lowercase`): lower-cased and accents stripped; cased: neither. */
+/* Opens a WordPiece vocabulary. Uncased (`lowercase`): texts are lower-cased and accents stripped; cased:
+   neither. */
 tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase);
-/* From a Hugging Face folder:
-   - with vocab.txt: WordPiece, with tokenizer_config.json's do_lower_case if that file is there (else true).
+/* Loads a tokenizer from a Hugging Face folder:
+   - With vocab.txt: WordPiece. lowercase is tokenizer_config.json's do_lower_case, or true without that file.
      TT_ERR_UNSUPPORTED if that file asks for something else (strip_accents other than do_lower_case, no CJK
      splitting, split_special_tokens).
-   - else with tokenizer.json, which decides ids, but for what AutoTokenizer of transformers 5 makes anew of
-     the class that tokenizer_class of tokenizer_config.json or config.json names: of GPT2Tokenizer,
-     RobertaTokenizer, Qwen2Tokenizer (and of model_type qwen2) and GPTNeoXTokenizer, or, without such a name,
-     by model_type, the space before the first word, where add_prefix_space of tokenizer_config.json tells of
-     it; of LlamaTokenizer (not byte-level, and not of Mistral) how words are marked: the file has a mark
-     before all that stands between special tokens, also before a space, transformers before the first word
-     alone (with "legacy": true, before all), unless it has one. Of others transformers may differ: without
-     add_prefix_space it puts no space before the first word, BigBirdTokenizer leaves out the file's
-     Precompiled, T5Tokenizer and XLMRobertaTokenizer split at all white space first, AlbertTokenizer and
-     BertTokenizer take do_lower_case and the like from tokenizer_config.json.
-   - else with vocab.json and merges.txt: what tokenizer_class of tokenizer_config.json, or model_type of
-     config.json, says of GPT-2 (also where neither says anything), RoBERTa (whose <mask> takes the spaces
-     before it) and Qwen2, with tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
+   - Else with tokenizer.json, which decides the ids, except for what AutoTokenizer of transformers 5 rebuilds
+     for the class that tokenizer_class of tokenizer_config.json or config.json names. For GPT2Tokenizer,
+     RobertaTokenizer, Qwen2Tokenizer (also for model_type qwen2) and GPTNeoXTokenizer, or, without such a
+     name, by model_type, this is the space before the first word, if tokenizer_config.json has
+     add_prefix_space. For LlamaTokenizer (not byte-level, and not Mistral's) it is the mark of a word:
+     tokenizer.json puts a mark before each text between special tokens, even before a space; transformers
+     puts it before the first word only (with "legacy": true, before each such text), unless a mark is already
+     there. For other classes transformers may differ: without add_prefix_space it puts no space before the
+     first word, BigBirdTokenizer ignores the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer split at
+     all white space first, AlbertTokenizer and BertTokenizer read do_lower_case and so on from
+     tokenizer_config.json.
+   - Else with vocab.json and merges.txt: GPT-2's, RoBERTa's (whose <mask> includes the spaces before it) or
+     Qwen2's tokenizer, as tokenizer_class of tokenizer_config.json or model_type of config.json says (GPT-2's
+     if neither does), with tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder);
-/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or where it was loaded
-   from other files these and chat_template.jinja, unchanged. */
+/* Writes the files that transformers reads into a folder: vocab.txt and tokenizer_config.json, or, for a
+   tokenizer loaded from other files, these files and chat_template.jinja, unchanged. */
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
-int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
-/* As the vocabulary has it: in byte-level encoding a space is U+0120. NULL: no token has this id. A token
-   with a NUL inside, which a tokenizer.json may have, ends there, and is not found by its text. */
+int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id + 1 */
+/* Returns a token as the vocabulary has it (in byte-level encoding a space is U+0120), or NULL if no token
+   has this id. A token with a NUL inside, which a tokenizer.json may have, is cut there, and its text does
+   not find it. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
-int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent */
-/* The id of the token that has this purpose; -1: there is none. Of vocab.txt those of BERT, else what
-   tokenizer_config.json, special_tokens_map.json or config.json (bos_token_id and so on) say, in this order;
-   TT_TOKEN_EOS, which ends a document, is else "<|endoftext|>" if there is one, also where config.json names
-   a token that ordinary texts have, which the logger is warned of. */
+int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 if absent */
+/* Returns the id of the token with this purpose, or -1. With vocab.txt these are BERT's tokens. Otherwise
+   tokenizer_config.json, special_tokens_map.json and config.json (bos_token_id and so on) name them, in this
+   order. If none names TT_TOKEN_EOS, which ends a document, it is "<|endoftext|>" if that token exists; so it
+   is, with a warning to the logger, if config.json names a token that ordinary texts contain. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
-/* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and
-   [SEP] of WordPiece, else what the post-processor says. Returns how many; 0 if max_tokens has no room for
-   those around; -1: out of memory (texts of more than 4096 bytes take some where they are normalized, as do
-   words of more than 64 bytes in byte-pair encoding, and all texts with Metaspace or Unigram). Invalid UTF-8
-   bytes count as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in
-   capitals or <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can
-   forge the structure of a sequence, so remove these from texts that you don't trust. */
+/* Writes the ids of a text into ids (room for max_tokens), including the tokens around it: [CLS] and [SEP] of
+   WordPiece, else those of the post-processor; the text is cut so that all fit. Returns the number of ids; 0
+   if max_tokens has no room for the tokens around the text; -1 when out of memory (texts of more than 4096
+   bytes need memory if they are normalized, as do words of more than 64 bytes in byte-pair encoding, and all
+   texts with Metaspace or Unigram). Invalid UTF-8 bytes become U+FFFD, which WordPiece drops. As in
+   transformers, a special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes
+   that token if the vocabulary has it: a text can forge the structure of a sequence, so remove such words
+   from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
-/* Returns how many ids a whole text has, of which the first `room` are in ids; with those around it if
-   `special`. -1: out of memory. */
+/* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns how
+   many ids the text has; -1 when out of memory. */
 int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
                             int64_t room);
 /* Writes the text of n ids to `to`, always terminated, cut at capacity (0: not written). Returns the bytes of
-   all of it, which are UTF-8 and may hold NULs: U+FFFD stands for bytes that make no character, so that of a
-   text that is still growing the last character may change. Ids without a token are left out, as are special
-   tokens if skip_special. -1: out of memory. */
+   the whole text, or -1 when out of memory. The text is UTF-8 and may contain NULs; U+FFFD replaces bytes
+   that form no character, so the last character of a growing text may change. Ids without a token are left
+   out; so are special tokens if skip_special. */
 int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
                             size_t capacity);
 
-/* The same while ids come, as fast for the last as for the first: `put` returns what is certain of the text
-   by then and was not returned before, and `end` the rest, which together are the text of all ids. They are
-   valid until the next call, and not terminated. A character whose last bytes are to come is waited for, as
-   is the end of a run of tokens for single bytes, which are a text together or none. NULL: out of memory. */
+/* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
+   not returned before, `end` the rest; together they are the text of all ids. The text is valid until the
+   next call, and not terminated. The stream holds back an incomplete character, and an incomplete run of
+   tokens for single bytes, which form a text only together. Both return NULL when out of memory. */
 typedef struct tt_decode_stream tt_decode_stream;
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special);
 const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes);
@@ -1136,156 +1269,173 @@ void tt_decode_stream_free(tt_decode_stream *s);
 /* ==== src/api/data.h */
 /* ----------------------------------------------------------------------------------------------- datasets */
 
-/* Where the text of a file begins: in front, or behind a byte order mark of UTF-8. TT_ERR_FORMAT: it is not
-   UTF-8, or more than an eighth of its first 4096 bytes are control characters, as of UTF-16. The sentence
-   names path, line and byte, and tells how to convert UTF-16, UTF-32 or Latin-1. */
+/* Finds where the text of a file begins: *begin is 0, or the first byte after a UTF-8 byte order mark.
+   Returns TT_ERR_FORMAT if the text is not UTF-8, or if more than an eighth of its first 4096 bytes are
+   control characters, as in UTF-16. The error sentence names path, line and byte, and says how to convert
+   UTF-16, UTF-32 or Latin-1. */
 tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin);
 
-/* Labelled texts in memory, or labelled images. */
+/* A set of labelled texts in memory, or of labelled images. */
 typedef struct tt_dataset tt_dataset;
 
-/* A text, which may hold NULs, and the number of its class. */
+/* A text, which may contain NULs, and the number of its class. */
 typedef struct tt_text { const char *text; size_t bytes; int label; } tt_text;
 
-/* Texts of the caller: at least one, of which the labels are 0 to classes - 1. class_names: (classes) UTF-8.
-   All is copied. examples/datasets.h reads IMDb's reviews with it. */
+/* Makes a dataset of the caller's texts, at least one, with labels 0 to classes - 1. class_names: (classes)
+   UTF-8. The function copies everything. examples/datasets.h reads IMDb's reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
-/* The names of a table's columns, and how fields are divided. */
+/* Names of a table's columns, and how its fields are separated. */
 typedef struct tt_table_options {
-    const char *text_column, *label_column; /* default "text" and "label" */
-    const char *split_column;               /* default "split"; a file need not have it */
-    char delimiter;                         /* default 0: a comma where the file is a .csv, else a tab */
-    bool unquoted;                          /* double quotes are characters like others. Default false */
+    const char *text_column, *label_column; /* Set them if your columns have other names; default "text" and
+                                               "label" */
+    const char *split_column;               /* Set it if the column has another name; default "split". A file
+                                               may lack this column */
+    char delimiter;                         /* Set it to separate fields by another character; default 0: a
+                                               comma in a .csv file, else a tab */
+    bool unquoted;                          /* Set it to read double quotes as ordinary characters; default
+                                               false */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
-/* A table in a text file, such as CSV or TSV: a header that names the columns, in any order, among others;
-   UTF-8 (see tt_text_begin), RFC 4180 quoting, empty lines passed over. Lines end by LF or CR LF, or in a
-   file without any LF by CR. Errors name the line.
-   split: keep the rows whose split column says so; NULL keeps all. "validation", "valid", "val" and "dev"
-   mean the same. Where split is one of these, "train" or "test", a row that says something else is an error.
-   In a file without a split column "test" is a tenth of the rows, of each class its share, chosen by the
-   context's seed, and "train" the others. A table without rows for validation or test has 0 of them, which is
-   no error: tt_dataset_split takes some of "train".
-   classes: labels are numbered in the order of these (n_classes of them); NULL, 0: of the distinct labels of
-   the rows kept, in byte order, or by value where all are numbers, as -1, 0, 2.5, 10. Labels must be UTF-8,
-   as config.json is. o NULL: defaults. */
+/* Reads a dataset from a table in a text file, such as CSV or TSV. A header names the columns, in any order;
+   there may be other columns. The file is UTF-8 (see tt_text_begin) with RFC 4180 quoting; empty lines are
+   skipped. Lines end with LF or CR LF, or, in a file without any LF, with CR. Errors name the line.
+   split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
+   "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
+   word is an error. In a file without a split column, "test" is a tenth of the rows of each class, chosen by
+   the context's seed, and "train" is the rest. A table that has no rows for validation or test gives a
+   dataset of 0 rows, which is no error: take some of "train" with tt_dataset_split.
+   classes: labels are numbered in the order of `classes` (n_classes names). With NULL and 0 the function
+   numbers the distinct labels of the rows that it keeps, in byte order, or by value if all are numbers, such
+   as -1, 0, 2.5, 10. Labels must be UTF-8, like config.json. o NULL: defaults. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
                              int n_classes, const tt_table_options *o);
 
-/* 8 bits a channel; rows from the top, the channels of a pixel together: (height, width, channels). */
+/* An image with 8 bits a channel: (height, width, channels), the top row first. */
 typedef struct tt_image {
     const uint8_t *pixels;
     int height, width; /* 1..65535 */
-    int channels;      /* 1: grey, 2: grey and alpha, 3: red, green, blue, 4: these and alpha */
+    int channels;      /* 1: grey, 2: grey and alpha, 3: red, green, blue, 4: red, green, blue, alpha */
 } tt_image;
 
-/* Writes the image, resized, to `to` (height, width, image->channels), which must not overlap it. Bilinear,
-   over a neighbourhood that grows with the reduction (antialiasing); equal to Pillow's Image.resize((width,
-   height), BILINEAR), and so to torchvision's Resize of such an image: first the width, then the height, with
-   weights of 22 bits, rounded to grey levels in between (later versions than 12.1 at times begin with the
-   height, and differ by a level; with alpha, they round otherwise). With alpha, colours weigh by it. */
+/* Resizes an image into `to` (height, width, image->channels), which must not overlap the image. The filter
+   is bilinear, over a neighbourhood that grows with the reduction (antialiasing). The result equals Pillow's
+   Image.resize((width, height), BILINEAR) and therefore torchvision's Resize of such an image: first the
+   width is resized, then the height, with weights of 22 bits, rounded to grey levels in between. (Versions of
+   Pillow after 12.1 sometimes begin with the height and differ by a level; with alpha they round
+   differently.) With alpha, colours are weighted by alpha. */
 tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, int width, uint8_t *to);
 
-/* Images that the caller reads when they are needed. */
+/* A source of labelled images that the caller reads on request. */
 typedef struct tt_image_source {
     int64_t count;
     const int *labels;               /* (count) 0..classes - 1; copied */
     const char *const *class_names;  /* (classes) UTF-8; copied */
     int classes;
-    /* Decodes image `index`, 0..count - 1, of any size and channels. NULL, or words that say why it cannot. A
-       loader's threads call read and release, several at a time. */
+    /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why it
+       cannot. A loader's threads call read and release, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
-    void (*release)(void *user, tt_image *image); /* what read gave, soon after. May be NULL */
-    const char *(*name)(void *user, int64_t index); /* for errors, such as a path. NULL: its number */
+    void (*release)(void *user, tt_image *image); /* releases what read gave, soon after. May be NULL */
+    const char *(*name)(void *user, int64_t index); /* returns a name for errors, such as a path. NULL: errors
+                                                       use the index */
     void *user;
-    int height, width, channels; /* of every image, to refuse options that do not fit; 0: not known before */
+    int height, width, channels; /* size of every image, so that unfit options are refused early; 0: not
+                                    known */
 } tt_image_source;
-/* examples/datasets.h reads CIFAR-10 with it. */
+/* Makes a dataset of a source's images. examples/datasets.h reads CIFAR-10 with it. */
 tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
 
-/* Moves n texts or images out of d into a new dataset: of each class its share, by the context's seed. */
+/* Moves n texts or images out of d into a new dataset. Each class gives its share; the context's seed
+   chooses. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
-/* Returns a text with a NUL behind it, "" of an image. bytes may be NULL. */
+/* Returns a text followed by a NUL, or "" for an image. bytes may be NULL. */
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
-/* Sorts names of classes (n) as tt_dataset_table numbers labels: in byte order, or by value where all are
-   numbers. */
+/* Sorts n class names as tt_dataset_table numbers labels: in byte order, or by value if all are numbers. */
 void tt_sort_class_names(const char **names, int n);
-void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* texts or images of each class: (classes) */
+void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* (classes) texts or images of each class */
 
-/* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches
-   (longest first), and cut into steps of `batch` sequences, whose order within the window is shuffled again;
-   the last step of an epoch may have fewer. A step is one or more micro-batches, filled in that order, each
-   of at most max_seqs = ceil(batch / accumulate) sequences (or as many as there are, or max_tokens / 2) and
-   max_tokens tokens, without padding. With parallel.groups > 1 the sequences of a step are dealt out instead,
-   so that its micro-batches have like numbers of tokens, and each group equally many of them, as far as there
-   are sequences: the same micro-batches for any number of ranks. Texts are tokenized once, when the loader is
-   made, on the context's threads (some 100 MB of text a second each); their ids are kept (2 bytes each), so
-   that the loader knows what its micro-batches need. The dataset and the tokenizer must stay until the loader
-   is freed. */
+/* How a loader makes batches. It shuffles the dataset by (seed, epoch), sorts it by length within windows of
+   `window` batches (longest first), and cuts it into steps of `batch` sequences; then it shuffles the order
+   of the steps within the window. The last step of an epoch may have fewer sequences. A step is one or more
+   micro-batches without padding, filled one after another: each has at most max_seqs = ceil(batch /
+   accumulate) sequences (or fewer: no more than the dataset has, no more than max_tokens / 2) and at most
+   max_tokens tokens.
+   With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
+   have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
+   sequences: the micro-batches are the same for any number of ranks.
+   tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
+   keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
+   and the tokenizer until the loader is freed. */
 typedef struct tt_loader_options {
-    int batch;        /* sequences, or images, of a step. Default 16 */
-    int accumulate;   /* 1..batch / groups; micro-batches have at most ceil(batch / (accumulate * groups))
-                         sequences. Default 1 */
-    int max_length;   /* tokens of a sequence, [CLS] and [SEP] included; longer ones are cut. Default 512 */
-    int max_tokens;   /* tokens of a micro-batch, >= max_length. Default 0: any number */
-    bool shuffle;     /* Default true. False: in dataset order, unsorted (evaluation, prediction) */
-    int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting */
-    bool drop_last;   /* leave out a last incomplete step. Default false */
-    int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1 */
-    tt_parallel parallel; /* of the trainer, after tt_check_options; its `groups` and `data` are read.
-                             Default: one group on one rank */
+    int batch;        /* Set it to change how many sequences or images a step has; default 16 */
+    int accumulate;   /* Set it above 1, up to batch / groups, to split a step into more micro-batches, each
+                         of at most ceil(batch / (accumulate * groups)) sequences; default 1 */
+    int max_length;   /* Set it to cut sequences to fewer tokens, [CLS] and [SEP] included; default 512 */
+    int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length; default 0: no limit */
+    bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted; default true */
+    int window;       /* Set it to change the batches of a sorted window; default 50; 0 or 1: no sorting */
+    bool drop_last;   /* Set it to leave out a last incomplete step; default false */
+    int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
+                         tt_loader_next prepares them; default 1 */
+    tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
+                             one rank. The loader reads `groups` and `data` */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
-/* How pixels are weighed when an image is resized: by the filters of Pillow, which numbers them so. Results
-   are those of Pillow 12.1: later versions at times begin with the height, and differ by some levels. */
+/* The filter that weights pixels when an image is resized, with Pillow's numbers. Results equal those of
+   Pillow 12.1: later versions sometimes begin with the height, and differ by some levels. */
 typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_resample;
 
-/* A loader resizes, pads, crops and flips images, in this order. */
+/* How a loader resizes, pads, crops and flips images, in this order. */
 typedef struct tt_image_options {
-    int height, width;               /* of the result, cropped out. 1..65535 */
-    int channels;                    /* of the result, 1..4; an image has as many, or for 3 also 1 (grey, put
-                                        into all three) or 4 (alpha is dropped). Default 3 */
-    int resize_height, resize_width; /* 1..65535, see tt_image_resize; default 0, 0: not resized */
-    int resize_shortest;             /* 1..65535 instead of these: the shorter side becomes so long, and the
-                                        other keeps the proportion, rounded down. Default 0 */
-    tt_resample resample;            /* default TT_BILINEAR */
-    int pad;                         /* zeros on all four sides; 0..65535. Default 0 */
-    bool random_crop;                /* each place is as likely; else the centre (half of the rest, rounded
-                                        down, at top and left). Default false */
-    bool flip;                       /* mirror left and right with probability 1/2. Default false */
+    int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
+                                        default */
+    int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
+                                        have as many; for 3 it may also have 1 (grey, copied into all three)
+                                        or 4 (alpha is dropped) */
+    int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
+                                        0, 0: not resized */
+    int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
+                                        side this length, 1..65535; the other side keeps the proportion,
+                                        rounded down; default 0 */
+    tt_resample resample;            /* Set it to resize with another filter; default TT_BILINEAR */
+    int pad;                         /* Set it to add rows and columns of zeros on all four sides, 0..65535;
+                                        default 0 */
+    bool random_crop;                /* Set it to crop at a random place, all equally likely; default false:
+                                        the crop is central (half of the rest, rounded down, is cut at top and
+                                        left) */
+    bool flip;                       /* Set it to mirror left and right with probability 1/2; default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
-/* Writes what a loader makes of one image to `to` (height, width, channels), without random_crop and flip. */
+/* Prepares one image as a loader does, without random_crop and flip, into `to` (height, width, channels). */
 tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_image_options *o, uint8_t *to);
 
-/* The data of one input of a model. */
+/* Data of one input of a model. */
 typedef struct tt_array {
-    const char *input; /* its name */
+    const char *input; /* the input's name */
     const void *data;  /* (rows, width) in the input's dtype */
     int64_t rows;
 } tt_array;
 
-/* A micro-batch. A trainer sets each input of its model to the array that has its name: one of `arrays`, or
-   else the field of that name; "first" is where each sequence starts. What no input reads may be missing.
-   Pointers are valid until the next call on whatever gave them. */
+/* A micro-batch. A trainer sets each input of its model to the array with the input's name: an element of
+   `arrays`, or else the field of that name; "first" is the first row of each sequence. Data that no input
+   reads may be missing. Pointers are valid until the next call on the loader or source that gave them. */
 typedef struct tt_batch {
-    int seqs;                 /* sequences, images or examples; a speed counts `rows`, or else these */
-    int rows;                 /* tokens of all sequences together; 0: there are none, as with images */
+    int seqs;                 /* sequences, images or examples; speeds count `rows`, or `seqs` if rows is 0 */
+    int rows;                 /* tokens of all sequences together; 0 if there are none, as with images */
     const int32_t *ids;       /* (rows) */
     const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
     const int32_t *types;     /* (rows) 0 */
     const int32_t *seq_start; /* (seqs + 1) */
     const int32_t *labels;    /* (seqs) */
-    const int64_t *index;     /* (seqs) which of the dataset */
+    const int64_t *index;     /* (seqs) index in the dataset */
     const uint8_t *pixels;    /* (seqs, image_bytes) */
     int64_t image_bytes;      /* height * width * channels */
     const tt_array *arrays;   /* (n_arrays): for models of your own */
@@ -1293,206 +1443,225 @@ typedef struct tt_batch {
     bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
 
-/* Where a trainer gets its batches: a loader, or functions of your own. Steps of an epoch are numbered from
-   0, and what a step has depends on its epoch and number alone: then a run that is resumed sees the same. */
+/* Source of a trainer's batches: a loader, or functions of your own. Steps of an epoch are numbered from 0.
+   The content of a step must depend on its epoch and number alone: then a resumed run sees the same data. */
 typedef struct tt_source {
-    void *self;                /* for the functions */
+    void *self;                /* argument of the functions */
     /* Goes to the first micro-batch of a step, 0 to `steps`. */
     tt_status (*seek)(void *self, int64_t epoch, int64_t step);
-    /* Fills in the next micro-batch, which is all 0, or sets *more to false at the end of the epoch. An error
-       ends tt_fit and tt_evaluate, which return it. */
+    /* Fills in the next micro-batch, all of whose fields are 0, or sets *more to false at the end of the
+       epoch. tt_fit and tt_evaluate end with its error and return it. */
     tt_status (*next)(void *self, tt_batch *batch, bool *more);
-    /* Of an epoch, at least 1. Where `next` gives more, tt_fit and tt_evaluate fail; where it gives fewer,
-       tt_fit warns the logger once. A step to train on ends with a micro-batch that is last_of_step. */
+    /* Number of steps in an epoch, at least 1. If `next` gives more, tt_fit and tt_evaluate fail; if it gives
+       fewer, tt_fit warns the logger once. A step of training ends with a micro-batch that is
+       last_of_step. */
     int64_t steps;
-    /* The most that a micro-batch has (0: unknown); may a step have more of them than the trainer has data
-       ranks? tt_train_options makes room. */
+    /* Largest micro-batch in sequences and tokens (0: unknown), and whether a step may have more
+       micro-batches than the trainer has data ranks. tt_train_options_make_room reads all three. */
     int max_seqs, max_tokens;
     bool accumulates;
-    /* A hash of all that is trained on, to tell other data when a run is resumed. NULL: none is told. */
+    /* Returns a hash of all training data, so that a resumed run notices other data. NULL: no check. */
     uint64_t (*hash)(void *self);
-    const char *const *class_names; /* (classes) what labels mean: a run is not resumed with other names */
-    int classes;                    /* 0: there are none */
-    /* Of several processes, before `seek`: micro-batches are dealt out to `data` ranks in turn, from the
-       first of each step on (by_step), or from the first of the epoch; this process has ranks [first, end).
-       The data of others may be NULL then, with the right numbers of rows. NULL: all have theirs. */
+    const char *const *class_names; /* (classes) names of the labels; a run cannot be resumed with other
+                                       names */
+    int classes;                    /* 0: no classes */
+    /* Is called before `seek` if there are several processes. Micro-batches go to `data` ranks in order,
+       starting over with each step (by_step) or with each epoch; this process has the ranks [first, end).
+       `next` may then give NULL for the data of other ranks, with the right numbers of rows. NULL: every
+       process makes all data. */
     void (*deal)(void *self, int data, int first, int end, bool by_step);
-    /* Of several processes: writes lines, each ended by a newline, about all that its batches depend on
-       beside `hash` and the numbers above; at most `capacity` bytes with the final 0. tt_fit and tt_evaluate
-       refuse a process whose lines differ from the first one's, and name the line. NULL: there are none. */
+    /* Writes lines, each with a newline at its end, about everything that the batches depend on beside `hash`
+       and the numbers above; at most `capacity` bytes including the final 0. With several processes, tt_fit
+       and tt_evaluate refuse a process whose lines differ from those of process 0, and name the line. NULL:
+       no lines. */
     void (*describe)(void *self, char *to, size_t capacity);
 } tt_source;
 
 typedef struct tt_loader tt_loader;
-/* At step 0 of epoch 0. NULL options: defaults. NULL on error. */
+/* Makes a loader of texts, which starts at step 0 of epoch 0. NULL options: defaults. Returns NULL on
+   error. */
 tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                          const tt_loader_options *o);
-/* The same of images; max_length, max_tokens and window mean nothing here. Threads of its own read images and
-   make of them what `image` says, ahead of the trainer, into a ring of a few micro-batches that is allocated
-   here. Crops and flips depend on (seed, epoch, index of the image) alone. An image that cannot be read, or
-   does not fit the options, is an error of the micro-batch that it belongs to; those before it are still
-   given. tt_loader_seek to where the loader stands keeps what was made ahead. */
+/* Makes a loader of images; it ignores max_length, max_tokens and window. The loader's threads read images
+   and prepare them according to `image`, ahead of the trainer, into a ring of a few micro-batches that is
+   allocated here. Crops and flips depend on (seed, epoch, index of the image) alone. An image that cannot be
+   read, or that does not fit the options, is an error of its micro-batch; the micro-batches before are still
+   delivered. tt_loader_seek to the loader's current place keeps the images prepared ahead. */
 tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image,
                                const tt_loader_options *o);
-void tt_loader_free(tt_loader *l); /* at any time: stops its threads */
+void tt_loader_free(tt_loader *l); /* may be called at any time: stops the threads */
 int64_t tt_loader_steps(const tt_loader *l); /* steps of an epoch */
-/* What a trainer must have room for, by the texts that there are: max_seqs, max_tokens (of the max_seqs
-   longest texts; 0 of images) and compile.accumulate (a step may have more micro-batches than
-   parallel.data) of tt_train_options. A trainer for several loaders needs the largest. */
+/* Return the size that a trainer needs for the loader's texts, as the fields of tt_train_options: max_seqs,
+   max_tokens (tokens of the max_seqs longest texts; 0 for images) and compile.accumulate (whether a step may
+   have more micro-batches than parallel.data). A trainer for several loaders needs the largest of each. */
 int tt_loader_max_seqs(const tt_loader *l);
 int tt_loader_max_tokens(const tt_loader *l);
 bool tt_loader_accumulates(const tt_loader *l);
-int tt_loader_longest(const tt_loader *l); /* tokens of the longest text before it is cut; 0: images */
-int64_t tt_loader_cut(const tt_loader *l); /* texts that are cut, as they are longer than max_length */
-/* Goes to a step of an epoch (both from 0); order and contents depend on (seed, epoch, step) alone. */
+int tt_loader_longest(const tt_loader *l); /* tokens of the longest text before it is cut; 0 for images */
+int64_t tt_loader_cut(const tt_loader *l); /* number of texts longer than max_length, which are cut */
+/* Goes to a step of an epoch, both counted from 0. Order and content depend on (seed, epoch, step) alone. */
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
-/* Gives the next micro-batch. Returns false at the end of the epoch, where tt_loader_status is TT_OK and one
-   seeks on, and on an error, which tt_loader_status returns then. */
+/* Gives the next micro-batch. Returns false at the end of the epoch and on an error: tt_loader_status then
+   returns TT_OK or the error. After the end of an epoch call tt_loader_seek. */
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
-tt_status tt_loader_status(const tt_loader *l); /* of the last tt_loader_next */
-double tt_loader_waited(const tt_loader *l); /* seconds that tt_loader_next has waited for images */
-/* The loader as a trainer's source, as long as the loader lives; NULL for NULL. */
+tt_status tt_loader_status(const tt_loader *l); /* status of the last tt_loader_next */
+double tt_loader_waited(const tt_loader *l); /* total seconds that tt_loader_next waited for images */
+/* Returns the loader as a trainer's source, valid as long as the loader; NULL for NULL. */
 const tt_source *tt_loader_source(tt_loader *l);
 
 /* ------------------------------------------------------------------------------------------ token streams */
 
-/* What language models train on: documents as tokens one after another, each with a token behind it that ends
-   it, and before it what the tokenizer puts in front of a text, as LLaMA's <s>. A document that spells these
-   out at its ends has them once, which the logger is warned of. In memory, or in a file that is read where it
-   is needed. */
+/* A sequence of tokens for a language model: documents one after another, each followed by a token that ends
+   it, and preceded by the token that the tokenizer puts before a text, such as LLaMA's <s>. If a document's
+   text already spells out these tokens at its ends, they are not repeated, and the logger gets a warning. The
+   stream is in memory, or in a file that is read where needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
-    const tt_tokenizer *tokenizer; /* must stay. Default NULL: tokens are bytes, and 256 ends a document */
-    int end;                       /* ends a document. Default -1: the tokenizer's TT_TOKEN_EOS */
-    int vocab;                     /* the model's: a text with an id that is not below it is refused.
-                                      Default 0: as many as the tokenizer has */
-    bool bare;                     /* nothing is put in front of a document. Default false */
-    const char *separator;         /* a line of a text that parts two documents, as "<|endoftext|>"; "": any
-                                      number of empty lines. Default NULL: a text is one document */
+    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; it must outlive the stream; default NULL:
+                                      tokens are bytes, and 256 ends a document */
+    int end;                       /* Set it to end documents with another token; default -1: the tokenizer's
+                                      TT_TOKEN_EOS */
+    int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id that
+                                      is not below it; default 0: the tokenizer's size */
+    bool bare;                     /* Set it to put no token before a document; default false */
+    const char *separator;         /* Set it to the line that separates documents in a text, such as
+                                      "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
+                                      one document */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
-/* NULL options: defaults. NULL after an error. With a tokenizer the text must be UTF-8, as that of a file is
-   (see tt_text_begin); of a model of bytes it may be any. */
+/* Makes a stream of a text. With a tokenizer the text must be UTF-8, as in a file (see tt_text_begin);
+   without one it may be any bytes. NULL options: defaults. Returns NULL on error. */
 tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
                                       const tt_stream_options *o);
-/* A text file in UTF-8 (see tt_text_begin), or all files of a folder whose names end in .txt, in the order of
-   their names. */
+/* Makes a stream of a text file in UTF-8 (see tt_text_begin), or of all files of a folder whose names end in
+   .txt, in the order of their names. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
-/* A file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes it; or with llm.c's header of
-   1024 bytes (GPT-2's: ids of 2 bytes, LLaMA 3's: of 4). width 0: what the header says, or else 4 for a vocab
-   above 65536 and where the upper halves of the first ids would be 0, or else 2; a file whose ids are of 8
-   bytes is refused then. Ids are 0 to vocab - 1, `end` ends a document. */
+/* Opens a file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes it, or with llm.c's
+   header of 1024 bytes (GPT-2: ids of 2 bytes, LLaMA 3: ids of 4). With width 0 the header says the width;
+   without a header it is 4 if vocab is above 65536 or if the upper halves of the first ids would be 0, else
+   2, and a file whose ids look like 8 bytes is refused. Ids are 0 to vocab - 1; `end` ends a document (-1:
+   none). */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
-/* Writes such a file without a header, of 2 bytes an id if vocab is at most 65536, else of 4. */
+/* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
-/* Moves the last n tokens out of s into a new stream, as to validate on. */
+/* Moves the last n tokens out of s into a new stream, for example for validation. */
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n);
 void tt_token_stream_free(tt_token_stream *s);
 int64_t tt_token_stream_count(const tt_token_stream *s);
 int tt_token_stream_vocab(const tt_token_stream *s);
-/* Copies n ids from number `first` on. TT_ERR_FORMAT: one is not below vocab. */
+/* Copies n ids from number `first` on. Returns TT_ERR_FORMAT if an id is not below vocab. */
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
-/* Bytes of text that the tokens are, without those before documents and behind them; 0: it has no tokenizer.
-   A loss is loss / log(2) * count / bytes bits per byte. -1 after an error. */
+/* Returns the bytes of text that the tokens stand for, without the tokens before and after documents; 0 if
+   the stream has no tokenizer, -1 after an error. With it a mean loss in nats per token becomes bits per
+   byte: loss / log(2) * count / bytes. */
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
-    int batch;         /* windows of a step. Default 16 */
-    int accumulate;    /* as tt_loader_options' */
-    int length;        /* tokens of a window. Default 256 */
-    bool shuffle;      /* windows, by (seed, epoch). Default true */
-    bool across;       /* a token sees the documents before it in its window, and the end of one foretells the
-                          next. Default false: attention and positions begin anew with each document */
-    tt_parallel parallel; /* as tt_loader_options' */
+    int batch;         /* Set it to change how many windows a step has; default 16 */
+    int accumulate;    /* Set it as tt_loader_options.accumulate, to split a step into micro-batches; default
+                          1 */
+    int length;        /* Set it to change the tokens of a window; default 256 */
+    bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
+    bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
+                          document predict the next; default false: attention and positions start anew with
+                          each document */
+    tt_parallel parallel; /* Set it as tt_loader_options.parallel; default: one group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
-/* Windows of a stream, one behind the other without padding; the last may be shorter. Each token but the
-   first of all is the target of one window in an epoch. A batch has the array "targets" (rows), the token
-   that follows each, or -100 for none. s must stay; all of it is read once here, so that an id that is not
-   below vocab is found before training. NULL options: defaults. NULL after an error. */
+/* Makes batches of a stream's windows, which follow each other without padding; the last may be shorter. In
+   an epoch each token except the stream's first is the target of exactly one window. A batch has the array
+   "targets" (rows): the token that follows each, or -100 for none. The stream must outlive the loader.
+   tt_token_loader_new reads the whole stream once, so that an id that is not below vocab is found before
+   training. NULL options: defaults. It returns NULL on error. */
 typedef struct tt_token_loader tt_token_loader;
 tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
                                      const tt_token_loader_options *o);
 void tt_token_loader_free(tt_token_loader *l);
-const tt_source *tt_token_loader_source(tt_token_loader *l); /* as long as the loader lives */
+const tt_source *tt_token_loader_source(tt_token_loader *l); /* valid as long as the loader */
 
 /* ==== src/api/models.h */
 /* ------------------------------------------------------------------------------------------------- models */
 
 typedef struct tt_train_options tt_train_options;
 
-/* How good a model is, told from what an evaluation has added up. */
+/* A measure of a model's quality, computed from the sums of an evaluation. */
 typedef struct tt_metric {
-    const char *name; /* in metrics.csv and texts: at most 31 letters, digits, _ and -. NULL: none */
+    const char *name; /* name in metrics.csv and texts: at most 31 letters, digits, _ and -. NULL: no
+                         metric */
     double (*of)(const tt_stats *s);
     bool lower_is_better;
 } tt_metric;
 tt_metric tt_accuracy(void);   /* "accuracy": the share of targets predicted right (cross-entropy) */
 tt_metric tt_perplexity(void); /* "perplexity": exp(loss). Lower is better */
 
-/* What a trainer trains. */
+/* A model as a trainer sees it. */
 typedef struct tt_model {
-    const void *self; /* for record */
-    /* Declares inputs and records what becomes of a micro-batch of up to o->max_seqs sequences (or examples)
-       and o->max_tokens tokens. Returns the loss (1, 1); *output, where it is set, is what tt_forward gives.
-       The names of the inputs are those of a batch's arrays. */
+    const void *self; /* argument of record */
+    /* Declares inputs and records the ops for a micro-batch of up to o->max_seqs sequences (or examples) and
+       o->max_tokens tokens. Returns the loss (1, 1). *output, if record sets it, is the value that tt_forward
+       gives. The names of the inputs are those of a batch's arrays. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
-    int classes;      /* the output has a logit for each of so many, for tt_predict. 0: something else */
-    const char *unit; /* what is counted a second: "tokens", "images"; as a metric's name. NULL: "examples" */
-    int max_length;   /* rows of the longest sequence that there may be; 0: it has no sequences */
+    int classes;      /* logits of the output, one for each class, for tt_predict. 0: the output is something
+                         else */
+    const char *unit; /* unit of speeds per second: "tokens", "images"; same characters as a metric's name.
+                         NULL: "examples" */
+    int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
     bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
-                         and starts, and batches need not have them */
+                         and starts, and batches may leave them out */
 } tt_model;
 
-/* What BERT and ViT read, of all sequences one after another. An image is one: a class token, its patches. */
+/* Inputs of BERT, ViT and decoders, for all sequences one after another. An image is a sequence: a class
+   token, then its patches. */
 typedef struct tt_inputs {
     tt_value positions; /* i32 (rows, 1): 0, 1, ... within each sequence */
     tt_value seq_start; /* i32 (seqs + 1, 1) */
     tt_value first;     /* i32 (seqs, 1): the first row of each sequence */
     tt_value ids;       /* text: i32 (rows, 1) */
-    tt_value types;     /* text: i32 (rows, 1): token types, or none */
+    tt_value types;     /* text: i32 (rows, 1): token types, if the model has them */
     tt_value pixels;    /* images: u8 (seqs, image_bytes) */
     tt_value labels;    /* i32 (seqs, 1): the class of each sequence */
-    tt_value targets;   /* language models: i32 (rows, 1), the token that follows; -100: none */
+    tt_value targets;   /* language models: i32 (rows, 1), the token that follows; -100: no target */
 } tt_inputs;
-/* Declare these inputs, as the batches of a loader have them. length: rows of an image. */
+/* Declare the inputs of texts or images as a loader's batches have them. length: rows of an image. */
 tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
 tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int64_t image_bytes);
 
 /* BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), DistilBERT (Sanh et al. 2019), RoBERTa (Liu et al.
-   2019) and BigBird (Zaheer et al. 2020): one encoder. Parameters carry the names of transformers'
+   2019) and BigBird (Zaheer et al. 2020) share one encoder. Parameters have the names of transformers'
    ...ForSequenceClassification. */
 typedef enum tt_bert_kind {
     TT_BERT,
-    TT_DISTILBERT, /* head: pre_classifier, ReLU; BERT's: pooler, tanh */
-    TT_ROBERTA,    /* positions from pad_token + 1 on, no token types; head: classifier.dense, tanh */
-    TT_BIG_BIRD    /* head: classifier.dense, `activation`. Its pooler is kept and not used */
+    TT_DISTILBERT, /* head: pre_classifier, ReLU; BERT's head: pooler, tanh */
+    TT_ROBERTA,    /* positions start at pad_token + 1, no token types; head: classifier.dense, tanh */
+    TT_BIG_BIRD    /* head: classifier.dense, `activation`. Its pooler is kept but unused */
 } tt_bert_kind;
 typedef struct tt_bert_config {
     tt_bert_kind kind;
     int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
     int type_vocab_size;      /* 0: no token types */
-    int pad_token;            /* RoBERTa, BigBird. Default 1; 0 */
-    bool pooler;              /* BERT: dense + tanh on the first token before the classifier. Default true */
+    int pad_token;            /* id of the padding token: RoBERTa 1, BigBird 0 by default */
+    bool pooler;              /* BERT: the classifier reads a dense layer + tanh of the first token. Default
+                                 true */
     int classes;
     const char *activation;   /* "gelu", "gelu_new", "relu", "silu" */
     float layer_norm_eps, initializer_range;
-    float dropout;            /* of embeddings and residual branches */
+    float dropout;            /* dropout of embeddings and residual branches */
     float attention_dropout;
     float classifier_dropout;
-    /* BigBird: attention by blocks (attention_type "block_sparse"), where sequences of more than (5 + 2
-       random_blocks) block_size tokens see, as in transformers, the first and the last block, three around a
-       block, and in training random_blocks that a seed (the layer's number) chooses, those that transformers
-       chooses for max_positions tokens; without training, in place of these as often the first. No weights of
-       attention are then dropped. */
-    bool block_sparse;        /* default true */
+    /* Set it for BigBird to attend by blocks (attention_type "block_sparse"); default true. A sequence of
+       more than (5 + 2 random_blocks) block_size tokens then attends, as in transformers, to the first and
+       the last block, to three blocks around its own, and in training to random_blocks blocks: a seed (the
+       layer's number) chooses them, as transformers does for max_positions tokens. Without training the first
+       block replaces each of the random ones. Block-sparse attention drops no attention weights. */
+    bool block_sparse;        /* default true for BigBird, else false */
     int block_size, random_blocks;
-    bool qkv_bias;            /* BigBird. Default true */
-    bool scale_embeddings;    /* BigBird: words are multiplied with sqrt(hidden_size). Default false */
+    bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true */
+    bool scale_embeddings;    /* BigBird: word embeddings are multiplied by sqrt(hidden_size). Default
+                                 false */
 } tt_bert_config;
-tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* the base model's sizes, 2 classes */
+tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* sizes of the base model, 2 classes */
 
 typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden) */
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
@@ -1503,63 +1672,70 @@ typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden
 typedef struct tt_bert {
     tt_context *ctx;
     tt_bert_config config;
-    /* what `config` and config.json's id2label say: (classes), UTF-8 */
+    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
     char activation[32], (*class_names)[64];
-    tt_param *word, *position, *type;       /* (vocab, max_positions and type_vocab, hidden) */
+    tt_param *word, *position, *type;       /* (vocab, hidden), (max_positions, hidden), (type_vocab,
+                                               hidden) */
     tt_param *norm_w, *norm_b;
     tt_bert_layer *layer;
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes) */
-    tt_param *pooler_w, *pooler_b;          /* BigBird's, which the logits do not depend on */
-    bool new_head; /* what makes logits of the hidden states begins with random weights, at least in part */
+    tt_param *pooler_w, *pooler_b;          /* BigBird's pooler, which the logits do not depend on */
+    bool new_head; /* the layers between the last hidden states and the logits begin with random weights, at
+                      least in part */
 } tt_bert;
 
-/* Creates the parameters, which begin as in transformers (normal, initializer_range; norms 1, biases 0). */
+/* Creates the parameters. They begin as in transformers (normal, initializer_range; norms 1, biases 0). */
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
-/* From a Hugging Face folder: config.json and model.safetensors (with or without the prefix, as "bert."), or
-   the files that model.safetensors.index.json names in place of that. Tensors stream into place when a
-   program is allocated. classes 0: as config.json says. When the file has no classifier or one of another
-   size, or not the layer before it, these start anew: new_head is true, and the logger is warned with their
-   names. A missing or misshapen tensor of the body is an error, before anything of the sizes in config.json
-   is made. */
+/* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
+   as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
+   when a program allocates its arena. classes 0: the number in config.json. If the file lacks the classifier
+   or the layer before it, or if the classifier has another size, these layers start with random weights:
+   new_head is true, and the logger gets a warning with their names. A missing or misshapen tensor of the body
+   is an error, reported before anything of config.json's sizes is allocated. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
-/* Writes config.json and model.safetensors into a folder (made if need be), each atomically, as transformers
-   reads them. Of classes that share a name, all are in id2label, the last in label2id. Class names that are
-   not UTF-8, and a changed `config` that could not be loaded, are refused before anything is written. */
+/* Writes config.json and model.safetensors into a folder, which it creates if necessary. Each file is
+   replaced atomically, and transformers can read both. If classes share a name, id2label has all of them and
+   label2id the last. The function refuses class names that are not UTF-8, and a changed `config` that could
+   not be loaded, before it writes anything. */
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset of as many classes, with names of at most 63 bytes, agree on what the classes'
-   numbers mean, before a loader reads the dataset. Where both have the same names, the model keeps its
-   numbers and the dataset's labels become these: call it for each dataset, also for one that was split off
-   before. Else the model takes the dataset's names, and the logger is warned if its classifier is that of a
-   checkpoint. */
+/* Makes a model and a dataset with equally many classes, named by at most 63 bytes each, agree on the numbers
+   of the classes; call it before a loader reads the dataset. If both have the same names, the model keeps its
+   numbers and the dataset's labels change: call it for each dataset, also for one that tt_dataset_split took
+   out before. Otherwise the model takes the dataset's names, and the logger gets a warning if the classifier
+   is from a checkpoint. */
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
-/* Recorded on a tape: the last hidden states (rows, hidden), and the logits (seqs, classes). */
+/* Record the encoder on a tape. They return the last hidden states (rows, hidden), and the logits (seqs,
+   classes). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
-/* As a trainer sees it: the mean cross-entropy of the classes that "labels" tell. m must stay. */
+/* Returns the model for a trainer: its loss is the mean cross-entropy of the classes in "labels". m must stay
+   valid. */
 tt_model tt_bert_classifier(const tt_bert *m);
 
-/* ViT (Dosovitskiy et al. 2021). Parameters carry the names of transformers' ViTForImageClassification. */
+/* ViT (Dosovitskiy et al. 2021). Parameters have the names of transformers' ViTForImageClassification. */
 typedef struct tt_vit_config {
     int image_size, patch_size, channels; /* images are square; channels 1..4 */
     int hidden_size, layers, heads, intermediate_size;
     int classes;
     bool qkv_bias;            /* default true */
-    const char *activation;   /* as BERT's */
+    const char *activation;   /* "gelu", "gelu_new", "relu", "silu" */
     float layer_norm_eps, initializer_range;
-    float dropout;            /* of embeddings and residual branches. Default 0 */
+    float dropout;            /* dropout of embeddings and residual branches. Default 0 */
     float attention_dropout;  /* default 0 */
-    float mean[4], std[4];    /* of each channel; the model sees (pixel / 255 - mean) / std. Default 0.5 */
-    /* Images are resized to `resize` pixels in height and width (or only the shorter side, and the other
-       keeps the proportion), and of these the middle image_size are cropped; what is smaller gets zeros
-       around it. Default 0: resized to image_size; -1: not resized */
+    float mean[4], std[4];    /* mean and deviation of each channel; the model reads (pixel / 255 - mean) /
+                                 std. Default 0.5 */
+    /* Set `resize` to resize images to another height and width in pixels; default 0: image_size; -1: not
+       resized. With resize_shortest only the shorter side gets that size, and the other keeps the proportion.
+       The middle image_size pixels are then cropped; a smaller image gets zeros around it. */
     int resize;
     bool resize_shortest;
     tt_resample resample;     /* default TT_BILINEAR */
 } tt_vit_config;
-/* "Ti/16", "S/16", "B/16", "L/16", "H/14", or another patch: 224 x 224, 1000 classes. Else 0: refused. */
+/* Returns the configuration of "Ti/16", "S/16", "B/16", "L/16", "H/14", or another patch size: 224 x 224
+   pixels, 1000 classes. Any other name gives zeros, which tt_vit_new refuses. */
 tt_vit_config tt_vit_config_default(const char *size);
 
 typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden) */
@@ -1570,9 +1746,10 @@ typedef struct tt_vit_layer { /* weights (out, in), biases (out), norms (hidden)
 typedef struct tt_vit {
     tt_context *ctx;
     tt_vit_config config;
-    /* what `config` and config.json's id2label say: (classes), UTF-8 */
+    /* storage for config.activation; class names (classes) of config.json's id2label, UTF-8 */
     char activation[32], (*class_names)[64];
-    bool torchvision;                       /* names are spelled as by torchvision, as in the loaded file */
+    bool torchvision;                       /* tt_vit_save writes torchvision's tensor names, because the
+                                               loaded file had them */
     tt_param *patch_w, *patch_b;            /* (hidden, channels, patch, patch), (hidden) */
     tt_param *token, *position;             /* (hidden), (1 + patches, hidden) */
     tt_vit_layer *layer;
@@ -1580,85 +1757,90 @@ typedef struct tt_vit {
     bool new_head;                          /* the classifier begins with random weights, at least in part */
 } tt_vit;
 
-/* As tt_bert_new. */
+/* Creates the parameters. They begin as in transformers (normal, initializer_range; norms 1, biases 0). */
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
-/* path: a folder with model.safetensors, or with the files that model.safetensors.index.json names in place
-   of that, or a .safetensors file; config.json and preprocessor_config.json are read if they are in that
-   folder. The names of tensors are those of transformers (with or without "vit.") or
-   torchvision's vit_b_16 and so on. Without config.json the shapes of the tensors tell the sizes (with heads
-   of 64 columns, in H/14 of 80). image_size, classes 0: as the checkpoint's. For another image_size than the
-   checkpoint's, positions are interpolated (bicubic, as transformers does), and `resize` changes in
-   proportion; a classifier that is missing or of another size starts anew, and the logger is warned. Of
-   preprocessor_config.json all that changes pixels is done as transformers' ViTImageProcessorPil does it, or
+/* Loads a folder with model.safetensors, or with the files that model.safetensors.index.json names, or a
+   single .safetensors file; config.json and preprocessor_config.json are read if the same folder has them.
+   Tensors have the names of transformers (with or without "vit.") or of torchvision's vit_b_16 and so on.
+   Without config.json the shapes of the tensors give the sizes (heads have 64 columns, in H/14 80).
+   image_size and classes 0 mean the checkpoint's. For another image_size, positions are interpolated
+   (bicubic, as transformers does), and `resize` changes in proportion. A classifier that is missing or of
+   another size starts with random weights, and the logger gets a warning. Every key of
+   preprocessor_config.json that changes pixels is followed as transformers' ViTImageProcessorPil does, or
    refused by name: a size as height and width or shortest_edge, the four filters of tt_resample, do_resize,
-   do_center_crop with a crop_size, image_mean, image_std, do_normalize. Else as tt_bert_load. */
+   do_center_crop with a crop_size, image_mean, image_std, do_normalize. Streaming and errors are those of
+   tt_bert_load. */
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes);
-/* Writes model.safetensors, config.json and preprocessor_config.json into a folder, as tt_bert_save. */
+/* Writes model.safetensors, config.json and preprocessor_config.json into a folder, as tt_bert_save does. */
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
 void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes */
 
-/* Returns the image options, for a loader or tt_image_prepare, by which images become the model's input: as
-   its preprocessor_config.json says, or resized to image_size. */
+/* Returns the image options with which a loader or tt_image_prepare makes the model's input: those of its
+   preprocessor_config.json, or a resize to image_size. */
 tt_image_options tt_vit_image_options(const tt_vit *m);
 
-tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* these three are as BERT's */
+tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* as tt_bert_name_classes */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
 
 /* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, GPT-NeoX and
-   Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters carry the names of transformers'
-   ...ForCausalLM. Weights are (out, in) here, also where files have them transposed; rows of fused ones are
-   all queries, all keys, all values, also where files have them by heads. */
+   Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters have the names of transformers'
+   ...ForCausalLM. Weights are (out, in) in memory, even if files have them transposed. The rows of a fused
+   weight are all queries, then all keys, then all values, even if files order them by heads. */
 typedef struct tt_lm_config {
     const char *kind;         /* model_type: "gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon" */
     int vocab_size, hidden_size, layers, heads;
-    int key_heads;            /* of keys and values; divides heads. 0: as many; so of GPT-2, GPT-NeoX */
+    int key_heads;            /* heads of keys and values; divides heads. 0: as many as heads; 0 for GPT-2 and
+                                 GPT-NeoX */
     int head_size;            /* default 0: hidden_size / heads */
     int intermediate_size, max_positions;
-    int window;               /* "mistral", "qwen2": keys that a token sees, its own the last; 0: all */
-    int window_from;          /* the first layer with a window: those before see all. Default 0 */
-    bool tied;                /* the last product's weight is the embedding of tokens */
-    bool attention_bias;      /* products of the attention have biases: "llama", "gpt_neox", "falcon" */
-    bool mlp_bias;            /* so have those of the MLP: "llama", "falcon" */
+    int window;               /* "mistral", "qwen2": number of keys that a token sees, its own the last; 0:
+                                 all */
+    int window_from;          /* the first layer with a window; earlier layers see all keys. Default 0 */
+    bool tied;                /* the linear layer of the logits uses the token embedding as its weight */
+    bool attention_bias;      /* the linear layers of attention have biases: "llama", "gpt_neox", "falcon" */
+    bool mlp_bias;            /* the linear layers of the MLP have biases: "llama", "falcon" */
     bool parallel;            /* attention and MLP read the same x: "gpt_neox", "falcon" */
-    bool two_norms;           /* "falcon" with parallel: each through a norm of its own */
-    bool alibi;               /* "falcon": instead of rotary positions; rounded as transformers does */
-    const char *activation;   /* as BERT's */
+    bool two_norms;           /* "falcon" with parallel: attention and MLP each have a norm */
+    bool alibi;               /* "falcon": ALiBi instead of rotary positions; rounded as in transformers */
+    const char *activation;   /* "gelu", "gelu_new", "relu", "silu" */
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
-    tt_rotary_options rotary; /* all but "gpt2": rotary positions. `heads` is not read */
-    int end_token;            /* of a new model: the id that ends a document, eos_token_id of config.json.
-                                 Default -1: none. (Of a loaded one see tt_lm.stop) */
+    tt_rotary_options rotary; /* rotary positions of all kinds but "gpt2". `heads` is not read */
+    int end_token;            /* Set it in a new model to the id that ends a document, eos_token_id of
+                                 config.json; default -1: none. (For a loaded model see tt_lm.stop) */
 } tt_lm_config;
-/* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters; key_heads is 0 but of
-   "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
+/* Returns transformers' default configuration of a kind: "gpt2" is GPT-2 of 124 million parameters; key_heads
+   is 0 except for "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
 tt_lm_config tt_lm_config_default(const char *kind);
-/* The same with other sizes, for a small model from scratch: heads share keys as the kind's do, as far as
-   they can, an MLP is 4 times as wide as the model (8/3 where it has a gate), and as large a share of a head
-   turns; tied, with neither a window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and
-   max_positions. */
+/* Returns a configuration of a kind with other sizes, for a small model from scratch. Heads share keys in the
+   kind's proportion as far as possible; an MLP is 4 times as wide as the model (8/3 times if it has a gate);
+   the kind's fraction of each head turns; embeddings are tied; there is neither a window nor dropout. heads,
+   at least 1, divides hidden_size. Set vocab_size and max_positions yourself. */
 tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads);
 
-typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: there is none */
+typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: absent */
     tt_param *attention_norm_w, *attention_norm_b;
-    tt_param *qkv_w, *qkv_b; /* (heads + 2 key_heads) * head_size rows; or else the next six */
+    tt_param *qkv_w, *qkv_b; /* (heads + 2 key_heads) * head_size rows; otherwise the next six are set */
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
     tt_param *attention_w, *attention_b, *mlp_norm_w, *mlp_norm_b;
     tt_param *gate_w, *gate_b, *up_w, *up_b, *down_w, *down_b;
 } tt_lm_layer;
 
-/* Low-rank adapters (Hu et al., "LoRA: low-rank adaptation of large language models", 2021), as peft's. */
+/* Low-rank adapters (Hu et al., "LoRA: low-rank adaptation of large language models", 2021), like peft's. */
 typedef struct tt_lora_options {
-    const char *targets; /* modules that get one: patterns (as tt_param_freeze's) of their names, or of the
-                            ends of these behind a dot, with commas between: "q_proj,v_proj". Default NULL:
-                            peft's choice, q_proj and v_proj, c_attn of "gpt2", query_key_value */
-    int rank;            /* default 8 */
-    float alpha;         /* what is added is scaled by alpha / rank. Default 8 */
-    float dropout;       /* of what the adapter reads, in training. Default 0 */
+    const char *targets; /* Set it to the modules that get an adapter: patterns (as in tt_param_freeze) of
+                            their names, or of the ends of the names after a dot, separated by commas:
+                            "q_proj,v_proj"; default NULL: peft's choice (q_proj and v_proj; c_attn for
+                            "gpt2"; query_key_value) */
+    int rank;            /* Set it for larger or smaller adapters; default 8 */
+    float alpha;         /* Set it to scale the adapter's output by alpha / rank; default 8 */
+    float dropout;       /* Set it to drop some of the adapter's input in training; default 0 */
 } tt_lora_options;
 tt_lora_options tt_lora_options_default(void);
-typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* (out, in) gets b (out, rank) a (rank, in) */
+typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* weight (out, in) += b (out, rank) times a
+                                                                 (rank, in) */
 
 typedef struct tt_lm {
     tt_context *ctx;
@@ -1668,114 +1850,129 @@ typedef struct tt_lm {
     tt_lm_layer *layer;
     tt_param *norm_w, *norm_b;
     tt_param *head;            /* (vocab, hidden); NULL: tied */
-    size_t shard_bytes;        /* of files that tt_lm_save writes, at most; 0: any number. Default 5e9 */
-    int32_t *stop;             /* (n_stop) eos_token_id of generation_config.json, or of config.json where
-                                  that file is missing: ids that end an answer, as tt_sampling.stop */
+    size_t shard_bytes;        /* largest file that tt_lm_save writes; 0: no limit. Default 5e9 */
+    int32_t *stop;             /* (n_stop) ids that end an answer, like tt_sampling.stop: eos_token_id of
+                                  generation_config.json, or of config.json if that file is missing */
     int n_stop;
-    char *generation;          /* generation_config.json, which tt_lm_save writes again; NULL: none */
-    struct tt__checkpoint *kept; /* config.json as it was read: tt_lm_save writes again what `config` does not
-                                    say, and how it says windows, rotary positions and Falcon's heads ... */
-    tt_lm_config read;         /* ... while `config` has those of this, as it was loaded. kept NULL: none */
-    tt_lora *lora;             /* (n_lora), by tt_lm_lora; with lora_options, whose targets are not kept */
+    char *generation;          /* text of generation_config.json, which tt_lm_save writes unchanged; NULL:
+                                  none */
+    struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies the
+                                    keys that `config` lacks and, as long as `config` agrees with `read` on
+                                    them, the keys for windows, rotary positions and Falcon's heads */
+    tt_lm_config read;         /* the loaded `config`. Not read if kept is NULL */
+    tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made with lora_options, whose targets are
+                                  not kept */
     int n_lora;
     tt_lora_options lora_options;
-    char *base;                /* whose adapters these are (base_model_name_or_path): the folder that was
-                                  loaded, or what a loaded adapter says; NULL: not known */
+    char *base;                /* model that the adapters belong to (base_model_name_or_path): the loaded
+                                  folder, or the name in a loaded adapter; NULL: unknown */
 } tt_lm;
 
-/* As tt_bert_new. */
+/* Creates the parameters. They begin as in transformers (normal, initializer_range; norms 1, biases 0). */
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
-/* From a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
-   files that it names, which must lie in the folder. A key of config.json that asks for what is not there
-   (as another rope_type) is refused by name, and so is a last product's weight that it ties to another. Of
-   generation_config.json, if it is there, `stop` is read. Tensors stream into place when a program is
-   allocated. */
+/* Loads a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
+   files that it names, which must be in the folder. The function refuses, by name, a key of config.json that
+   asks for something unsupported (such as another rope_type), and a last product's weight that differs from
+   the embedding to which config.json ties it. It reads `stop` from generation_config.json if the folder has
+   one. Tensors stream into place when a program allocates its arena. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
-/* Writes config.json, model.safetensors and, where the model came with one, generation_config.json into a
-   folder (made if need be), as transformers reads them; above shard_bytes, files of at most so much and their
-   index. Each file is replaced as a whole. Where a save of several was cut off, some are of the model before,
-   which tt_lm_load refuses. So is a folder that holds an adapter, which transformers would add to the model.
-   Files of an older save that had more of them are removed. */
+/* Writes config.json, model.safetensors and, if the model was loaded with one, generation_config.json into a
+   folder, which it creates if necessary, as transformers reads them. A model above shard_bytes becomes
+   several files of at most that size and their index. Each file is replaced as a whole. If a save of several
+   files is interrupted, some are still the old model's, and tt_lm_load refuses the folder. The function
+   refuses a folder that holds an adapter, because transformers would add the adapter to the model. It removes
+   files of an older save that had more of them. */
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
-/* Gives modules an adapter, before programs are compiled. B starts at 0: the model computes what it did. Only
-   adapters are trained from then on: all else is frozen. NULL options: defaults. */
+/* Gives modules an adapter; call it before programs are compiled. B starts at 0, so the model's results do
+   not change. From then on only adapters are trained: everything else is frozen. NULL options: defaults. */
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *o);
-/* Writes a peft folder: adapter_config.json and adapter_model.safetensors; and reads one into a model without
-   adapters. What its config asks for besides (DoRA, PiSSA, biases, ranks of single modules) is refused by
-   name. */
+/* tt_lm_lora_save writes a peft folder: adapter_config.json and adapter_model.safetensors. tt_lm_lora_load
+   reads one into a model without adapters, and refuses by name what its config asks for beyond these (DoRA,
+   PiSSA, biases, ranks of single modules). */
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder);
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder);
-/* Adds the adapters to the weights, for tt_lm_save, which writes these alone; B is 0 again. */
+/* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; B becomes
+   0. */
 tt_status tt_lm_lora_merge(tt_lm *m);
 
-/* ids, positions (of "gpt2" below max_positions) and seq_start are read, and by tt_lm_model targets. */
+/* Declares the inputs ids, positions (for "gpt2" below max_positions), seq_start and targets; only
+   tt_lm_model reads targets. */
 tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o);
-tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* normed: (rows, hidden) */
+tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* after the last norm: (rows,
+                                                                           hidden) */
 tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* (rows, vocab) */
-/* As a trainer sees it: the mean cross-entropy of the tokens that follow, which the batch's array "targets"
-   tells, i32 (rows, 1); -100: none. m must stay. */
+/* Returns the model for a trainer: its loss is the mean cross-entropy of the tokens that follow, in the
+   batch's array "targets", i32 (rows, 1); -100: no target. m must stay valid. */
 tt_model tt_lm_model(const tt_lm *m);
 
 /* --------------------------------------------------------------------------------------------- generation */
 
-/* A model that continues texts: a program that runs tokens of up to max_seqs sequences at once and keeps the
-   keys and values of those before in the planned arena. */
+/* Continues texts with a model. Its program runs the tokens of up to max_seqs sequences at once and keeps the
+   keys and values of earlier tokens in the planned arena. */
 typedef struct tt_generator tt_generator;
 typedef struct tt_generator_options {
-    int max_seqs;        /* sequences at a time. Default 1 */
-    int context;         /* tokens of a prompt and its answer, at most. Default 0: the model's max_positions,
-                            or 2048 where it has more */
-    int max_tokens;      /* tokens of prompts that run at once, at least max_seqs. Default 256 */
-    /* How its program is made. Default: tt_compile_options_default(), but `train` false, which it must be.
-       `share`: a program that trains the model, whose parameters the generator then uses where they lie
-       (tt_trainer_program), with that program's `parallel`, `memory` and offloaded parameters, and on its
-       device; make the generator before the first step. Of several ranks the first
-       data rank generates: the other data ranks only give it their shards of parameters (zero 3); all tensor
-       ranks and stages take part. Of several processes each calls tt_generate with the same arguments, and
-       gets the same tokens. Without `share`, a generator runs on one device, and a name of several is refused
-       (TT_ERR_UNSUPPORTED). To answer more at a time, let max_seqs be larger. */
+    int max_seqs;        /* Set it to answer more sequences at a time; default 1 */
+    int context;         /* Set it to limit the tokens of a prompt and its answer together; default 0: the
+                            model's max_positions, at most 2048 */
+    int max_tokens;      /* Set it to run more or fewer tokens of prompts at once, at least max_seqs; default
+                            256 */
+    /* Set it to change how the generator's program is compiled; default: tt_compile_options_default() with
+       `train` false, which is required.
+       `share`: set it to a program that trains the model (tt_trainer_program), and the generator uses its
+       parameters where they are stored, with that program's `parallel`, `memory`, offloaded parameters and
+       device. Make the generator before the first step. If the program has several ranks, data rank 0
+       generates; the other data ranks only send it their shards of parameters (zero 3). All tensor ranks and
+       stages take part. If there are several processes, each calls tt_generate with the same arguments, and
+       gets the same tokens. Without `share` a generator runs on one device and refuses a name of several
+       (TT_ERR_UNSUPPORTED). */
     tt_compile_options compile;
 } tt_generator_options;
 tt_generator_options tt_generator_options_default(void);
-/* NULL after an error. m must stay. */
+/* Makes a generator. m must stay valid. Returns NULL on error. */
 tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o);
 void tt_generator_free(tt_generator *g);
 const tt_program *tt_generator_program(const tt_generator *g); /* for its plan */
 
 typedef struct tt_sampling {
-    int max_new;              /* tokens that are added to a sequence, at most. Default 128 */
-    float temperature;        /* divides logits. 0: the likeliest token, always. Default 1 */
-    int top_k;                /* only the likeliest k tokens. Default 0: all */
-    float top_p;              /* ... and of these the fewest whose probabilities sum up to it, in (0, 1]
-                                 (Holtzman et al., "The curious case of neural text degeneration", 2020).
-                                 Default 1 */
-    float repetition_penalty; /* divides a positive, multiplies a negative logit of a token that was there
-                                 before (Keskar et al., "CTRL", 2019). Above 0. Default 1 */
-    uint64_t seed;            /* the same seed, the same tokens. Default 0 */
-    const int32_t *stop;      /* tokens that end a sequence, itself the last; n_stop of them. Default none */
+    int max_new;              /* Set it to limit how many tokens are added to a sequence; default 128 */
+    float temperature;        /* Set it to divide logits by it; 0 always takes the likeliest token; default
+                                 1 */
+    int top_k;                /* Set it to choose among the likeliest k tokens only; default 0: all */
+    float top_p;              /* Set it below 1 to choose among the fewest likely tokens whose probabilities
+                                 sum up to it; default 1: all. In (0, 1] (Holtzman et al., "The curious case
+                                 of neural text degeneration", 2020). It filters what top_k leaves */
+    float repetition_penalty; /* Set it above 1 to make tokens that already occurred less likely; default 1.
+                                 It divides a positive logit and multiplies a negative one (Keskar et al.,
+                                 "CTRL", 2019). Above 0 */
+    uint64_t seed;            /* Set it for other random numbers: the same seed gives the same tokens; default
+                                 0 */
+    const int32_t *stop;      /* Set it to n_stop tokens that end a sequence; the stop token is its last;
+                                 default none */
     int n_stop;
-    /* Called with each token, as soon as it is known; false ends its sequence. NULL (default): none. */
+    /* Set it to receive each token as soon as it is known; returning false ends its sequence; default
+       NULL. */
     bool (*token)(void *user, int seq, int32_t id);
     void *user;
 } tt_sampling;
 tt_sampling tt_sampling_default(void);
 
-/* Continues `seqs` prompts, any number: ids i32 (start[seqs]) of all one after another, each with at least
-   one token and fewer than the context. out i32 (seqs, max_new): the new tokens; count (seqs): how many. A
-   sequence ends with a token of `stop`, with max_new or when the context is full. Filters work in the order
-   of transformers: penalty, temperature, top_k, top_p. NULL sampling: defaults. The random numbers of a
-   sequence are the same whatever others are there; but products of few rows may round otherwise than those of
-   many. */
+/* Continues `seqs` prompts, any number. ids: i32 (start[seqs]), all prompts one after another; prompt i has
+   the ids [start[i], start[i + 1]), at least one and fewer than the context. out: i32 (seqs, max_new), the
+   new tokens. count (seqs): how many. A sequence ends with a token of `stop`, after max_new tokens, or when
+   the context is full. Filters work in transformers' order: penalty, temperature, top_k, top_p. NULL
+   sampling: defaults. The random numbers of a sequence do not depend on the other sequences, but products of
+   few rows may round differently from products of many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
-/* Continues a text: put gets what the answer adds to it, as it comes, in whole characters; false ends the
-   answer. k: the model's tokenizer; NULL: tokens are bytes, and 256 ends a document. Of `sampling` (NULL:
-   defaults) `token` and `user` are not read; tt_lm.stop and what ends a document end the answer, too. A text
-   without a token is continued as a new document; one that spells out the token which k puts in front of
-   texts has it once, and the logger is warned. count, which may be NULL: tokens of the answer.
-   TT_ERR_ARGUMENT: the text has no fewer tokens than the context; else the errors of tt_generate. */
+/* Continues a text. put receives the bytes that the answer adds to the text, as they come, in whole
+   characters; returning false ends the answer. k: the model's tokenizer; NULL: tokens are bytes, and 256 ends
+   a document. The function does not read `token` and `user` of `sampling` (NULL: defaults). tt_lm.stop and
+   the token that ends a document end the answer as well. A text without tokens is continued as a new
+   document. If a text spells out the token that k puts before texts, that token is not repeated, and the
+   logger gets a warning. count, which may be NULL, receives the number of tokens of the answer. Returns
+   TT_ERR_ARGUMENT if the text has no fewer tokens than the context; other errors are those of tt_generate. */
 tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *text,
                            const tt_sampling *sampling,
                            bool (*put)(void *user, const char *text, size_t bytes), void *user, int *count);
@@ -1784,169 +1981,185 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
-    /* How its programs are made. Default: tt_compile_options_default(), but optimizer.clip_norm 1. `train`
-       false: no gradients and no optimizer, for tt_evaluate, tt_forward and tt_predict. `accumulate`: a step
-       may have more micro-batches than there are data ranks, as tt_loader_accumulates says. `share`: NULL. */
+    /* Set it to change how the trainer's programs are compiled; default: tt_compile_options_default() with
+       optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for tt_evaluate,
+       tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches than there are
+       data ranks (tt_loader_accumulates). `share` must be NULL. */
     tt_compile_options compile;
-    tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up; total_steps (0) must be set */
-    /* Of the cross-entropy that classifiers and language models are trained with, as tt_cross_entropy_options
-       says; evaluations have the plain one. class_weights (the model's classes; copied; default NULL: none)
-       are for classifiers, and with them the loss and the accuracy of a step are weighted means. A model of
-       your own gets them, and ones where it is evaluated, in an f32 input "class_weights" of (1, classes). */
-    float label_smoothing;           /* default 0 */
+    tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
+                                        lr 5e-5, no warm-up */
+    /* Set them to change the cross-entropy that trains classifiers and language models
+       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain one. class_weights (one for
+       each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. A
+       model of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
+       ones. */
+    float label_smoothing;
     const float *class_weights;
-    /* The most that a micro-batch has: what tt_loader_max_seqs and tt_loader_max_tokens (text only) say. */
+    /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
+       (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
 };
 tt_train_options tt_train_options_default(void);
-/* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate if steps
-   of the first may have more than there are data ranks. Either may be NULL. */
+/* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate if a step
+   of the first source may have more micro-batches than there are data ranks. Either source may be NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
 
 typedef struct tt_trainer tt_trainer;
 
-/* Records, compiles and plans a training and an evaluation program in one arena. All contradictions of the
-   options are reported in one message. Nothing is allocated yet. NULL on error. */
+/* Records, compiles and plans a training and an evaluation program in one arena; allocates nothing. One
+   message reports all contradictions of the options. Returns NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
-/* tt_wait of the training program, for tt_train_batch without stats. */
+/* Calls tt_wait for the training program, after tt_train_batch without stats. */
 tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
-/* Returns the largest max_seqs, up to `most`, with which a trainer of these options fits their memory_budget,
-   in the way of tt_largest_batch. o->max_tokens / o->max_seqs tokens come with each sequence. Whether steps
-   become larger or have fewer micro-batches is the caller's choice: other micro-batches train other bits. */
+/* Returns the largest max_seqs, up to `most`, with which a trainer of these options fits their memory_budget;
+   it works as tt_largest_batch does. Each sequence brings o->max_tokens / o->max_seqs tokens. The caller
+   chooses whether steps become larger or have fewer micro-batches; other micro-batches give other bits. */
 int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int most);
-const tt_program *tt_trainer_program(const tt_trainer *t); /* that trains, or the only one, for its plan */
-int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of that */
-/* Steps in the state last saved or loaded, here or by tt_fit, where a resumed run goes on; -1: none. */
+const tt_program *tt_trainer_program(const tt_trainer *t); /* the program that trains, or the only one */
+int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of the trainer's program */
+/* Returns the steps in the state last saved or loaded, here or by tt_fit, from which a resumed run continues;
+   -1: none. */
 int64_t tt_trainer_saved_steps(const tt_trainer *t);
-/* Bytes of the tensors in a state of this trainer, and in *parameters (may be NULL) of the trained parameters
-   among them. 0: it does not train, or there is no memory to count. */
+/* Returns the bytes of the tensors in a state of this trainer, and in *parameters (may be NULL) the bytes of
+   the trained parameters among them. Returns 0 if the trainer does not train, or when out of memory. */
 size_t tt_trainer_state_bytes(const tt_trainer *t, size_t *parameters);
-/* Returns that of the next step: the schedule at tt_trainer_steps, which a skipped step does not move. */
+/* Returns the learning rate of the next step: the schedule at tt_trainer_steps, which a skipped step does not
+   advance. */
 float tt_trainer_lr(const tt_trainer *t);
 
-/* Forward and backward of a micro-batch, and the update when it is the last of its step: then *updated is
-   true, also where loss scaling skipped the update. stats covers the micro-batches of the step so far. When
-   one fails, its step updates nothing: its other micro-batches are refused, up to the last.
-   With several data ranks, micro-batch m of a step is copied to data rank m % data. All run once each has
-   one, or behind the last of the step; stats covers those that have run, and is 0 before the first have.
-   While some wait, the trainer can neither evaluate nor predict. A pipeline runs all micro-batches of a step
-   behind its last, and can evaluate before.
-   stats may be NULL; then the call may return before the step is done, as tt_step does, and what it has found
-   shows one step later or in tt_trainer_wait. */
+/* Runs forward and backward of a micro-batch, and the update if it is the last of its step: then *updated is
+   true, even if loss scaling skipped the update. stats covers the micro-batches of the step so far. If one
+   fails, its step updates nothing: the step's other micro-batches are refused, up to the last.
+   With several data ranks, micro-batch m of a step is copied to data rank m % data. All ranks run when each
+   has a micro-batch, or after the last of the step; stats covers the micro-batches that have run, and is 0
+   before. While some wait, the trainer can neither evaluate nor predict. A pipeline runs all micro-batches of
+   a step after its last, and can evaluate before.
+   stats may be NULL; then the call may return before the step is done, as tt_step does, and its results
+   appear one step later or in tt_trainer_wait. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
-/* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: over their targets). The
-   batch is run at once, on data rank 0; tt_evaluate deals its batches out to all of them. */
+/* Adds a batch to an evaluation: stats covers all batches since the caller set it to zero (loss: over their
+   targets). The batch runs at once, on data rank 0; tt_evaluate distributes batches over all data ranks. */
 tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats);
-/* Mean loss, targets and hits over epoch 0 of the source, which must have a target that counts: the same bits
-   for any number of data ranks. */
+/* Computes mean loss, targets and hits over epoch 0 of the source, which must have a target that counts. The
+   bits are the same for any number of data ranks. */
 tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
 /* Evaluates a model that has classes as tt_evaluate does, and writes its confusion matrix, counts (classes,
-   classes): counts[i * classes + j] examples of class i are taken for class j. The prediction is the largest
-   logit, the first of equal ones. Batches must have "labels". stats may be NULL. TT_ERR_ARGUMENT: the model
-   has no classes or a batch no labels; else the errors of tt_evaluate. */
+   classes): counts[i * classes + j] examples of class i are predicted as class j. The prediction is the
+   largest logit, the first of equal ones. Batches must have "labels". stats may be NULL. Returns
+   TT_ERR_ARGUMENT if the model has no classes or a batch no labels; other errors are those of tt_evaluate. */
 tt_status tt_confusion(tt_trainer *t, const tt_source *source, tt_stats *stats, int64_t *counts);
-/* The model's output for a batch, as tt_get gives it, computed on data rank 0. What only the loss reads, as
-   labels, may be missing. */
+/* Computes the model's output for a batch, as tt_get gives it, on data rank 0. Data that only the loss reads,
+   such as labels, may be missing. */
 tt_status tt_forward(tt_trainer *t, const tt_batch *batch, float *to, size_t capacity);
-/* Class probabilities of a batch, of a model that has classes: (seqs, classes). Else as tt_forward. */
+/* Computes the class probabilities of a batch, (seqs, classes), on data rank 0; the model must have classes.
+   Data that only the loss reads may be missing. */
 tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities);
-/* The same for one text (cut to the model's length): `classes` probabilities. */
+/* Computes the `classes` probabilities of one text (cut to the model's length). */
 tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, float *probabilities);
 
-/* Where a run stands: stored with the state, for the caller to go on from. */
+/* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
     int64_t epoch, step;          /* the next step of the shuffled data */
-    double loss_sum, targets, correct; /* of the epoch so far */
-    double best, best_loss;       /* of the best validation so far: what tells the best, and the loss */
-    uint64_t best_by;             /* hash of the name of what tells the best; 0: none */
+    double loss_sum, targets, correct; /* sums over the epoch so far */
+    double best, best_loss;       /* best validation so far: the number that decides which is best, and the
+                                     loss */
+    uint64_t best_by;             /* hash of the name of that number; 0: none */
     uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none */
 } tt_progress;
 
-/* tt_program_save and tt_program_load of the training program, with the progress (NULL: none) and the
-   schedule: the logger is warned of another schedule too. */
+/* Save and load the state of the training program (tt_program_save, tt_program_load), with the progress
+   (NULL: none) and the schedule; the logger gets a warning if the loaded schedule differs. */
 tt_status tt_trainer_save(tt_trainer *t, const char *path, const tt_progress *progress);
 tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress);
 
-/* Where tt_fit stands, after each step and each validation. */
+/* Progress of tt_fit, after each step and each validation. */
 typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
-    int64_t step, steps;           /* steps done of this epoch; of an epoch */
+    int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
     double loss;                   /* mean over this epoch so far */
     const char *metric_name;       /* the model's metric; NULL: it has none */
-    double metric;                 /* of this epoch so far; of validation, where there is one */
+    double metric;                 /* metric of this epoch so far, or of `validation` if it is set */
     const char *unit;              /* "tokens", "images", ... */
-    double per_second;             /* of these, since tt_fit began, validation left out */
-    double of_peak;                /* matmuls' and attention's share of tt_measured_peak; 0: unknown */
-    double seconds_left;           /* of all epochs, validation left out */
+    double per_second;             /* units per second since tt_fit began, without validation */
+    double of_peak;                /* FLOP/s of matrix products and attention as a fraction of
+                                      tt_measured_peak; 0: unknown */
+    double seconds_left;           /* seconds left of all epochs, without validation */
     const tt_stats *validation;    /* after the last step of an epoch; else NULL */
-    bool best;                     /* it is the best so far, and `keep` has been called */
+    bool best;                     /* this validation is the best so far, and `keep` has been called */
 } tt_fit_event;
 
-/* Writes an event as one line for a progress display, without a newline. Where capacity has no room for the
-   whole line, its bar is shorter, then fields before the last are left out, and then it is cut. Returns as
-   tt_plan_text. */
+/* Writes an event as one line for a progress display, without a newline. If capacity has no room for the
+   whole line, the bar becomes shorter, then fields before the last are left out, then the line is cut.
+   Returns the length of the full text, as tt_plan_text does. */
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
-    int64_t epochs;                /* default 1 */
-    const char *folder;            /* where state.safetensors, metrics.csv and loss.svg (see tt_fit) are
-                                      written, made if need be. Default NULL: none of these */
-    bool resume;                   /* go on from the state in folder; else one that holds one is refused */
-    double save_seconds;           /* the state is saved after each epoch, and so often in one. Default 300 */
-    const volatile int *stop;      /* not 0: stop after the step or the batch of validation at hand; a signal
-                                      handler may set it (sig_atomic_t). Default NULL */
-    const char *best_by;           /* what tells the best validation: "loss", or the model's metric by name,
-                                      ties by loss. Default NULL: the metric, or else the loss */
-    /* Save the model: an epoch is over whose validation is the best so far, or, without validation, any. The
-       folder holds a state by then, so that a run that is killed here can be resumed. A failure ends tt_fit
-       with that status, and a resumed run calls `keep` for this epoch again. Default NULL. */
+    int64_t epochs;                /* Set it to train for more epochs; default 1 */
+    const char *folder;            /* Set it to write state.safetensors, metrics.csv and loss.svg (see tt_fit)
+                                      into this folder, created if necessary; default NULL: no files */
+    bool resume;                   /* Set it to resume from the state in folder; default false: a folder that
+                                      holds a state is refused */
+    double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
+                                      the state is also saved after each epoch; default 300 */
+    const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
+                                      current step or batch of validation; a signal handler may set the
+                                      variable (sig_atomic_t); default NULL */
+    const char *best_by;           /* Set it to choose how validations are compared: "loss", or the model's
+                                      metric by name, ties by loss; default NULL: the metric, or else the
+                                      loss */
+    /* Set it to save the model when it is the best so far; default NULL. It is called after an epoch whose
+       validation is the best so far, or, without validation, after every epoch. The folder then holds a
+       state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
+       fails, and a resumed run calls `keep` a second time for this epoch. */
     tt_status (*keep)(void *user);
+    /* Set it to receive an event after each step and each validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
-    void *user;
+    void *user; /* argument of `keep` and `report` */
 } tt_fit_options;
 tt_fit_options tt_fit_options_default(void);
 
-/* Trains over epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished: all
-   epochs are done; else it was stopped, or failed, and the state of the last whole step is saved, to be
-   resumed bit for bit. Saving can fail too: tt_trainer_saved_steps says from which step a resumed run would
-   go on.
-   A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped, which
-   the logger is warned of once, and counted in tt_stats.skipped. After 10 in a row, or as many as an epoch
-   has, tt_fit fails; so it does at the end of an epoch whose last steps were not finite, if its validation is
-   not finite either, or there is none and the loss has diverged.
-   Where none of them had a target, a resumed run goes on behind them. Else the weights have most likely blown
-   up: their state is not kept, and a run that is resumed with a lower learning rate goes on from an earlier
-   one. While the loss has diverged, as the mean of the last 4 steps is more than ten times the loss of the
-   first step, and 1 more than that, states are written to state.diverged.safetensors beside the last good
-   state.safetensors. A resumed run goes on from the newer of the two; remove the first to go on from the
-   second.
-   A run for whose states the disk has no room is refused before its first step, and so is one whose plan
-   needs more memory of the machine than can be had.
-   No other run can use the folder meanwhile: it holds run.lock, a file that is removed at the end, and that
-   of a run that was killed locks nothing any more.
-   A run is resumed on the data that it began with: other names of classes are an error, and the logger is
-   warned of other labels, tokens or number of examples; pixels are not compared. It is also warned of a
-   validation that is not finite.
+/* Trains for some epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished
+   is true if all epochs are done. Otherwise the run was stopped or failed, and the state after the last whole
+   step is saved, from which a run resumes bit for bit. Saving can fail as well: tt_trainer_saved_steps says
+   from which step a resumed run would continue.
+   A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped and
+   counted in tt_stats.skipped, and the logger gets one warning. tt_fit fails after 10 skipped steps in a row,
+   or as many as an epoch has. It also fails at the end of an epoch whose last steps were not finite, if its
+   validation is not finite either, or if there is no validation and the loss has diverged.
+   If none of the skipped steps had a target, a resumed run continues after them. Otherwise the weights have
+   most likely blown up: their state is not saved, and a run that is resumed with a lower learning rate
+   continues from an earlier state. The loss has diverged if the mean of the last 4 steps is more than ten
+   times the loss of the first step and exceeds it by more than 1. While it has, states are written to
+   state.diverged.safetensors beside the last good state.safetensors. A resumed run continues from the newer
+   of the two; remove the first to continue from the second.
+   tt_fit refuses a run before its first step if the disk has no room for its states, or if its plan needs
+   more memory than the machine can give.
+   No other run can use the folder meanwhile: the folder holds run.lock, which is removed at the end. The
+   run.lock of a run that was killed locks nothing.
+   A run must be resumed on the data that it began with: other class names are an error, and the logger gets a
+   warning for other labels, tokens or number of examples; pixels are not compared. The logger also gets a
+   warning for a validation that is not finite.
 
-   metrics.csv has a line for each step and for each validation, and these columns. Numbers are written with a
-   decimal point in any locale; one that is not finite is "nan", "inf" or "-inf".
-     step         optimizer steps done, which those that were skipped are not
+   metrics.csv has a line for each step and for each validation, with the columns below. Numbers have a
+   decimal point in any locale; a number that is not finite is "nan", "inf" or "-inf".
+     step         optimizer steps done, without skipped ones
      epoch        from 1
      split        "train" or "validation"
-     loss         mean over the targets of the step, or of all of validation; "nan", like the accuracy, of a
+     loss         mean over the targets of the step, or of all of validation; "nan", like the accuracy, for a
                   step that tt_fit skipped
-     accuracy     or what else the model's metric is called: of these targets. Left out where it has none
-     lr           learning rate of the step. This and the next three are empty in a line of validation
-     grad_norm    norm of all gradients together, before clipping; 0 where the step was skipped
+     accuracy     the model's metric, under its name, over these targets. Left out if the model has none
+     lr           learning rate of the step. lr, grad_norm, loss_scale and skipped are empty in a line of
+                  validation
+     grad_norm    norm of all gradients together, before clipping; 0 for a skipped step
      loss_scale   of the next step; 1 without loss scaling
      skipped      steps skipped so far, as in tt_stats
      bytes        of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes); of
-                  several ranks, those of the one with most
-     seconds      that the step, waiting for its data included, or the validation took; saving is not counted
-     tokens_per_second, or images_per_second and so on, as the model's unit is: over these seconds
-   loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state
-   is. A resumed run keeps the lines up to its state; a metrics.csv with other columns is refused. */
+                  several ranks, the rank with most
+     seconds      duration of the step, including the wait for its data, or of the validation; without saving
+     tokens_per_second, or images_per_second and so on, by the model's unit: over these seconds
+   loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state is.
+   A resumed run keeps the lines up to its state; a metrics.csv with other columns is refused. */
 tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
                  bool *finished);
 
@@ -1958,8 +2171,9 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 
 /* ===========================================================================================================
    BACKEND API                                                                                    src/backend/
-   What a backend (the CPU's below, tinytrain_cuda.cu) gets to run one instruction, and the functions that it
-   has. Uses the public API only. A file that brings a backend defines TINYTRAIN_BACKEND before it.
+   The data with which a backend (the CPU's below, or tinytrain_cuda.cu) runs one instruction, and the
+   functions that a backend has. Uses the public API only. A file that implements a backend defines
+   TINYTRAIN_BACKEND before it includes the header.
    ======================================================================================================== */
 
 #if (defined(TINYTRAIN_IMPLEMENTATION) || defined(TINYTRAIN_BACKEND)) && !defined(TT__LANES) && \
@@ -1968,15 +2182,15 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 /* ==== src/backend/launch.h */
 #include <math.h>
 
-/* Dtypes that no tensor of a user has: that of sums that a step keeps, and fp8 for what products read, E5M2
-   for gradients and E4M3 for all else. */
+/* Dtypes that no tensor of a user has: f64 for sums that a step keeps; fp8 for operands of products, E5M2 for
+   gradients and E4M3 for all other operands. */
 #define TT__F64 TT_DTYPE_COUNT
 #define TT__E4M3 ((tt_dtype)(TT_DTYPE_COUNT + 1))
 #define TT__E5M2 ((tt_dtype)(TT_DTYPE_COUNT + 2))
 static inline bool tt__is_fp8(tt_dtype dtype) { return dtype > TT__F64; }
 
-/* Every dtype, in the order of the enum: X(dtype, name, bytes, is a float that kernels compute on, and then
-   its names in safetensors and config.json). */
+/* Table of the dtypes, in the order of the enum: X(dtype, name, bytes, whether it is a float that kernels
+   compute with, its name in safetensors, its name in config.json). */
 #define TT__DTYPES(X) \
     X(TT_F32, "f32", 4, true, "F32", "float32") \
     X(TT_BF16, "bf16", 2, true, "BF16", "bfloat16") \
@@ -1987,16 +2201,17 @@ static inline bool tt__is_fp8(tt_dtype dtype) { return dtype > TT__F64; }
     X(TT__E4M3, "e4m3", 1, false, NULL, NULL) \
     X(TT__E5M2, "e5m2", 1, false, NULL, NULL)
 
-/* Kernels take a float that is neither f32 nor bf16 for f16. Each file with such kernels checks that this
-   number is the one that it knows: a fourth float does not compile before they know it. */
+/* Number of floats in the table. Kernels treat a float that is neither f32 nor bf16 as f16. Each file with
+   such kernels asserts this number, so that a fourth float does not compile before the kernels know it. */
 #define TT__IS_FLOAT(dtype, name, bytes, is_float, safetensors, config) + is_float
 enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
 #undef TT__IS_FLOAT
 
-/* Long vectors (parameters, their gradients and state) are worked on in chunks of this many elements. */
+/* Elements of a chunk: kernels process long vectors (parameters, their gradients and state) in such
+   chunks. */
 #define TT__CHUNK 4096
 
-/* A row-major matrix as a kernel sees it: row r starts at element r * ld. */
+/* A row-major matrix as a kernel reads it: row r starts at element r * ld. */
 typedef struct tt__mat { void *data; tt_dtype dtype; int64_t rows, cols, ld; } tt__mat;
 
 typedef enum tt__act {
@@ -2004,12 +2219,12 @@ typedef enum tt__act {
 } tt__act;
 
 #define TT__MAX_IN 9
-#define TT__RUN_IN 8 /* the operand that is the step's settings, of ops with TT__WITH_RUN                   */
-#define TT__UNSCALE_IN 4 /* and the next: of an fp8 product, what its operands are to be multiplied by      */
+#define TT__RUN_IN 8 /* number of the operand that holds the step's settings, in ops with TT__WITH_RUN      */
+#define TT__UNSCALE_IN 4 /* this operand and the next of an fp8 product hold factors of its operands        */
 #define TT__MAX_OUT 6
 
-/* What distinguishes two instructions of the same op. X(type, name): 0 where an op does not use it. What a
-   state is hashed over is read from this list, so a type may have no padding. */
+/* Attributes: what distinguishes two instructions of one op. X(type, name); 0 if an op does not use it. The
+   hash of a state reads every field of this list, so a type must have no padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
     X(int, heads)         /* ATTENTION, ROTARY */ \
@@ -2017,16 +2232,16 @@ typedef enum tt__act {
     X(bool, causal)       /* ATTENTION */ \
     X(int, window)        /* ATTENTION; 0: none */ \
     X(float, alibi)       /* ATTENTION */ \
-    X(int, alibi_heads)   /* ATTENTION with alibi: heads of all tensor ranks */ \
+    X(int, alibi_heads)   /* ATTENTION with alibi: heads of all tensor ranks together */ \
     X(bool, alibi_rounded) /* ATTENTION */ \
-    X(int, block) X(int, dense) X(int, listed) X(int, list_rows) /* ATTENTION; tt_attention_options' */ \
-    X(int, lists)         /* ATTENTION: one more than their first in tt_tape.lists; 0: all list block 0 */ \
-    X(int, list_heads) X(uint32_t, lists_hash) X(bool, lists_for_training) /* ATTENTION; list_heads: of all \
-                             tensor ranks */ \
+    X(int, block) X(int, dense) X(int, listed) X(int, list_rows) /* ATTENTION: as in tt_attention_options */ \
+    X(int, lists)         /* ATTENTION: 1 + index of the first list in tt_tape.lists; 0: all name block 0 */ \
+    X(int, list_heads) X(uint32_t, lists_hash) X(bool, lists_for_training) /* ATTENTION; list_heads: heads \
+                             of all tensor ranks together */ \
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
-    X(bool, by_class)     /* CROSS_ENTROPY: the weights are those of classes, not of rows */ \
-    X(float, scale)       /* SCALE, ATTENTION; value of FILL; ROTARY: -1 turns back */ \
+    X(bool, by_class)     /* CROSS_ENTROPY: weights belong to classes, not to rows */ \
+    X(float, scale)       /* SCALE, ATTENTION; FILL: the value; ROTARY: -1 turns back */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* DROPOUT, ATTENTION */ \
     X(float, eps)         /* LAYERNORM, RMSNORM, ADAM */ \
@@ -2038,30 +2253,31 @@ typedef enum tt__act {
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
-    X(int, offset)        /* EMBEDDING, EMBEDDING_BACKWARD: of the table's rows */ \
-    X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to this when read */
+    X(int, offset)        /* EMBEDDING, EMBEDDING_BACKWARD: added to ids */ \
+    X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to it when read */
 
 typedef struct tt__attr {
 #define TT__FIELD(type, name) type name;
     TT__ATTRS(TT__FIELD)
 #undef TT__FIELD
-    int max_length; /* ATTENTION; a promise about inputs, which two programs need not share */
+    int max_length; /* ATTENTION; a promise about inputs, in which two programs may differ */
 } tt__attr;
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
 
-/* What a segment, a contiguous range of a tape's instructions, is run for. They follow in this order. Of the
-   stages of a pipeline the backwards of micro-batches are a segment of their own. A lap is as many micro-
-   batches as the tree of sums has leaves (see src/ranks/threads.h). */
+/* Segments, in their order: contiguous ranges of a tape's instructions that run per micro-batch, per round
+   and per step. In the stages of a pipeline the backwards of micro-batches are a separate segment. A round
+   (LAP) is as many micro-batches as the tree of sums has leaves (see src/ranks/threads.h). */
 typedef enum tt__segment {
     TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
 } tt__segment;
 
-/* Ranks: devices that run one program together, each on its part of the tensors. Rank number = (stage * data
-   ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs on all ranks along an axis
-   at once: its members, numbered along that axis; of stages, from the last on. TIED: those of two stages,
-   number `from` and `to`. SLOTS: on the slots of one storage instead (tt__value.slots). */
-enum { TT__RANKS = 64 }; /* the most that run together */
+/* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *
+   data ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs at once on all ranks
+   along an axis. These ranks are its members, numbered along the axis; along stages, from the last stage on.
+   TIED: the members are the same ranks of two stages, number `from` and `to`. SLOTS: the members are the
+   slots of one storage (tt__value.slots). */
+enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
 } tt__over;
@@ -2069,12 +2285,13 @@ typedef enum tt__reduce { TT__SUM, TT__MAX, TT__MIN } tt__reduce;
 typedef struct tt__move {
     tt__over over;
     tt__reduce reduce;
-    int64_t unit;       /* elements that are never parted: pieces are whole units                           */
-    bool root;          /* the piece of member 0 is all, of the others nothing                              */
-    int from, to;       /* members: SEND and RECV. RECV over stages has no operand: it is another tape's    */
+    int64_t unit;       /* elements that stay together: shards are whole units                              */
+    bool root;          /* member 0's shard is the whole tensor, other shards are empty                     */
+    int from, to;       /* members. A RECV over stages has no operand, which is on another tape             */
 } tt__move;
 
-/* The elements [*first, *first + count) of `elements` that are the piece of one of `members`; count. */
+/* Computes the shard of `member` among `members`: the elements [*first, *first + count) of `elements`.
+   Returns count. */
 static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int member, int members,
                                 int64_t *first)
 {
@@ -2087,81 +2304,84 @@ static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int m
     return to - from;
 }
 
-/* A collective is launched once for each of its phases, with all members at the same one in between: first
-   all members sum, or fetch from the root, their own piece; then each copies the others' pieces. */
+/* Phases of a collective, which is launched once for each phase, with a barrier of all members in between: in
+   the first, each member sums its shard or fetches it from the root; in the second, it copies the others'
+   shards. */
 enum {
     TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2,
-    /* of tt__rules.phases alone: members' operands, or results, are pieces; all is of member 0 */
+    /* only in tt__rules.phases: members' operands, or results, are shards; all data are member 0's */
     TT__PIECES_IN = 4, TT__PIECES_OUT = 8, TT__OF_FIRST = 16
 };
 
 typedef struct tt__instr {
-    int op;             /* TT__OP_; -1: dropped by a pass that is under way                                 */
-    int before;         /* in a pass: inserted before this instruction                                      */
-    int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: operand absent                               */
+    int op;             /* TT__OP_...; -1: removed by the current pass                                      */
+    int before;         /* during a pass: inserted before this instruction                                  */
+    int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: absent                                       */
     uint32_t add, add_later;
     tt__attr attr;
-    uint32_t random;    /* its stream of random numbers; a recomputed copy has the same                     */
-    int factor[2];      /* of a product: one more than an operand's row of fp8_history; 0: it has none      */
+    uint32_t random;    /* its stream of random numbers; a recomputed copy has the same stream              */
+    int factor[2];      /* of a product: 1 + row of fp8_history of each operand; 0: none                    */
     tt__segment segment;
-    int stage;          /* one more than that of a pipeline that it is of; 0: not known, or there is one    */
-    bool backward;      /* autodiff emitted it, or recompute for one that autodiff emitted                  */
-    bool again;         /* a copy that recomputes                                                           */
-    bool always;        /* ranks without a micro-batch run it too                                           */
-    bool later;         /* runs only where add_later adds: when earlier micro-batches have left something   */
-    bool with_next;     /* runs together with the next instruction, of the same op: see tt__backend.launch */
-    bool on_host;       /* the CPU's kernel runs it in the host's memory, whatever the device is            */
-    int stream;         /* what is not of TT__COMPUTE_STREAM is only started here, and ends at its WAIT    */
+    int stage;          /* 1 + its stage of a pipeline; 0: unknown, or there is one stage                   */
+    bool backward;      /* emitted by autodiff, or by recompute for such an instruction                     */
+    bool again;         /* a copy that recomputes a value                                                   */
+    bool always;        /* ranks without a micro-batch run it as well                                       */
+    bool later;         /* runs only if add_later applies: earlier micro-batches have left a result         */
+    bool with_next;     /* launched with the next instruction, of the same op: see tt__backend.launch */
+    bool on_host;       /* the CPU's kernel runs it in the host's memory, on any device                     */
+    int stream;         /* its stream; outside TT__COMPUTE_STREAM it only starts here and ends at WAIT      */
     tt__move move;      /* of a collective                                                                  */
-    /* Operands (1 << operand) that count once in a sum over the tensor ranks, as the bias of partial sums:
-       tensor rank 0 alone is launched with them, the others are without. */
+    /* Operands (1 << operand) that count once in a sum over the tensor ranks, such as the bias of partial
+       sums: only tensor rank 0 is launched with these operands. */
     uint32_t once;
-    int slot;           /* one more than the slot of gradients that it works on; 0: it is not of one        */
-    size_t workspace;   /* bytes of scratch while it runs, and their place                                  */
+    int slot;           /* 1 + slot of gradients that it works on; 0: none                                  */
+    size_t workspace;   /* bytes of scratch memory while it runs, and their place                           */
     size_t workspace_place;
 } tt__instr;
 
 /* ==== src/backend/ops.h */
 /* ---------------------------------------------------------------------------------------------- the op table
-   X(OP, name, inputs, outputs, flags). OP names everything else: tt__rules_OP (src/ops/),
-   TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
-#define TT__NAMED_BY_ACT 0x1 /* errors and programs call it by its activation                               */
-#define TT__INPLACE0 0x2     /* out[0] may take the place of in[0] when that dies here                      */
-#define TT__INPLACE1 0x4     /* ... of in[1]                                                                */
+   Table of the ops: X(OP, name, inputs, outputs, flags), the largest numbers of inputs and outputs. Other
+   parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), and the case in the generic
+   tests. In the comments of the rows a name in [brackets] may be absent. The flags: */
+#define TT__NAMED_BY_ACT 0x1 /* errors and programs use its activation's name                               */
+#define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
+#define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
 #define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
 #define TT__RANDOM 0x10      /* draws random numbers                                                        */
-#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN is the step's settings: where it updates or drops out    */
-#define TT__MEAN 0x40        /* with TT__WITH_RUN: only in programs that accumulate, which do not know yet
-                                how many targets the step has */
-#define TT__ANY_SPACE 0x80   /* its operands may lie in the host's memory                                   */
-#define TT__WAITS 0x100      /* its operands are what an instruction of another stream reads and writes     */
-#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (TT__E4M3)                  */
-#define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], which is then there       */
-#define TT__LOSS 0x800       /* a mean over targets, in[TT__LOSS_TARGETS]; it counts: out[TT__LOSS_COUNTS]  */
-#define TT__GATHERS 0x1000   /* row r of out[0] is the row of in[0] whose number is row r of in[1]          */
+#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, if it updates or drops out    */
+#define TT__MEAN 0x40        /* with TT__WITH_RUN: reads the settings only in programs that accumulate, where
+                                it does not yet know the step's number of targets */
+#define TT__ANY_SPACE 0x80   /* its operands may be in the host's memory                                    */
+#define TT__WAITS 0x100      /* its operands are all operands and results of another stream's work          */
+#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
+#define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
+#define TT__LOSS 0x800       /* mean over targets in[TT__LOSS_TARGETS]; counts them in out[TT__LOSS_COUNTS] */
+#define TT__GATHERS 0x1000   /* row r of out[0] is row in[1][r] of in[0]                                    */
 #define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                            */
 #define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                */
-#define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], which are alike                                    */
-#define TT__MOVES 0x10000    /* out[0] is in[0] scaled, some of it, or a sum with it                        */
+#define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], of equal shape                                     */
+#define TT__MOVES 0x10000    /* out[0] is in[0], a part of it or a sum with it, or scaled                   */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
-/* The backward may compute out[0] again instead of finding it: where in[0] is there anyway, or a piece of it;
-   the same, if recompute is "attention"; where in[0] is an input or a parameter. */
+/* The backward may recompute out[0] instead of saving it. AGAIN: if in[0], or a shard of it, is saved anyway.
+   AGAIN_ATTENTION: likewise, if recompute is "attention". AGAIN_KEPT: if in[0] is an input or a parameter. */
 #define TT__AGAIN 0x40000
 #define TT__AGAIN_ATTENTION 0x80000
 #define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
-/* Row r of out[0] depends on row r of these operands (1 << operand, of the first four), and on no other. */
+/* Row r of out[0] depends only on row r of these operands (1 << operand, among the first four). */
 #define TT__BY_ROW(slots) ((slots) << 20)
-/* Operands by number, not 0. A matrix that a product may round while it reads it (attr.narrow); what is added
-   to the rest of out[0]; i32 (rows, 1): which rows of the batch out[0] has, if not all (tt__pass_rows). */
+/* Number of an operand, not 0: a matrix that a product may round while reading it (attr.narrow); a summand
+   that is added to the rest of out[0]; i32 (rows, 1), the rows of the batch that out[0] has, if not all
+   (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
-/* The last output, where it is there, is (1, columns of out[0]): the sum of the rows that out[0] has then. Of
-   attention's backward the last three are, of out[0], out[1] and out[2]. Only backwards have it, and only
-   where the device's memory is not the host's: see tt__fuse_column_sums. */
+/* The last output, if present, is (1, columns of out[0]): the sum of out[0]'s rows. Attention's backward has
+   three: the sums of out[0], out[1] and out[2]. Only backwards have such outputs, and only if the device's
+   memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* operands, and an output */
+enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two operands and an output */
 
 #define TT__OPS(X) \
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
@@ -2209,7 +2429,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy], [of x] -> dw, [db] */ \
     X(QUANTIZE, "quantize", 2, 4, 0) \
         /* x, [its history] -> [fp8 of x], [its transpose], 1/scale, [its largest] */ \
-    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* largest of a step -> history, largest */ \
+    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* largest of a step -> history, largest (now 0) */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
@@ -2238,18 +2458,18 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* all operands of a stream's work, its result first */ \
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* operands of another stream's work, result first */ \
     X(ALL_REDUCE, "all_reduce", 1, 1, TT__RMW | TT__INPLACE0 | TT__MOVES) \
         /* x -> y, all members' x together */ \
     X(REDUCE_SCATTER, "reduce_scatter", 1, 1, TT__RMW | TT__MOVES) \
-        /* x -> its piece of all members' x together */ \
-    X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* piece -> y, all members' pieces */ \
+        /* x -> its shard of all members' x together */ \
+    X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* shard -> y, all members' shards */ \
     X(BROADCAST, "broadcast", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y, member 0's x */ \
     X(SEND, "send", 1, 0, 0) /* x, for the RECV that follows */ \
-    X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y of member move.to, the x of member move.from */ \
+    X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x of member move.from -> y of member move.to */ \
     X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, all slots of x together */ \
     X(CHUNK_SQUARES, "chunk_squares", 1, 1, 0) /* g -> sum of g^2 of each TT__CHUNK elements */ \
-    X(FOLD_SQUARES, "fold_squares", 1, 1, 0) /* of the chunks of a g -> sum of g^2 */ \
+    X(FOLD_SQUARES, "fold_squares", 1, 1, 0) /* sums of chunks -> sum of g^2 */ \
     X(MEAN_LOSS, "mean_loss", 1, 1, TT__RMW) /* a loss's counts, of all ranks -> loss */
 
 enum {
@@ -2259,124 +2479,131 @@ enum {
     TT__OP_COUNT
 };
 
-/* What random numbers are for: a part of their streams' keys. */
+/* Purposes of random numbers, a part of their streams' keys. */
 enum {
     TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE,
     TT__RANDOM_TOKEN
 };
 
-/* The step's settings, which the host writes before it runs a segment. */
+/* Settings of a step, which the host writes before it runs a segment. */
 typedef struct tt__run {
     uint64_t seed;
     int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                        */
     float lr;
-    double loss_norm;       /* divides gradients before the number of targets is known, to accumulate       */
+    double loss_norm;       /* divides gradients while the number of targets is unknown (accumulation)      */
 } tt__run;
 
-/* What a step finds, which the host reads. Instructions read and write its three parts. */
-typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* of its micro-batches so far     */
+/* Results of a step, which the host reads. Instructions read and write the three parts. */
+typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* over its micro-batches so far   */
 typedef struct tt__scale {
-    double scale;               /* of the gradient of the loss: a power of two                              */
-    double good_steps, skipped; /* steps since it changed; steps without an update                          */
+    double scale;               /* scale of the loss's gradient: a power of two                             */
+    double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
 } tt__scale;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* not finite: no parameter was changed; what each gradient was multiplied by  */
+typedef struct tt__clipped { /* gradient's norm (not finite: no parameter was changed) and its factor       */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale scale; tt__clipped clipped; } tt__results;
 
-typedef struct tt__device tt__device; /* one that is open; what it is only its backend knows                */
+typedef struct tt__device tt__device; /* an open device, opaque outside its backend                         */
 
 typedef struct tt__launch {
-    tt__device *device;     /* that it runs on; of the CPU, a tt__cpu. The same in all of a call of launch  */
+    tt__device *device;     /* device to run on (on the CPU a tt__cpu), equal for all launches of a call    */
     const tt_tape *tape;
     const tt__instr *instr;
-    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: there is none   */
+    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: absent          */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
-    bool tuned;             /* products are made in the ways that tune has found to be the fastest          */
+    bool tuned;             /* products use the fastest ways that tune has found                            */
     const uint16_t *lists;  /* of block-sparse attention: (heads of all ranks, list_rows, listed), in the
-                               host's memory. NULL: block 0 is listed                                       */
-    /* Where the random numbers of an update begin: that of out[0]'s first element in the whole tensor, a
-       multiple of 8. Of a part of a tensor split over the tensor ranks, after the numbers of the parts of the
-       ranks before: that is the same where rows are split, if a part has a multiple of 8 elements. */
+                               host's memory. NULL: every list names block 0                                */
+    /* First random number of an update: the number of out[0]'s first element in the whole tensor, a multiple
+       of 8. A shard of a tensor continues after the numbers of the shards of the tensor ranks before, which
+       are the numbers in the whole tensor only if rows are divided and a shard has a multiple of 8
+       elements. */
     int64_t first;
-    /* Of the first operand or result that is split over the tensor ranks: numbers in the whole tensor of its
-       first row and column, and how many rows that has; 0: none is split. Random numbers are those of
-       elements of whole tensors. */
+    /* For the first operand or result that is sharded over the tensor ranks: numbers of its first row and
+       column in the whole tensor, and how many rows the whole tensor has; 0: none is sharded. Random numbers
+       belong to elements of whole tensors. */
     int64_t first_row, first_col, whole_rows;
-    /* A collective: TT__REDUCE_PHASE or TT__SPREAD_PHASE; how many members there are, which of them this is;
-       the first `present` have something to reduce; of each member, operand 0 and result 0. */
+    /* For a collective: TT__REDUCE_PHASE or TT__SPREAD_PHASE; the number of members, and the number of this
+       one; the first `present` members have data to reduce; operand 0 and result 0 of each member. */
     int phase, members, me, present;
     const tt__mat *peer_in, *peer_out;
-    /* Members whose memory this one's kernels cannot load from: what they need of member k is in staged[k],
-       memory of allocate_host that tt__backend.stage filled (NULL: it can), and of each piece only elements
-       [from, from + most) are worked on. staged NULL: all elements, from peer_in and peer_out. */
+    /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
+       holds what tt__backend.stage copied from member k (NULL: kernels can load from it). Only elements
+       [from, from + most) of each shard are processed. staged NULL: all elements, from peer_in and
+       peer_out. */
     void *const *staged;
     int64_t from, most;
-    void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                 */
-    void *resident;         /* as many as the kind's `resident`; any instruction may use them               */
+    void *workspace;        /* bytes that the kind's workspace() returns at capacity                        */
+    void *resident;         /* bytes of the kind's `resident`; any instruction may use them                 */
 } tt__launch;
 
-/* The step's settings in the device's memory; NULL: the instruction needs none. */
+/* Settings of the step in the device's memory; NULL: the instruction needs none. */
 #define TT__RUN_OF(l) ((const tt__run *)(l)->in[TT__RUN_IN].data)
 
-/* linear_cross_entropy works on so many rows at a time: enough that reading and writing the weight's gradient
-   each time is little beside the product. Their logits are f32; their gradients take the same place. */
-#ifndef TT__LOSS_CHUNK /* tests make it smaller, and the next */
+/* Rows that linear_cross_entropy processes at a time: enough that reading and writing the weight's gradient
+   each time costs little compared with the product. Their logits are f32; their gradients take the same
+   place. */
+#ifndef TT__LOSS_CHUNK /* tests make TT__LOSS_CHUNK and TT__CUDA_LOSS_CHUNK smaller */
 #define TT__LOSS_CHUNK 512
 #endif
-/* On a GPU more: to read and write GPT-2's weight gradient takes an H200 as long as its product with some 700
-   rows (4.3 TB/s, 788 TFLOP/s). */
+/* Rows on a GPU, where more are needed: reading and writing GPT-2's weight gradient takes an H200 as long as
+   the product of some 700 rows (4.3 TB/s, 788 TFLOP/s). */
 #ifndef TT__CUDA_LOSS_CHUNK
 #define TT__CUDA_LOSS_CHUNK 2048
 #endif
 
-/* CUDA's resident workspace: what cuBLAS recommends on Hopper (its documentation, cublasSetWorkspace), less a
-   page for what programs keep; with less it leaves its faster kernels out. Instructions run one after
-   another, so others use it too: partial sums of biases, norms, losses and squares. */
+/* Bytes of CUDA's resident workspace: the size that cuBLAS recommends on Hopper (its documentation,
+   cublasSetWorkspace), less a page for what programs keep; with less, cuBLAS avoids its faster kernels.
+   Instructions run one after another, so other ops use it as well: for partial sums of biases, norms, losses
+   and squares. */
 #ifndef TT__CUDA_RESIDENT /* tests make it smaller */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
-/* Storages, and the parts of workspaces, begin at multiples of 256 bytes, as cudaMalloc's memory does, which
-   is enough for any vector load. */
+/* Alignment in bytes of storages and of the parts of workspaces: cudaMalloc's, which suffices for any vector
+   load. */
 #define TT__CUDA_ALIGN 256
 
-/* The least multiple of a unit, a power of two, that is not less than n. */
+/* Returns the smallest multiple of a unit, a power of two, that is not less than n. */
 static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1) & ~(unit - 1); }
 
-/* fp8 (see QUANTIZE): a tensor is multiplied by the largest power of two with which the largest magnitude of
-   so many steps before, times 2^margin, is within range. So what grows up to twofold from one step to the
-   next does not saturate, and a loss scale may double. A row of the history: the largest of all, 0 where none
-   is known, and that of each of these steps, the last first. */
+/* Scaling of fp8 (see QUANTIZE). A tensor is multiplied by the largest power of two with which the largest
+   magnitude of the TT__FP8_STEPS steps before, times 2^margin, is in range. A tensor may therefore grow
+   twofold from one step to the next without saturation, and a loss scale may double. A row of the history
+   holds the largest magnitude of all these steps (0 if none is known), then that of each step, the last
+   first. */
 enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__FP8_MOST(e5m2) ((e5m2) ? 57344.0f : 448.0f) /* the largest finite number of E5M2 or E4M3 */
 
-/* Rounds of Philox where a number is drawn for each element: dropout and stochastic rounding. */
+/* Rounds of Philox for draws of a number per element: dropout and stochastic rounding. */
 #define TT__DRAW_ROUNDS 7
-/* Dropout: of 16 random bits, those below this drop. */
+/* Threshold of dropout: an element whose 16 random bits are below it is dropped. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
-/* Of attention's weights: of 8 random bits; a rate above 0 drops some. */
+/* Threshold of dropout for attention weights, of 8 random bits; a rate above 0 drops some. */
 #define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
 
-/* A draw of Philox is 16 numbers of 8 bits: bit b of number j is bit 16 (b / 4) + j of word b % 4. So all are
-   compared with the threshold at once, from bit 0 on. Up to a bit a number is at least as large where it was
-   so up to the one before and has this bit, if the threshold has it; else where it was so or has it. Of a
-   word x that is kept = (x & kept) | (either & (x | kept)): of the lower halves first, then of the higher. */
+/* Fills in masks that compare 16 numbers of 8 bits, one draw of Philox, with the threshold `drop` at once.
+   Bit b of number j is bit 16 (b / 4) + j of word b % 4. `kept` has a bit for each number: is the number, as
+   far as bit b, at least the threshold? From bit b - 1 to bit b: if the threshold has bit b, the number must
+   have bit b and be kept before; otherwise either is enough. For a word x that is kept = (x & kept) | (either
+   & (x | kept)), first for the lower halves of the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
     for (int b = 0; b < 4; b++)
         either[b] = (drop >> b & 1 ? 0 : 0xffffu) | (drop >> (b + 4) & 1 ? 0 : 0xffff0000u);
 }
 
-/* Rotary positions: the frequencies of all pairs, by transformers' formulas (modeling_rope_utils.py). */
+/* Largest number of rotary pairs in a head. The frequencies of all pairs follow transformers' formulas
+   (modeling_rope_utils.py). */
 enum { TT__MOST_PAIRS = 256 };
 static inline int tt__rotary_pairs(const tt_rotary_options *o) { return (o->size + 1) / 2; }
 
 static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
 {
     const double turn = 6.283185307179586, size = o->size, log_base = log(o->base);
-    /* YARN: pairs that turn `high` and `low` times within the original positions. */
+    /* YARN: the pairs that turn `high` and `low` times within the original positions. */
     double from = floor(size * log(o->original / (o->high * turn)) / (2 * log_base));
     double to = ceil(size * log(o->original / (o->low * turn)) / (2 * log_base));
     from = from > 0 ? from : 0;
@@ -2384,7 +2611,7 @@ static inline void tt__rotary_frequencies(const tt_rotary_options *o, double fre
     if (!(from < to)) to = from + 0.001;
     for (int j = 0; j < tt__rotary_pairs(o); j++) {
         const double plain = pow(o->base, -2 * j / size), turns = o->original * plain / turn;
-        double part = 1; /* of the frequency that is divided by the factor */
+        double part = 1; /* fraction of the frequency that is divided by the factor */
         if (o->scaling == TT_ROTARY_PLAIN) part = 0;
         if (o->scaling == TT_ROTARY_LLAMA3) part = (o->high - turns) / (o->high - o->low);
         if (o->scaling == TT_ROTARY_YARN) part = (j - from) / (to - from);
@@ -2393,7 +2620,7 @@ static inline void tt__rotary_frequencies(const tt_rotary_options *o, double fre
     }
 }
 
-/* Where attention or its backward has its operands, k and v after q. */
+/* Numbers of the operands of attention or its backward; k and v follow q. */
 typedef struct tt__attention_operands { int q, starts, numbers; bool backward; } tt__attention_operands;
 
 static inline tt__attention_operands tt__attention_of(bool backward)
@@ -2402,7 +2629,7 @@ static inline tt__attention_operands tt__attention_of(bool backward)
     return backward ? of_backward : of_forward;
 }
 
-/* Numbers in tt__launch.lists. */
+/* Returns how many numbers tt__launch.lists has. */
 static inline int64_t tt__listed_blocks(const tt__attr *a)
 {
     int64_t n = a->lists ? a->list_heads : 0;
@@ -2410,10 +2637,11 @@ static inline int64_t tt__listed_blocks(const tt__attr *a)
     return n * a->listed;
 }
 
-/* The backward of attention on CUDA draws which weights dropout keeps for dq, and has them as bits for dk and
-   dv: TT__CUDA_ATTENTION_BITS bytes for 64 queries and 64 keys of a sequence and a head. The bytes of all, of
-   so many rows, where that is no more than q has, so that memory grows by the rows alone; else 0, and they
-   are drawn again, as for sequences of up to 256 rows, for which mma.sync takes one pass. */
+/* Returns the bytes for the dropout mask of attention's backward on CUDA. The kernel of dq draws which
+   weights dropout keeps, and stores them as bits for dk and dv: TT__CUDA_ATTENTION_BITS bytes for 64 queries
+   and 64 keys of a sequence and a head. The function returns 0 if the mask would be larger than q, so that
+   memory grows with rows only, and for sequences of up to 256 rows, for which mma.sync needs one sweep; the
+   weights are then drawn a second time. */
 #define TT__CUDA_ATTENTION_BITS 512
 static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
 {
@@ -2423,13 +2651,13 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     if (!(a->dropout > 0) || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
     const int64_t pairs = a->causal ? tiles * (across + 1) / 2 : tiles * across;
     const int64_t bytes = pairs * a->heads * TT__CUDA_ATTENTION_BITS;
-    return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* 16 bits each */
+    return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* q's bytes, at 16 bits a number */
 }
 
-/* cuBLASLt has only slow kernels for products one of whose sizes along rows of memory, or the distance of two
-   rows, is not a multiple of 8 elements. The operands of such a product are copied, with zeros up to
-   multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside them.
-   */
+/* Returns whether cuBLASLt has fast kernels for a matrix: its size along rows of memory, and the distance of
+   two rows, must be multiples of 8 elements. Otherwise the product's operands are copied, with zeros up to
+   multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside
+   them. */
 static inline bool tt__cuda_even(const tt__mat *m) { return m->cols % 8 == 0 && m->ld % 8 == 0; }
 
 static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype dtype)
@@ -2438,8 +2666,9 @@ static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype d
     return (bytes + TT__CUDA_ALIGN - 1) / TT__CUDA_ALIGN * TT__CUDA_ALIGN;
 }
 
-/* Scratch for these copies, in bytes, of a product of two of x (rows, in), w (out, in) and y (rows, out),
-   which gives the third, `result`. 0: all are even. */
+/* Returns the bytes of scratch memory for padded copies of a product's operands and result. The product
+   computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other two. 0: all matrices
+   are even. */
 static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
                                             const tt__mat *result)
 {
@@ -2451,9 +2680,9 @@ static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, 
            tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
 }
 
-/* The backward by warpgroups leaves dq of sequences of more than 256 rows in parts in f32, which are added up:
-   each 256 keys of a sequence have a slot, up to TT__CUDA_ATTENTION_SLOTS, and longer sequences go through
-   the slots again. Bytes of the slots. */
+/* Returns the bytes of dq's partial sums in the backward by warpgroups. For sequences of more than 256 rows
+   it keeps dq as partial f32 sums: each 256 keys of a sequence have a slot, up to TT__CUDA_ATTENTION_SLOTS;
+   longer sequences reuse the slots. The slots are then added up. */
 #define TT__CUDA_ATTENTION_SLOTS 4
 static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
 {
@@ -2465,8 +2694,9 @@ static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat 
     return slots * q->rows * q->cols * 4;
 }
 
-/* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
-   another number, the heads after the largest power of two n have each second slope of 2 n heads. */
+/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 (head +
+   1) / n. For another number, the heads after the largest power of two n have every second slope of 2 n
+   heads. */
 static inline double tt__alibi_exponent(int head, int heads)
 {
     int n = 1;
@@ -2476,95 +2706,104 @@ static inline double tt__alibi_exponent(int head, int heads)
 
 /* ==== src/backend/functions.h */
 /* ------------------------------------------------------------------------------------- a backend's functions
-   Pointers called memory are the device's: only the backend looks into them. Launches, and stage, are on the
-   stream of their instruction, all else is on that of computation. What is on one stream is done in the order
-   of the calls, and may be done after they return, but for read and wait. Where a function fails it returns a
-   status or NULL, and error() tells why in a sentence. One thread uses a device at a time. */
+   Pointers called `memory` point to the device's memory: only the backend reads and writes through them.
+   launch and stage use the stream of their instruction, all other functions the stream of computation. One
+   stream does its work in the order of the calls, possibly after they return; read and wait return only when
+   their work is done. A function that fails returns a status or NULL, and error() says why in a sentence. One
+   thread uses a device at a time. */
 
-/* Streams run beside each other, but for what mark and after order: of computation, of copies to the host's
-   memory and from it, and of collectives. Another number is an event's waiter: the host. */
+/* Streams of a device. They run in parallel; only mark and after order them. The streams are for computation,
+   for copies to the host's memory, for copies from it, and for collectives. TT__HOST_STREAM is not a stream:
+   the host waits for an event. */
 enum {
     TT__HOST_STREAM = -1, TT__COMPUTE_STREAM, TT__OUT_STREAM, TT__IN_STREAM, TT__RANKS_STREAM, TT__STREAMS
 };
 
 typedef struct tt__backend {
-    /* Device number `index`, as one of so many ranks that run together. */
+    /* Opens device number `index` as one of `ranks` ranks that run together. Returns NULL on failure and
+       writes a sentence into `error`. */
     tt__device *(*open)(tt_context *ctx, int index, int ranks, char *error, size_t capacity);
     void (*close)(tt__device *d);
     const char *(*error)(tt__device *d);
-    void *(*allocate)(tt__device *d, size_t bytes);           /* with any contents                          */
+    void *(*allocate)(tt__device *d, size_t bytes);           /* contents are undefined                     */
     void (*release)(tt__device *d, void *memory);
-    /* As allocate, of memory that moves between the device and the host as it is used. *available: the bytes
-       that the device had free; more are allocated only with `beyond`. NULL, as the two below, where there is
-       no such memory. */
+    /* Allocates memory that moves between the device and the host as it is used. *available: the bytes that
+       the device had free; the function allocates more than these only with `beyond`. allocate_managed, keep
+       and prefetch are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
-    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* these stay on the device if they can   */
-    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* ... come to it         */
-    void *(*allocate_host)(tt__device *d, size_t bytes);      /* for copy                                   */
+    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks to keep them on the device        */
+    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* fetches them           */
+    void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory for copy                       */
     void (*release_host)(tt__device *d, void *host);
-    /* Copies to memory from what allocate_host gave, the other way, or within memory. What it reads, and
-       where it writes on the host, is left alone until after a later mark of the stream, or wait. */
+    /* Copies between memory and memory of allocate_host, in either direction, or within memory. The caller
+       leaves the host memory alone until after a later mark of the stream, or wait. */
     tt_status (*copy)(tt__device *d, int stream, void *to, const void *from, size_t bytes);
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
-    /* As tt__init_values: numbers [first, first + n) of the tensor, first a multiple of 4. */
+    /* Initialises numbers [first, first + n) of a tensor, as tt__init_values does; first is a multiple of
+       4. */
     tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t first, int64_t n, tt_init init,
                       uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark: from now on `event` stands for all that the stream was given; NULL: makes a new one, to be
-       released. after: what the stream, or the caller (TT__HOST_STREAM), does from now on waits for that. */
+    /* mark makes `event` stand for everything that the stream was given so far; NULL: a new event, to be
+       released. after makes everything that the stream, or the caller (TT__HOST_STREAM), does from now on
+       wait for `event`. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* One instruction, or several of one op and stream of which none reads what another writes: these may be
-       done at once, or, where they have a workspace, one after another. Or two of different ops, of which the
-       second reads result 0 of the first: dropout and a norm, or a norm's backward and dropout. These may be
-       done at once where the results of the second do not lie where operands of the first do. */
+    /* Launches one instruction; or several of one op and stream none of which reads a result of another: the
+       device may run them at once, or, if they have a workspace, one after another. Or launches two of
+       different ops, the second of which reads result 0 of the first: dropout and a norm, or a norm's
+       backward and dropout. The device may fuse them if no result of the second is stored over an operand of
+       the first. */
     tt_status (*launch)(const tt__launch *l, int n);
-    /* Launches after capture are recorded, not done; captured ends that (NULL: it failed, nothing is left);
-       replay does them, any number of times, until forget. Between the two, computation is first, and waits
-       for all that other streams are given. NULL where there is no such thing. */
+    /* Record and replay launches. Launches after capture are recorded, not run; captured ends the recording
+       (NULL: it failed, and nothing is left); replay runs a recording any number of times, until forget.
+       Between capture and captured, the stream of computation comes first, and waits for everything that
+       other streams are given. All four are NULL if the device cannot record. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* What the backend, or device number `index` if it is there, lacks for an instruction, to follow "cannot
-       run", or NULL. Operands are at capacity, without data; no device need be open. */
+    /* Returns what the backend, or device number `index` if it exists, lacks for an instruction, as words to
+       follow "cannot run", or NULL. Operands are at capacity, without data; no device need be open. */
     const char *(*refuses)(int index, const tt__launch *l);
-    /* tt_device_text's lines, whether there is such a device or not. */
+    /* Writes the lines of tt_device_text, even if there is no such device. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
-    /* What keeps kernels of d from loading from the memory of `from`, another device of the same kind, as a
-       sentence that lives until the next call; NULL: nothing does, which was tried with data. *rate: bytes a
-       second, of that way or of the one through the host; 0: not measured. */
+    /* Returns what keeps kernels of d from loading from the memory of `from`, another device of the same
+       kind, as a sentence that lives until the next call; NULL: nothing, as a test with data has shown.
+       *rate: bytes a second, directly or else through the host; 0: not measured. */
     const char *(*peer)(tt__device *d, tt__device *from, double *rate);
-    /* Copies to staged[me] what other members need of this one in the phase of a collective, for elements
-       [from, from + most) of each piece: at most members * most elements. *more: pieces go on behind these,
-       the same on all members. Both are NULL where kernels load from all memory. */
+    /* Copies to staged[me] the elements that other members need from this member in the phase of a
+       collective: elements [from, from + most) of each shard, at most members * most elements. *more: shards
+       continue after these elements; equal on all members. stage and `more` are NULL if kernels can load from
+       all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
-    tt_status (*available)(tt__device *d, size_t *bytes); /* of its memory; NULL: it is the host's          */
-    /* Times (`times`) the products that launches of one op would make and of which nothing is known, each way
-       to make one, with memory that it gives back, and keeps the fastest for launches that are `tuned`. Notes
-       which products there are: what was timed for these stands in for the same with other numbers of rows.
-       *untimed grows by the products for which there is no memory. NULL, as the two below: the device knows
-       one way. */
+    tt_status (*available)(tt__device *d, size_t *bytes); /* free memory; NULL: it is the host's            */
+    /* Measures (if `times`) each way to compute the products that launches of one op would need and that have
+       no measurement yet, with memory that it gives back, and keeps the fastest way for launches that are
+       `tuned`. Notes the products: their measurements also serve equal products with other numbers of rows.
+       *untimed grows by the number of products that memory does not suffice for. tune, tuned_text and learn
+       are NULL if the device knows one way only. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
     /* Writes the choices of products to `to`, a line of text each, and returns the length of the whole text,
-       also where `to` is too small for it. */
+       even if `to` is too small. */
     size_t (*tuned_text)(tt__device *d, char *to, size_t capacity);
-    /* Takes the choices of such a text in place of the device's own. TT_ERR_UNSUPPORTED: the text is of
-       another kind of device; TT_ERR_FORMAT: line number *line is no such line. After an error the device
-       keeps its own choices. */
+    /* Replaces the device's choices by those of a text of tuned_text. TT_ERR_UNSUPPORTED: the text is of
+       another kind of device; TT_ERR_FORMAT: line number *line is malformed. After an error the device keeps
+       its choices. */
     tt_status (*learn)(tt__device *d, const char *text, int *line);
 } tt__backend;
 
-/* What a plan must know of a kind of device, whether this build can run it or not. */
+/* Facts that a plan needs about a kind of device, even if this build cannot run it. */
 typedef struct tt__device_kind {
     const char *name;
-    const tt__backend *backend; /* NULL: this build has none, and only plans                                */
+    const tt__backend *backend; /* NULL: this build can only plan for this kind                             */
     size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                  */
-    size_t resident;    /* bytes of workspace that stay between instructions and runs                       */
-    bool host;          /* its memory is the host's, and a launch is done when it returns                   */
-    /* Bytes that i needs beside it, at full capacity. threads: of a device of the kind "cpu". */
+    size_t resident;    /* bytes of workspace that persist between instructions and runs                    */
+    bool host;          /* its memory is the host's, and a launch is complete when it returns               */
+    /* Returns the bytes of workspace that i needs beside `resident`, at full capacity. threads: the threads
+       of a device of kind "cpu". */
     size_t (*workspace)(int threads, const tt_tape *t, const tt__instr *i);
 } tt__device_kind;
 
@@ -2582,13 +2821,13 @@ extern const tt__backend tt__cuda_backend; /* tinytrain_cuda.cu                 
 
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(TT__LANES) && !defined(TT__IMPLEMENTED)
 #define TT__IMPLEMENTED
-#define TT__IMPLEMENT /* until the end of this reading of the file */
+#define TT__IMPLEMENT /* defined until the end of this inclusion of the file */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers" /* initialisers leave out fields that are 0 */
 #ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic ignored "-Wold-style-cast"
 #endif
-#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* neither uses the other's helpers */
+#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* each half leaves some helpers unused */
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 

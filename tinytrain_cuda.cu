@@ -3,15 +3,17 @@
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -c tinytrain_cuda.cu
 //     cc -O2 -DTINYTRAIN_CUDA program.c tinytrain_cuda.o -lcublasLt -lcudart -lstdc++ -lm -lpthread
 //
-// Compile a program with device = "cuda" and it runs here: the same tape, passes and plan as on the CPU,
-// other kernels.
+// A program that is compiled with device = "cuda" runs here. Tape, passes and plan are those of the CPU; only
+// the kernels differ.
 //
-// Sections: portability, device, numbers, rows, losses, optimizers, collectives, attention, matmuls, table.
+// Folders, in this order: cuda/ (portability, device, numbers, rows), then ops/ (kernels of elementwise ops,
+// rows, norms, embedding, losses, optimizers, collectives, attention, matrix products and fp8, and the table
+// of kernels).
 //
-// Rules that all kernels keep. Sums are f32 at least and in a fixed order, with no atomics on floats: the
-// same bits in every run. All that changes from step to step (seed, step, learning rate, loss scale) is read
-// from values on the device and never an argument, so that a captured step can be replayed. Nobody waits for
-// another block. Where the CPU backend draws random numbers, these are the same.
+// All kernels obey these rules. Sums are at least f32 and in a fixed order, without atomics on floats, so
+// that every run has the same bits. Kernels read everything that changes from step to step (seed, step,
+// learning rate, loss scale) from values on the device, never from arguments, so that a captured step can be
+// replayed. No block waits for another block. Random numbers are those of the CPU backend.
 /* ==== src/cuda/system.cuh */
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
@@ -26,7 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef TT__PORTABILITY_ONLY // what the emulator's own tests want of this file
+#ifndef TT__PORTABILITY_ONLY // the emulator's tests include only this part of the file
 #define TINYTRAIN_BACKEND
 #include "tinytrain.h"
 #endif

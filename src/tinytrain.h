@@ -1,13 +1,14 @@
 #include "manual.h"
 
-/* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they
-   are asked to before the first of them is read. That one defines _FEATURES_H, in glibc and in musl; what it
-   shows can be told from __USE_MISC and __USE_XOPEN2K8 in glibc, from _GNU_SOURCE and _BSD_SOURCE in musl. */
+/* Under -std=c99 the C library's headers declare POSIX functions (sigset_t, clock_gettime, pread) and syscall
+   only if a macro asks for them before the first system header. That header defines _FEATURES_H in glibc and
+   musl. Whether it declares POSIX shows in __USE_MISC and __USE_XOPEN2K8 (glibc) or _GNU_SOURCE and
+   _BSD_SOURCE (musl). */
 #if defined(TINYTRAIN_IMPLEMENTATION) && defined(_FEATURES_H) && \
     !(defined(__USE_MISC) && defined(__USE_XOPEN2K8)) && \
     (defined(__GLIBC__) || !(defined(_GNU_SOURCE) || defined(_BSD_SOURCE)))
 #error "tinytrain: headers before this one hide POSIX: include it first, or use -D_GNU_SOURCE or -std=gnu99"
-#undef TINYTRAIN_IMPLEMENTATION /* so that this is the only error */
+#undef TINYTRAIN_IMPLEMENTATION /* so that no other error follows */
 #endif
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
@@ -43,8 +44,9 @@ extern "C" {
 
 /* ===========================================================================================================
    BACKEND API                                                                                    src/backend/
-   What a backend (the CPU's below, tinytrain_cuda.cu) gets to run one instruction, and the functions that it
-   has. Uses the public API only. A file that brings a backend defines TINYTRAIN_BACKEND before it.
+   The data with which a backend (the CPU's below, or tinytrain_cuda.cu) runs one instruction, and the
+   functions that a backend has. Uses the public API only. A file that implements a backend defines
+   TINYTRAIN_BACKEND before it includes the header.
    ======================================================================================================== */
 
 #if (defined(TINYTRAIN_IMPLEMENTATION) || defined(TINYTRAIN_BACKEND)) && !defined(TT__LANES) && \
@@ -58,13 +60,13 @@ extern "C" {
 
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(TT__LANES) && !defined(TT__IMPLEMENTED)
 #define TT__IMPLEMENTED
-#define TT__IMPLEMENT /* until the end of this reading of the file */
+#define TT__IMPLEMENT /* defined until the end of this inclusion of the file */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers" /* initialisers leave out fields that are 0 */
 #ifdef __cplusplus /* C has no other casts */
 #pragma GCC diagnostic ignored "-Wold-style-cast"
 #endif
-#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* neither uses the other's helpers */
+#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE) /* each half leaves some helpers unused */
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 

@@ -6,156 +6,173 @@
 
 /* ----------------------------------------------------------------------------------------------- datasets */
 
-/* Where the text of a file begins: in front, or behind a byte order mark of UTF-8. TT_ERR_FORMAT: it is not
-   UTF-8, or more than an eighth of its first 4096 bytes are control characters, as of UTF-16. The sentence
-   names path, line and byte, and tells how to convert UTF-16, UTF-32 or Latin-1. */
+/* Finds where the text of a file begins: *begin is 0, or the first byte after a UTF-8 byte order mark.
+   Returns TT_ERR_FORMAT if the text is not UTF-8, or if more than an eighth of its first 4096 bytes are
+   control characters, as in UTF-16. The error sentence names path, line and byte, and says how to convert
+   UTF-16, UTF-32 or Latin-1. */
 tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin);
 
-/* Labelled texts in memory, or labelled images. */
+/* A set of labelled texts in memory, or of labelled images. */
 typedef struct tt_dataset tt_dataset;
 
-/* A text, which may hold NULs, and the number of its class. */
+/* A text, which may contain NULs, and the number of its class. */
 typedef struct tt_text { const char *text; size_t bytes; int label; } tt_text;
 
-/* Texts of the caller: at least one, of which the labels are 0 to classes - 1. class_names: (classes) UTF-8.
-   All is copied. examples/datasets.h reads IMDb's reviews with it. */
+/* Makes a dataset of the caller's texts, at least one, with labels 0 to classes - 1. class_names: (classes)
+   UTF-8. The function copies everything. examples/datasets.h reads IMDb's reviews with it. */
 tt_dataset *tt_dataset_texts(tt_context *ctx, const tt_text *texts, int64_t count,
                              const char *const *class_names, int classes);
 
-/* The names of a table's columns, and how fields are divided. */
+/* Names of a table's columns, and how its fields are separated. */
 typedef struct tt_table_options {
-    const char *text_column, *label_column; /* default "text" and "label" */
-    const char *split_column;               /* default "split"; a file need not have it */
-    char delimiter;                         /* default 0: a comma where the file is a .csv, else a tab */
-    bool unquoted;                          /* double quotes are characters like others. Default false */
+    const char *text_column, *label_column; /* Set them if your columns have other names; default "text" and
+                                               "label" */
+    const char *split_column;               /* Set it if the column has another name; default "split". A file
+                                               may lack this column */
+    char delimiter;                         /* Set it to separate fields by another character; default 0: a
+                                               comma in a .csv file, else a tab */
+    bool unquoted;                          /* Set it to read double quotes as ordinary characters; default
+                                               false */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
-/* A table in a text file, such as CSV or TSV: a header that names the columns, in any order, among others;
-   UTF-8 (see tt_text_begin), RFC 4180 quoting, empty lines passed over. Lines end by LF or CR LF, or in a
-   file without any LF by CR. Errors name the line.
-   split: keep the rows whose split column says so; NULL keeps all. "validation", "valid", "val" and "dev"
-   mean the same. Where split is one of these, "train" or "test", a row that says something else is an error.
-   In a file without a split column "test" is a tenth of the rows, of each class its share, chosen by the
-   context's seed, and "train" the others. A table without rows for validation or test has 0 of them, which is
-   no error: tt_dataset_split takes some of "train".
-   classes: labels are numbered in the order of these (n_classes of them); NULL, 0: of the distinct labels of
-   the rows kept, in byte order, or by value where all are numbers, as -1, 0, 2.5, 10. Labels must be UTF-8,
-   as config.json is. o NULL: defaults. */
+/* Reads a dataset from a table in a text file, such as CSV or TSV. A header names the columns, in any order;
+   there may be other columns. The file is UTF-8 (see tt_text_begin) with RFC 4180 quoting; empty lines are
+   skipped. Lines end with LF or CR LF, or, in a file without any LF, with CR. Errors name the line.
+   split: the function keeps the rows whose split column has this word; NULL keeps all rows. "validation",
+   "valid", "val" and "dev" are synonyms. If split is one of these, "train" or "test", a row with any other
+   word is an error. In a file without a split column, "test" is a tenth of the rows of each class, chosen by
+   the context's seed, and "train" is the rest. A table that has no rows for validation or test gives a
+   dataset of 0 rows, which is no error: take some of "train" with tt_dataset_split.
+   classes: labels are numbered in the order of `classes` (n_classes names). With NULL and 0 the function
+   numbers the distinct labels of the rows that it keeps, in byte order, or by value if all are numbers, such
+   as -1, 0, 2.5, 10. Labels must be UTF-8, like config.json. o NULL: defaults. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
                              int n_classes, const tt_table_options *o);
 
-/* 8 bits a channel; rows from the top, the channels of a pixel together: (height, width, channels). */
+/* An image with 8 bits a channel: (height, width, channels), the top row first. */
 typedef struct tt_image {
     const uint8_t *pixels;
     int height, width; /* 1..65535 */
-    int channels;      /* 1: grey, 2: grey and alpha, 3: red, green, blue, 4: these and alpha */
+    int channels;      /* 1: grey, 2: grey and alpha, 3: red, green, blue, 4: red, green, blue, alpha */
 } tt_image;
 
-/* Writes the image, resized, to `to` (height, width, image->channels), which must not overlap it. Bilinear,
-   over a neighbourhood that grows with the reduction (antialiasing); equal to Pillow's Image.resize((width,
-   height), BILINEAR), and so to torchvision's Resize of such an image: first the width, then the height, with
-   weights of 22 bits, rounded to grey levels in between (later versions than 12.1 at times begin with the
-   height, and differ by a level; with alpha, they round otherwise). With alpha, colours weigh by it. */
+/* Resizes an image into `to` (height, width, image->channels), which must not overlap the image. The filter
+   is bilinear, over a neighbourhood that grows with the reduction (antialiasing). The result equals Pillow's
+   Image.resize((width, height), BILINEAR) and therefore torchvision's Resize of such an image: first the
+   width is resized, then the height, with weights of 22 bits, rounded to grey levels in between. (Versions of
+   Pillow after 12.1 sometimes begin with the height and differ by a level; with alpha they round
+   differently.) With alpha, colours are weighted by alpha. */
 tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, int width, uint8_t *to);
 
-/* Images that the caller reads when they are needed. */
+/* A source of labelled images that the caller reads on request. */
 typedef struct tt_image_source {
     int64_t count;
     const int *labels;               /* (count) 0..classes - 1; copied */
     const char *const *class_names;  /* (classes) UTF-8; copied */
     int classes;
-    /* Decodes image `index`, 0..count - 1, of any size and channels. NULL, or words that say why it cannot. A
-       loader's threads call read and release, several at a time. */
+    /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why it
+       cannot. A loader's threads call read and release, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
-    void (*release)(void *user, tt_image *image); /* what read gave, soon after. May be NULL */
-    const char *(*name)(void *user, int64_t index); /* for errors, such as a path. NULL: its number */
+    void (*release)(void *user, tt_image *image); /* releases what read gave, soon after. May be NULL */
+    const char *(*name)(void *user, int64_t index); /* returns a name for errors, such as a path. NULL: errors
+                                                       use the index */
     void *user;
-    int height, width, channels; /* of every image, to refuse options that do not fit; 0: not known before */
+    int height, width, channels; /* size of every image, so that unfit options are refused early; 0: not
+                                    known */
 } tt_image_source;
-/* examples/datasets.h reads CIFAR-10 with it. */
+/* Makes a dataset of a source's images. examples/datasets.h reads CIFAR-10 with it. */
 tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
 
-/* Moves n texts or images out of d into a new dataset: of each class its share, by the context's seed. */
+/* Moves n texts or images out of d into a new dataset. Each class gives its share; the context's seed
+   chooses. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
-/* Returns a text with a NUL behind it, "" of an image. bytes may be NULL. */
+/* Returns a text followed by a NUL, or "" for an image. bytes may be NULL. */
 const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
-/* Sorts names of classes (n) as tt_dataset_table numbers labels: in byte order, or by value where all are
-   numbers. */
+/* Sorts n class names as tt_dataset_table numbers labels: in byte order, or by value if all are numbers. */
 void tt_sort_class_names(const char **names, int n);
-void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* texts or images of each class: (classes) */
+void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* (classes) texts or images of each class */
 
-/* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches
-   (longest first), and cut into steps of `batch` sequences, whose order within the window is shuffled again;
-   the last step of an epoch may have fewer. A step is one or more micro-batches, filled in that order, each
-   of at most max_seqs = ceil(batch / accumulate) sequences (or as many as there are, or max_tokens / 2) and
-   max_tokens tokens, without padding. With parallel.groups > 1 the sequences of a step are dealt out instead,
-   so that its micro-batches have like numbers of tokens, and each group equally many of them, as far as there
-   are sequences: the same micro-batches for any number of ranks. Texts are tokenized once, when the loader is
-   made, on the context's threads (some 100 MB of text a second each); their ids are kept (2 bytes each), so
-   that the loader knows what its micro-batches need. The dataset and the tokenizer must stay until the loader
-   is freed. */
+/* How a loader makes batches. It shuffles the dataset by (seed, epoch), sorts it by length within windows of
+   `window` batches (longest first), and cuts it into steps of `batch` sequences; then it shuffles the order
+   of the steps within the window. The last step of an epoch may have fewer sequences. A step is one or more
+   micro-batches without padding, filled one after another: each has at most max_seqs = ceil(batch /
+   accumulate) sequences (or fewer: no more than the dataset has, no more than max_tokens / 2) and at most
+   max_tokens tokens.
+   With parallel.groups > 1 the loader instead deals out the sequences of a step so that the micro-batches
+   have similar numbers of tokens, and each group has equally many micro-batches, as far as there are
+   sequences: the micro-batches are the same for any number of ranks.
+   tt_loader_new tokenizes all texts once, on the context's threads (about 100 MB of text a second each), and
+   keeps the ids (2 bytes each), so that the loader knows how large its micro-batches become. Keep the dataset
+   and the tokenizer until the loader is freed. */
 typedef struct tt_loader_options {
-    int batch;        /* sequences, or images, of a step. Default 16 */
-    int accumulate;   /* 1..batch / groups; micro-batches have at most ceil(batch / (accumulate * groups))
-                         sequences. Default 1 */
-    int max_length;   /* tokens of a sequence, [CLS] and [SEP] included; longer ones are cut. Default 512 */
-    int max_tokens;   /* tokens of a micro-batch, >= max_length. Default 0: any number */
-    bool shuffle;     /* Default true. False: in dataset order, unsorted (evaluation, prediction) */
-    int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting */
-    bool drop_last;   /* leave out a last incomplete step. Default false */
-    int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1 */
-    tt_parallel parallel; /* of the trainer, after tt_check_options; its `groups` and `data` are read.
-                             Default: one group on one rank */
+    int batch;        /* Set it to change how many sequences or images a step has; default 16 */
+    int accumulate;   /* Set it above 1, up to batch / groups, to split a step into more micro-batches, each
+                         of at most ceil(batch / (accumulate * groups)) sequences; default 1 */
+    int max_length;   /* Set it to cut sequences to fewer tokens, [CLS] and [SEP] included; default 512 */
+    int max_tokens;   /* Set it to limit the tokens of a micro-batch, >= max_length; default 0: no limit */
+    bool shuffle;     /* Clear it for evaluation and prediction: dataset order, unsorted; default true */
+    int window;       /* Set it to change the batches of a sorted window; default 50; 0 or 1: no sorting */
+    bool drop_last;   /* Set it to leave out a last incomplete step; default false */
+    int threads;      /* Set it to change how many threads prepare images ahead of the trainer, 0..64; 0:
+                         tt_loader_next prepares them; default 1 */
+    tt_parallel parallel; /* Set it to the trainer's `parallel` after tt_check_options; default: one group on
+                             one rank. The loader reads `groups` and `data` */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
-/* How pixels are weighed when an image is resized: by the filters of Pillow, which numbers them so. Results
-   are those of Pillow 12.1: later versions at times begin with the height, and differ by some levels. */
+/* The filter that weights pixels when an image is resized, with Pillow's numbers. Results equal those of
+   Pillow 12.1: later versions sometimes begin with the height, and differ by some levels. */
 typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_resample;
 
-/* A loader resizes, pads, crops and flips images, in this order. */
+/* How a loader resizes, pads, crops and flips images, in this order. */
 typedef struct tt_image_options {
-    int height, width;               /* of the result, cropped out. 1..65535 */
-    int channels;                    /* of the result, 1..4; an image has as many, or for 3 also 1 (grey, put
-                                        into all three) or 4 (alpha is dropped). Default 3 */
-    int resize_height, resize_width; /* 1..65535, see tt_image_resize; default 0, 0: not resized */
-    int resize_shortest;             /* 1..65535 instead of these: the shorter side becomes so long, and the
-                                        other keeps the proportion, rounded down. Default 0 */
-    tt_resample resample;            /* default TT_BILINEAR */
-    int pad;                         /* zeros on all four sides; 0..65535. Default 0 */
-    bool random_crop;                /* each place is as likely; else the centre (half of the rest, rounded
-                                        down, at top and left). Default false */
-    bool flip;                       /* mirror left and right with probability 1/2. Default false */
+    int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
+                                        default */
+    int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
+                                        have as many; for 3 it may also have 1 (grey, copied into all three)
+                                        or 4 (alpha is dropped) */
+    int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
+                                        0, 0: not resized */
+    int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
+                                        side this length, 1..65535; the other side keeps the proportion,
+                                        rounded down; default 0 */
+    tt_resample resample;            /* Set it to resize with another filter; default TT_BILINEAR */
+    int pad;                         /* Set it to add rows and columns of zeros on all four sides, 0..65535;
+                                        default 0 */
+    bool random_crop;                /* Set it to crop at a random place, all equally likely; default false:
+                                        the crop is central (half of the rest, rounded down, is cut at top and
+                                        left) */
+    bool flip;                       /* Set it to mirror left and right with probability 1/2; default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
-/* Writes what a loader makes of one image to `to` (height, width, channels), without random_crop and flip. */
+/* Prepares one image as a loader does, without random_crop and flip, into `to` (height, width, channels). */
 tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_image_options *o, uint8_t *to);
 
-/* The data of one input of a model. */
+/* Data of one input of a model. */
 typedef struct tt_array {
-    const char *input; /* its name */
+    const char *input; /* the input's name */
     const void *data;  /* (rows, width) in the input's dtype */
     int64_t rows;
 } tt_array;
 
-/* A micro-batch. A trainer sets each input of its model to the array that has its name: one of `arrays`, or
-   else the field of that name; "first" is where each sequence starts. What no input reads may be missing.
-   Pointers are valid until the next call on whatever gave them. */
+/* A micro-batch. A trainer sets each input of its model to the array with the input's name: an element of
+   `arrays`, or else the field of that name; "first" is the first row of each sequence. Data that no input
+   reads may be missing. Pointers are valid until the next call on the loader or source that gave them. */
 typedef struct tt_batch {
-    int seqs;                 /* sequences, images or examples; a speed counts `rows`, or else these */
-    int rows;                 /* tokens of all sequences together; 0: there are none, as with images */
+    int seqs;                 /* sequences, images or examples; speeds count `rows`, or `seqs` if rows is 0 */
+    int rows;                 /* tokens of all sequences together; 0 if there are none, as with images */
     const int32_t *ids;       /* (rows) */
     const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
     const int32_t *types;     /* (rows) 0 */
     const int32_t *seq_start; /* (seqs + 1) */
     const int32_t *labels;    /* (seqs) */
-    const int64_t *index;     /* (seqs) which of the dataset */
+    const int64_t *index;     /* (seqs) index in the dataset */
     const uint8_t *pixels;    /* (seqs, image_bytes) */
     int64_t image_bytes;      /* height * width * channels */
     const tt_array *arrays;   /* (n_arrays): for models of your own */
@@ -163,126 +180,139 @@ typedef struct tt_batch {
     bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
 
-/* Where a trainer gets its batches: a loader, or functions of your own. Steps of an epoch are numbered from
-   0, and what a step has depends on its epoch and number alone: then a run that is resumed sees the same. */
+/* Source of a trainer's batches: a loader, or functions of your own. Steps of an epoch are numbered from 0.
+   The content of a step must depend on its epoch and number alone: then a resumed run sees the same data. */
 typedef struct tt_source {
-    void *self;                /* for the functions */
+    void *self;                /* argument of the functions */
     /* Goes to the first micro-batch of a step, 0 to `steps`. */
     tt_status (*seek)(void *self, int64_t epoch, int64_t step);
-    /* Fills in the next micro-batch, which is all 0, or sets *more to false at the end of the epoch. An error
-       ends tt_fit and tt_evaluate, which return it. */
+    /* Fills in the next micro-batch, all of whose fields are 0, or sets *more to false at the end of the
+       epoch. tt_fit and tt_evaluate end with its error and return it. */
     tt_status (*next)(void *self, tt_batch *batch, bool *more);
-    /* Of an epoch, at least 1. Where `next` gives more, tt_fit and tt_evaluate fail; where it gives fewer,
-       tt_fit warns the logger once. A step to train on ends with a micro-batch that is last_of_step. */
+    /* Number of steps in an epoch, at least 1. If `next` gives more, tt_fit and tt_evaluate fail; if it gives
+       fewer, tt_fit warns the logger once. A step of training ends with a micro-batch that is
+       last_of_step. */
     int64_t steps;
-    /* The most that a micro-batch has (0: unknown); may a step have more of them than the trainer has data
-       ranks? tt_train_options makes room. */
+    /* Largest micro-batch in sequences and tokens (0: unknown), and whether a step may have more
+       micro-batches than the trainer has data ranks. tt_train_options_make_room reads all three. */
     int max_seqs, max_tokens;
     bool accumulates;
-    /* A hash of all that is trained on, to tell other data when a run is resumed. NULL: none is told. */
+    /* Returns a hash of all training data, so that a resumed run notices other data. NULL: no check. */
     uint64_t (*hash)(void *self);
-    const char *const *class_names; /* (classes) what labels mean: a run is not resumed with other names */
-    int classes;                    /* 0: there are none */
-    /* Of several processes, before `seek`: micro-batches are dealt out to `data` ranks in turn, from the
-       first of each step on (by_step), or from the first of the epoch; this process has ranks [first, end).
-       The data of others may be NULL then, with the right numbers of rows. NULL: all have theirs. */
+    const char *const *class_names; /* (classes) names of the labels; a run cannot be resumed with other
+                                       names */
+    int classes;                    /* 0: no classes */
+    /* Is called before `seek` if there are several processes. Micro-batches go to `data` ranks in order,
+       starting over with each step (by_step) or with each epoch; this process has the ranks [first, end).
+       `next` may then give NULL for the data of other ranks, with the right numbers of rows. NULL: every
+       process makes all data. */
     void (*deal)(void *self, int data, int first, int end, bool by_step);
-    /* Of several processes: writes lines, each ended by a newline, about all that its batches depend on
-       beside `hash` and the numbers above; at most `capacity` bytes with the final 0. tt_fit and tt_evaluate
-       refuse a process whose lines differ from the first one's, and name the line. NULL: there are none. */
+    /* Writes lines, each with a newline at its end, about everything that the batches depend on beside `hash`
+       and the numbers above; at most `capacity` bytes including the final 0. With several processes, tt_fit
+       and tt_evaluate refuse a process whose lines differ from those of process 0, and name the line. NULL:
+       no lines. */
     void (*describe)(void *self, char *to, size_t capacity);
 } tt_source;
 
 typedef struct tt_loader tt_loader;
-/* At step 0 of epoch 0. NULL options: defaults. NULL on error. */
+/* Makes a loader of texts, which starts at step 0 of epoch 0. NULL options: defaults. Returns NULL on
+   error. */
 tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
                          const tt_loader_options *o);
-/* The same of images; max_length, max_tokens and window mean nothing here. Threads of its own read images and
-   make of them what `image` says, ahead of the trainer, into a ring of a few micro-batches that is allocated
-   here. Crops and flips depend on (seed, epoch, index of the image) alone. An image that cannot be read, or
-   does not fit the options, is an error of the micro-batch that it belongs to; those before it are still
-   given. tt_loader_seek to where the loader stands keeps what was made ahead. */
+/* Makes a loader of images; it ignores max_length, max_tokens and window. The loader's threads read images
+   and prepare them according to `image`, ahead of the trainer, into a ring of a few micro-batches that is
+   allocated here. Crops and flips depend on (seed, epoch, index of the image) alone. An image that cannot be
+   read, or that does not fit the options, is an error of its micro-batch; the micro-batches before are still
+   delivered. tt_loader_seek to the loader's current place keeps the images prepared ahead. */
 tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image,
                                const tt_loader_options *o);
-void tt_loader_free(tt_loader *l); /* at any time: stops its threads */
+void tt_loader_free(tt_loader *l); /* may be called at any time: stops the threads */
 int64_t tt_loader_steps(const tt_loader *l); /* steps of an epoch */
-/* What a trainer must have room for, by the texts that there are: max_seqs, max_tokens (of the max_seqs
-   longest texts; 0 of images) and compile.accumulate (a step may have more micro-batches than
-   parallel.data) of tt_train_options. A trainer for several loaders needs the largest. */
+/* Return the size that a trainer needs for the loader's texts, as the fields of tt_train_options: max_seqs,
+   max_tokens (tokens of the max_seqs longest texts; 0 for images) and compile.accumulate (whether a step may
+   have more micro-batches than parallel.data). A trainer for several loaders needs the largest of each. */
 int tt_loader_max_seqs(const tt_loader *l);
 int tt_loader_max_tokens(const tt_loader *l);
 bool tt_loader_accumulates(const tt_loader *l);
-int tt_loader_longest(const tt_loader *l); /* tokens of the longest text before it is cut; 0: images */
-int64_t tt_loader_cut(const tt_loader *l); /* texts that are cut, as they are longer than max_length */
-/* Goes to a step of an epoch (both from 0); order and contents depend on (seed, epoch, step) alone. */
+int tt_loader_longest(const tt_loader *l); /* tokens of the longest text before it is cut; 0 for images */
+int64_t tt_loader_cut(const tt_loader *l); /* number of texts longer than max_length, which are cut */
+/* Goes to a step of an epoch, both counted from 0. Order and content depend on (seed, epoch, step) alone. */
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step);
-/* Gives the next micro-batch. Returns false at the end of the epoch, where tt_loader_status is TT_OK and one
-   seeks on, and on an error, which tt_loader_status returns then. */
+/* Gives the next micro-batch. Returns false at the end of the epoch and on an error: tt_loader_status then
+   returns TT_OK or the error. After the end of an epoch call tt_loader_seek. */
 bool tt_loader_next(tt_loader *l, tt_batch *batch);
-tt_status tt_loader_status(const tt_loader *l); /* of the last tt_loader_next */
-double tt_loader_waited(const tt_loader *l); /* seconds that tt_loader_next has waited for images */
-/* The loader as a trainer's source, as long as the loader lives; NULL for NULL. */
+tt_status tt_loader_status(const tt_loader *l); /* status of the last tt_loader_next */
+double tt_loader_waited(const tt_loader *l); /* total seconds that tt_loader_next waited for images */
+/* Returns the loader as a trainer's source, valid as long as the loader; NULL for NULL. */
 const tt_source *tt_loader_source(tt_loader *l);
 
 /* ------------------------------------------------------------------------------------------ token streams */
 
-/* What language models train on: documents as tokens one after another, each with a token behind it that ends
-   it, and before it what the tokenizer puts in front of a text, as LLaMA's <s>. A document that spells these
-   out at its ends has them once, which the logger is warned of. In memory, or in a file that is read where it
-   is needed. */
+/* A sequence of tokens for a language model: documents one after another, each followed by a token that ends
+   it, and preceded by the token that the tokenizer puts before a text, such as LLaMA's <s>. If a document's
+   text already spells out these tokens at its ends, they are not repeated, and the logger gets a warning. The
+   stream is in memory, or in a file that is read where needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
-    const tt_tokenizer *tokenizer; /* must stay. Default NULL: tokens are bytes, and 256 ends a document */
-    int end;                       /* ends a document. Default -1: the tokenizer's TT_TOKEN_EOS */
-    int vocab;                     /* the model's: a text with an id that is not below it is refused.
-                                      Default 0: as many as the tokenizer has */
-    bool bare;                     /* nothing is put in front of a document. Default false */
-    const char *separator;         /* a line of a text that parts two documents, as "<|endoftext|>"; "": any
-                                      number of empty lines. Default NULL: a text is one document */
+    const tt_tokenizer *tokenizer; /* Set it to tokenize texts; it must outlive the stream; default NULL:
+                                      tokens are bytes, and 256 ends a document */
+    int end;                       /* Set it to end documents with another token; default -1: the tokenizer's
+                                      TT_TOKEN_EOS */
+    int vocab;                     /* Set it to the model's vocabulary size, to refuse a text with an id that
+                                      is not below it; default 0: the tokenizer's size */
+    bool bare;                     /* Set it to put no token before a document; default false */
+    const char *separator;         /* Set it to the line that separates documents in a text, such as
+                                      "<|endoftext|>"; "": one or more empty lines; default NULL: a text is
+                                      one document */
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
-/* NULL options: defaults. NULL after an error. With a tokenizer the text must be UTF-8, as that of a file is
-   (see tt_text_begin); of a model of bytes it may be any. */
+/* Makes a stream of a text. With a tokenizer the text must be UTF-8, as in a file (see tt_text_begin);
+   without one it may be any bytes. NULL options: defaults. Returns NULL on error. */
 tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
                                       const tt_stream_options *o);
-/* A text file in UTF-8 (see tt_text_begin), or all files of a folder whose names end in .txt, in the order of
-   their names. */
+/* Makes a stream of a text file in UTF-8 (see tt_text_begin), or of all files of a folder whose names end in
+   .txt, in the order of their names. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
-/* A file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes it; or with llm.c's header of
-   1024 bytes (GPT-2's: ids of 2 bytes, LLaMA 3's: of 4). width 0: what the header says, or else 4 for a vocab
-   above 65536 and where the upper halves of the first ids would be 0, or else 2; a file whose ids are of 8
-   bytes is refused then. Ids are 0 to vocab - 1, `end` ends a document. */
+/* Opens a file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes it, or with llm.c's
+   header of 1024 bytes (GPT-2: ids of 2 bytes, LLaMA 3: ids of 4). With width 0 the header says the width;
+   without a header it is 4 if vocab is above 65536 or if the upper halves of the first ids would be 0, else
+   2, and a file whose ids look like 8 bytes is refused. Ids are 0 to vocab - 1; `end` ends a document (-1:
+   none). */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
-/* Writes such a file without a header, of 2 bytes an id if vocab is at most 65536, else of 4. */
+/* Writes the ids to a file without a header, 2 bytes an id if vocab is at most 65536, else 4. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
-/* Moves the last n tokens out of s into a new stream, as to validate on. */
+/* Moves the last n tokens out of s into a new stream, for example for validation. */
 tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n);
 void tt_token_stream_free(tt_token_stream *s);
 int64_t tt_token_stream_count(const tt_token_stream *s);
 int tt_token_stream_vocab(const tt_token_stream *s);
-/* Copies n ids from number `first` on. TT_ERR_FORMAT: one is not below vocab. */
+/* Copies n ids from number `first` on. Returns TT_ERR_FORMAT if an id is not below vocab. */
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
-/* Bytes of text that the tokens are, without those before documents and behind them; 0: it has no tokenizer.
-   A loss is loss / log(2) * count / bytes bits per byte. -1 after an error. */
+/* Returns the bytes of text that the tokens stand for, without the tokens before and after documents; 0 if
+   the stream has no tokenizer, -1 after an error. With it a mean loss in nats per token becomes bits per
+   byte: loss / log(2) * count / bytes. */
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
-    int batch;         /* windows of a step. Default 16 */
-    int accumulate;    /* as tt_loader_options' */
-    int length;        /* tokens of a window. Default 256 */
-    bool shuffle;      /* windows, by (seed, epoch). Default true */
-    bool across;       /* a token sees the documents before it in its window, and the end of one foretells the
-                          next. Default false: attention and positions begin anew with each document */
-    tt_parallel parallel; /* as tt_loader_options' */
+    int batch;         /* Set it to change how many windows a step has; default 16 */
+    int accumulate;    /* Set it as tt_loader_options.accumulate, to split a step into micro-batches; default
+                          1 */
+    int length;        /* Set it to change the tokens of a window; default 256 */
+    bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
+    bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
+                          document predict the next; default false: attention and positions start anew with
+                          each document */
+    tt_parallel parallel; /* Set it as tt_loader_options.parallel; default: one group on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
-/* Windows of a stream, one behind the other without padding; the last may be shorter. Each token but the
-   first of all is the target of one window in an epoch. A batch has the array "targets" (rows), the token
-   that follows each, or -100 for none. s must stay; all of it is read once here, so that an id that is not
-   below vocab is found before training. NULL options: defaults. NULL after an error. */
+/* Makes batches of a stream's windows, which follow each other without padding; the last may be shorter. In
+   an epoch each token except the stream's first is the target of exactly one window. A batch has the array
+   "targets" (rows): the token that follows each, or -100 for none. The stream must outlive the loader.
+   tt_token_loader_new reads the whole stream once, so that an id that is not below vocab is found before
+   training. NULL options: defaults. It returns NULL on error. */
 typedef struct tt_token_loader tt_token_loader;
 tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
                                      const tt_token_loader_options *o);
 void tt_token_loader_free(tt_token_loader *l);
-const tt_source *tt_token_loader_source(tt_token_loader *l); /* as long as the loader lives */
+const tt_source *tt_token_loader_source(tt_token_loader *l); /* valid as long as the loader */

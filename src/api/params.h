@@ -11,30 +11,32 @@ const char *tt_dtype_name(tt_dtype dtype); /* "f32" */
 
 typedef enum tt_init_kind { TT_INIT_ZEROS, TT_INIT_ONES, TT_INIT_NORMAL, TT_INIT_UNIFORM } tt_init_kind;
 
-typedef struct tt_init { /* how a parameter starts when no file or tt_param_set gives it values */
+typedef struct tt_init { /* first values of a parameter that neither a file nor tt_param_set fills */
     tt_init_kind kind;
     float scale; /* standard deviation of NORMAL (mean 0); half-width of UNIFORM */
 } tt_init;
 
-/* A parameter of up to 4 dimensions. The name must be unique in the context. It takes no memory until a
-   program that uses it allocates, and is then filled in place: from its file, from tt_param_set, or from
-   `init` by the counter-based generator (the same values for every dtype, device and number of threads). */
+/* Makes a parameter of up to 4 dimensions. The name must be unique in the context. A parameter needs no
+   memory until a program that uses it allocates its arena. Then the parameter is filled in place: from its
+   file, from tt_param_set, or from `init` by a counter-based generator (the same values for every dtype,
+   device and number of threads). */
 tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_t *dims, tt_init init);
 const char *tt_param_name(const tt_param *p);
 int tt_param_ndim(const tt_param *p);
 const int64_t *tt_param_dims(const tt_param *p);
 int64_t tt_param_size(const tt_param *p);
-/* Both take tt_param_size floats, converted to and from its dtype. */
+/* Copy tt_param_size floats to or from the parameter, converted to or from its dtype. */
 tt_status tt_param_set(tt_param *p, const float *values);
 tt_status tt_param_get(const tt_param *p, float *values);
-tt_param *tt_param_find(tt_context *ctx, const char *name); /* NULL if there is none */
-/* Parameters 0 to tt_param_count - 1 are those of a context in the order in which they were made; NULL where
-   there is no number k. */
+tt_param *tt_param_find(tt_context *ctx, const char *name); /* NULL if no parameter has that name */
+/* tt_param_at returns parameter k of a context, in the order of their creation, k from 0 to tt_param_count -
+   1, or NULL if k is outside that range. */
 int tt_param_count(const tt_context *ctx);
 tt_param *tt_param_at(const tt_context *ctx, int k);
 
-/* Marks the parameters whose name matches a pattern ('*' any run of characters, '?' one, '[0-3a]' one of
-   these) as frozen or trainable. A frozen parameter takes no gradient, no optimizer state and no backward
-   work in programs compiled afterwards. Returns how many matched. */
+/* Marks the parameters whose names match a pattern as frozen or trainable. In the pattern '*' stands for any
+   run of characters, '?' for one character, '[0-3a]' for one of those listed. In programs compiled afterwards
+   a frozen parameter has no gradient, no optimizer state and no work in the backward. Returns the number of
+   matching parameters. */
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
 bool tt_param_frozen(const tt_param *p);

@@ -5,192 +5,218 @@
 
 /* --------------------------------------------------------------------------------------------------- tape */
 
-/* A tensor on a tape; id 0 is "none". `tape` tells the tape, so that a value of another one is refused. */
+/* A value of a tape; id 0 is "none". `tape` identifies the tape, so that another tape's value is refused. */
 typedef struct tt_value { int32_t id; uint32_t tape; } tt_value;
 
+/* Makes an empty tape; NULL when out of memory. tt_compile copies it, so it may be freed afterwards. */
 tt_tape *tt_tape_new(tt_context *ctx);
 void tt_tape_free(tt_tape *t);
 
-/* The first wrong shape marks the tape: later ops do nothing, tt_compile fails. This tells it earlier. */
+/* Returns the tape's status. The first wrong shape marks the tape: later ops do nothing, and tt_compile
+   fails. This function tells the error earlier. */
 tt_status tt_tape_status(const tt_tape *t);
-void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* in plans and errors */
-int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 where the tape has no such value */
-/* The rows of v as an op takes them: the axis that they are, or a fixed number; 0 where the tape has no such
-   value. tt_input(t, "score", TT_F32, tt_value_axis(t, logits), 1) has as many rows as `logits`. */
+void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* names v in plans and
+                                                                                  errors */
+int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 if the tape has no such value */
+/* Returns the rows of v in the form that an op takes: their axis, or a fixed number; 0 if the tape has no
+   such value. tt_input(t, "score", TT_F32, tt_value_axis(t, logits), 1) has as many rows as `logits`. */
 int64_t tt_value_axis(const tt_tape *t, tt_value v);
 int64_t tt_value_width(const tt_tape *t, tt_value v);
 
-/* A named number of rows with a capacity; the actual number may differ in each run. Use the result where an
-   op asks for rows. Example: tt_axis(t, "tokens", 8192). Of one name there is one axis: asked for again, with
-   the same capacity, it is returned. */
+/* Returns an axis: a named number of rows with a capacity, whose actual number may differ in each run. Pass
+   the result where an op takes rows, for example tt_axis(t, "tokens", 8192). A name stands for one axis: a
+   second call with the same name and capacity returns the same axis. */
 int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity);
 
+/* Records an input (rows, width); rows is a number or an axis. tt_set gives it data before each run. */
 tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width);
-/* An input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows; strictly rising. */
+/* Records an input i32 (seqs + 1, 1): the first row of each sequence, then the number of rows; strictly
+   rising. */
 tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs);
-tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand: 1-D (n) is (1, n) */
-void tt_output(tt_tape *t, tt_value v); /* keep v until the end of a run, for tt_get */
-void tt_block_end(tt_tape *t, tt_value v); /* v ends a block: tt_compile_options.recompute keeps it */
-/* Whatever tt_compile_options.offload says, v lies in the host's memory while nothing uses it: a parameter,
-   or what the backward reads of the forward, which recompute then keeps. */
+tt_value tt_param_value(tt_tape *t, tt_param *p); /* a parameter as operand; 1-D (n) becomes (1, n) */
+void tt_output(tt_tape *t, tt_value v); /* keeps v until the end of a run, for tt_get */
+void tt_block_end(tt_tape *t, tt_value v); /* marks v as the end of a block, which
+                                              tt_compile_options.recompute saves */
+/* Stores v in the host's memory while nothing uses it, whatever tt_compile_options.offload says. v is a
+   parameter, or a value of the forward that the backward reads; recompute then saves it. */
 void tt_offload(tt_tape *t, tt_value v);
-/* What the backward reads of v is kept for it, or computed again from what is there, whatever
-   tt_compile_options.recompute says: the same bits. Of two marks the later one counts. Where the backward
-   does not read v (as what goes into a sum), or v cannot be computed again (inputs, parameters, losses,
-   outputs, ends of blocks, what is marked by tt_offload), a mark changes nothing. */
+/* tt_keep saves v for the backward, and tt_recompute makes the backward recompute it from saved values,
+   whatever tt_compile_options.recompute says; the bits are the same. The later of two marks counts. A mark
+   changes nothing if the backward does not read v (such as an operand of a sum), or if v cannot be recomputed
+   (inputs, parameters, losses, outputs, ends of blocks, values marked by tt_offload). */
 void tt_keep(tt_tape *t, tt_value v);
 void tt_recompute(tt_tape *t, tt_value v);
 
-/* y = x W^T + b.  x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
+/* Records y = x W^T + b. x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
-/* ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails the run and is named. */
+/* Records a table lookup. ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails
+   the run, and the error names it. */
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
-/* ... rows ids + offset of the table */
+/* Records a lookup of the rows ids + offset of the table; shapes and errors as tt_embedding's. */
 tt_value tt_embedding_offset(tt_tape *t, tt_value ids, tt_param *table, int offset);
-/* (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016).  x (rows, D), w (D), b (D) or NULL */
+/* Records (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016). x (rows, D), w (D), b (D) or
+   NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
-/* x / sqrt(mean(x^2) + eps) * w over each row (Zhang, Sennrich 2019).  x (rows, D), w (D), eps >= 0 */
+/* Records x / sqrt(mean(x^2) + eps) * w over each row (Zhang, Sennrich 2019). x (rows, D), w (D), eps >= 0 */
 tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps);
 tt_value tt_gelu(tt_tape *t, tt_value x);      /* x/2 (1 + erf(x / sqrt 2)) (Hendrycks, Gimpel 2016) */
-tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* its tanh form, "gelu_new" */
+tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* tanh approximation of GELU, "gelu_new" */
 tt_value tt_relu(tt_tape *t, tt_value x);
 tt_value tt_tanh(tt_tape *t, tt_value x);
 tt_value tt_silu(tt_tape *t, tt_value x);      /* x / (1 + exp(-x)) */
-tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* same shape, or b (1, D): added to every row of a */
+tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* b has a's shape, or is (1, D) and is added to every
+                                                        row of a */
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* same shape; element by element */
-/* tt_mul(t, tt_silu(t, gate), up) at once: the backward needs gate and up and nothing else, and in 16 bits
+/* Records tt_mul(t, tt_silu(t, gate), up) as one op: the backward needs only gate and up, and in 16 bits
    silu(gate) is not rounded. gate, up (rows, D) -> (rows, D) (SwiGLU: Shazeer, "GLU variants improve
    transformer", 2020) */
 tt_value tt_swiglu(tt_tape *t, tt_value gate, tt_value up);
-tt_value tt_scale(tt_tape *t, tt_value x, float s);
-/* Training: zero with probability p, else x / (1 - p); p in [0, 1). The mask is a function of (seed, step,
-   micro-batch, instruction, element) and is never stored. p acts in steps of 2^-16. Without training: x. */
+tt_value tt_scale(tt_tape *t, tt_value x, float s); /* s x */
+/* Records dropout. In training an element becomes zero with probability p, else x / (1 - p); p in [0, 1). The
+   mask is a function of (seed, step, micro-batch, instruction, element) and is never stored. p is rounded to
+   a multiple of 2^-16. Without training the result is x. */
 tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 
-/* Which columns of a head are a pair: j and j + size / 2 (GPT-NeoX; LLaMA as transformers has it), or 2 j and
-   2 j + 1 (GPT-J; LLaMA as Meta has it). */
+/* The columns of a head that form a pair: j and j + size / 2 (GPT-NeoX; LLaMA in transformers), or 2 j and 2
+   j + 1 (GPT-J; LLaMA in Meta's code). */
 typedef enum tt_rotary_pairs { TT_ROTARY_HALVES, TT_ROTARY_NEIGHBOURS } tt_rotary_pairs;
-/* For sequences longer than those of the pretraining: PLAIN: base^(-2 j / size); LINEAR: that over `factor`
-   (Chen et al., "Extending context window of large language models via positional interpolation", 2023); or
-   between the two: LLAMA3 by wavelength (Llama 3.1), YARN by turns within `original` positions (Peng et al.,
-   "YaRN: Efficient context window extension of large language models", 2023). */
+/* Frequencies for sequences longer than those of the pretraining. PLAIN: base^(-2 j / size). LINEAR: PLAIN /
+   `factor` (Chen et al., "Extending context window of large language models via positional interpolation",
+   2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within `original`
+   positions (Peng et al., "YaRN: Efficient context window extension of large language models", 2023). */
 typedef enum tt_rotary_scaling {
     TT_ROTARY_PLAIN, TT_ROTARY_LINEAR, TT_ROTARY_LLAMA3, TT_ROTARY_YARN
 } tt_rotary_scaling;
 
 typedef struct tt_rotary_options {
-    int heads;                 /* divides the width of x */
-    int size;                  /* columns of each head that turn, its first, at most 512. Of an odd size one
-                                  more turns, as with transformers' GPT-NeoX. 0: all */
-    tt_rotary_pairs pairs;     /* default TT_ROTARY_HALVES */
-    float base;                /* default 10000 */
-    tt_rotary_scaling scaling; /* default TT_ROTARY_PLAIN. What follows is not read then */
-    float factor;              /* at least 1. Default 1 */
-    int original;              /* LLAMA3, YARN: positions of the pretraining. Default 8192 */
-    float low, high;           /* LLAMA3: low_freq_factor and high_freq_factor, default 1 and 4 where both are
-                                  0; YARN: beta_slow and beta_fast, 1 and 32 */
-    float magnitude;           /* YARN: multiplies the result. Default 0: 0.1 log(factor) + 1 */
+    int heads;                 /* Set it to the heads of x, which divide its width; there is no default */
+    int size;                  /* Set it to turn only a number of first columns of each head, at most 512;
+                                  default 0: all. With an odd size one more column turns, as in transformers'
+                                  GPT-NeoX */
+    tt_rotary_pairs pairs;     /* Set it to pair columns as the model does; default TT_ROTARY_HALVES */
+    float base;                /* Set it to the model's rotary base; default 10000 */
+    tt_rotary_scaling scaling; /* Set it for longer sequences; default TT_ROTARY_PLAIN, which does not read
+                                  the fields below */
+    float factor;              /* Set it to stretch positions by so much, at least 1; default 1 */
+    int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining; default
+                                  8192 */
+    float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and
+                                  4 if both are 0), with YARN to beta_slow and beta_fast (default 1 and 32) */
+    float magnitude;           /* Set it with YARN to multiply the result; default 0: 0.1 log(factor) + 1 */
 } tt_rotary_options;
 tt_rotary_options tt_rotary_options_default(int heads);
 
-/* Rotary positions (Su et al., "RoFormer", 2021): pair j of each head is turned by position * frequency j.
-   x (rows, heads * head_size), positions i32 (rows, 1), in 0..2^24 - 1 -> (rows, heads * head_size) */
+/* Records rotary positions (Su et al., "RoFormer", 2021): pair j of each head is turned by position *
+   frequency j. x (rows, heads * head_size), positions i32 (rows, 1), in 0..2^24 - 1 -> (rows, heads *
+   head_size) */
 tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_options *o);
 
 typedef struct tt_attention_options {
-    int heads;     /* of q, whose width it divides; those of k and v are as wide */
-    bool causal;   /* a row sees itself and earlier rows of its sequence. Default false */
-    float scale;   /* of q k^T; default 0: 1 / sqrt(head size) */
-    float dropout; /* of the attention weights, in training: at most 255/256, rounded to a multiple of 1/256,
-                      which is not 0 unless it is 0. Default 0 */
-    int window;    /* row i sees row j where i - window < j <= i, as with sliding_window in transformers'
-                      Mistral and Qwen2; unless causal, also where i < j < i + window. Time goes with rows *
-                      window (Beltagy et al., "Longformer", 2020). Default 0: no window */
-    float alibi;   /* scores fall by alibi * slope of the head * distance of the rows (Press et al., "Train
-                      short, test long", 2022; the slopes of transformers' build_alibi_tensor, unrounded).
-                      1: as BLOOM; 1 / sqrt(head size): as Falcon. Default 0: not at all */
-    bool alibi_rounded; /* of causal rows: slopes, the numbers of rows in their sequence, and the products of
-                           both are rounded to bf16 first, as transformers' Falcon does it, which differs from
-                           9 heads or 257 rows on. "cuda" takes no tensor cores for it. Default false */
-    /* Block-sparse attention (Zaheer et al., "Big bird", 2020), of rows that are neither causal nor in a
-       window nor biased. A sequence is blocks of so many rows, of which the last may have fewer. The first
-       and the last see all blocks and are seen by all; block i also sees blocks i - 1, i and i + 1 and those
-       in its list. Time goes with the blocks that are seen. Default 0: not by blocks */
+    int heads;     /* Set it to the heads of q, which divide its width; there is no default. Heads of k and v
+                      have q's width */
+    bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence;
+                      default false */
+    float scale;   /* Set it to scale q k^T by another factor; default 0: 1 / sqrt(head size) */
+    float dropout; /* Set it to drop attention weights in training: at most 255/256, rounded to a multiple of
+                      1/256; a rate above 0 is rounded to 1/256 at least; default 0 */
+    int window;    /* Set it to limit attention to near rows; default 0: no window. Row i attends to row j if
+                      i - window < j <= i, as with sliding_window in transformers' Mistral and Qwen2; unless
+                      causal, also if i < j < i + window. Time is proportional to rows * window (Beltagy et
+                      al., "Longformer", 2020) */
+    float alibi;   /* Set it for ALiBi; default 0: no ALiBi. Scores fall by alibi * slope of the head *
+                      distance of the rows (Press et al., "Train short, test long", 2022; the slopes of
+                      transformers' build_alibi_tensor, unrounded). 1: BLOOM; 1 / sqrt(head size): Falcon */
+    bool alibi_rounded; /* Set it with causal rows for the rounding of transformers' Falcon; default false.
+                           Slopes, row numbers within the sequence, and their products are then rounded to
+                           bf16 first; results differ from 9 heads or 257 rows on. "cuda" then uses no tensor
+                           cores */
+    /* Set it to the rows of a block for block-sparse attention; default 0: off (Zaheer et al., "Big bird",
+       2020). It excludes causal, window and alibi. A sequence is divided into blocks of `block` rows; the
+       last may have fewer. The first and the last block attend to all blocks, and all attend to them; block i
+       also attends to blocks i - 1, i and i + 1 and to the blocks in its list. Time is proportional to the
+       pairs of blocks that attend */
     int block;
-    int dense;            /* sequences of at most so many rows are not taken by blocks. Default 0 */
-    int listed, list_rows; /* blocks in a list; blocks of a sequence that have one, from its first on */
-    /* (heads, list_rows, listed), in 0..65535, copied; may be NULL if `listed` is 0. A block that the
-       sequence does not have is not seen; one that is listed and seen anyway counts as often. */
+    int dense;            /* Set it to attend densely in sequences of up to this number of rows; default 0 */
+    int listed, list_rows; /* Set them to the blocks in a list, and to how many first blocks of a sequence
+                              have a list; default 0 */
+    /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
+       block beyond the sequence's end is skipped. A block that is listed several times, or is attended
+       anyway, counts as often. */
     const int32_t *lists;
-    bool lists_for_training; /* a program that does not train sees block 0 in place of each listed one, as
-                                transformers' BigBird does. Default false */
-    int max_length; /* rows of the longest sequence that may come: a GPU chooses its kernels by it. A longer
-                       one is refused. Default 0: any number */
+    bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
+                                train, as transformers' BigBird does; default false */
+    int max_length; /* Set it to the rows of the longest possible sequence: a GPU chooses its kernels by it,
+                       and a longer sequence is refused; default 0: any number */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
-/* softmax(scale q k^T) v within each sequence, per head; O(rows) memory (Dao et al. 2022).
+/* Records softmax(scale q k^T) v within each sequence, per head; O(rows) memory (Dao et al. 2022).
    q (rows, heads * head_size), k, v (rows, key_heads * head_size), seq_start (seqs + 1, 1)
-   -> (rows, heads * head_size). key_heads divides heads: each serves heads / key_heads of q that follow each
-   other (1: Shazeer, "Fast transformer decoding", 2019; else Ainslie et al., "GQA", 2023). */
+   -> (rows, heads * head_size). key_heads divides heads: each key head serves heads / key_heads consecutive
+   heads of q (1: Shazeer, "Fast transformer decoding", 2019; else Ainslie et al., "GQA", 2023). */
 tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start,
                       const tt_attention_options *o);
 
-/* The same of some rows as queries: row i32 (n, 1) says which rows of the batch those of q are. q (n, heads *
-   head_size), k, v (rows, key_heads * head_size) -> (n, heads * head_size) */
+/* Records attention with some rows as queries: row i32 (n, 1) holds the numbers of q's rows in the batch. q
+   (n, heads * head_size), k, v (rows, key_heads * head_size) -> (n, heads * head_size) */
 tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, tt_value row,
                            const tt_attention_options *o);
-/* Rows that a program keeps from run to run, 0 at first: f32 (rows, width), or of 16 bits where activations
-   are. With tt_attention_rows: keys and values of tokens that earlier runs have seen. For programs that do
-   not train. */
+/* Records a cache: rows that a program keeps from run to run, 0 at first; f32 (rows, width), or 16-bit if
+   activations are. tt_attention_rows reads from it the keys and values of tokens of earlier runs. Only for
+   programs that do not train. */
 tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width);
-/* Row index[r] of a cache becomes row r of x; no row twice in one run. x (n, width), index i32 (n, 1) -> the
-   cache, for what is recorded behind it */
+/* Stores row r of x in row index[r] of a cache; a run must not store a row twice. x (n, width), index i32 (n,
+   1) -> the cache for ops recorded later */
 tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index);
 
 tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index); /* x (rows, D), index i32 (n, 1) -> (n, D) */
-/* x (rows, D) -> (seqs, D), the mean of each sequence. */
+/* Records the mean of each sequence. x (rows, D), seq_start (seqs + 1, 1) -> (seqs, D) */
 tt_value tt_mean_pool(tt_tape *t, tt_value x, tt_value seq_start);
-/* x with `row` in the rows that index lists (class, mask tokens). x (rows, D), index i32 (n, 1), row (D) */
+/* Records x with `row` in the rows that index lists (class and mask tokens). x (rows, D), index i32 (n, 1),
+   row (D) -> (rows, D) */
 tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row);
 
 typedef struct tt_patch_options {
-    int height, width, channels; /* of the images; channels 1..4 */
-    int patch;                   /* side of a patch, divides height and width */
-    float mean[4], std[4];       /* of each channel: patches hold (pixel / 255 - mean) / std. Default 0.5 */
+    int height, width, channels; /* Set them to the size of the images; channels 1..4; there is no default */
+    int patch;                   /* Set it to the side of a patch, which divides height and width; there is no
+                                    default */
+    float mean[4], std[4];       /* Set them to normalise each channel: patches hold (pixel / 255 - mean) /
+                                    std; default 0.5 */
 } tt_patch_options;
 tt_patch_options tt_patch_options_default(int height, int width, int channels, int patch);
 
-/* Patches of images as rows (Dosovitskiy et al. 2021). pixels u8 (seqs, height * width * channels): rows of
-   the image from the top, the channels of a pixel together. positions i32 (rows, 1): p > 0 is patch p - 1,
-   counted along the rows of patches; 0 gives a row of zeros, for a class token. seq_start (seqs + 1, 1):
-   which rows belong to which image; any selection of patches in any order.
-   -> (rows, channels * patch * patch), in the order channel, y, x (that of a convolution's weight). */
+/* Records patches of images as rows (Dosovitskiy et al. 2021). pixels u8 (seqs, height * width * channels):
+   the top row of the image first, the channels of a pixel together. positions i32 (rows, 1): p > 0 is patch p
+   - 1, counted along the rows of patches; 0 gives a row of zeros, for a class token. seq_start (seqs + 1, 1):
+   the rows of each image; any selection of patches in any order.
+   -> (rows, channels * patch * patch), in the order channel, y, x of a convolution's weight. */
 tt_value tt_patches(tt_tape *t, tt_value pixels, tt_value positions, tt_value seq_start,
                     const tt_patch_options *o);
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width); /* a view of columns from `from` on */
-/* A view of as many elements: of fixed rows, or of an axis, whose rows stay whole (the same width). */
+/* Records a view with the same number of elements: of fixed rows, or of an axis with the same width. */
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width);
 typedef struct tt_cross_entropy_options {
-    int ignore_index;      /* a target with this value counts for nothing. Default -100 */
-    float label_smoothing; /* in [0, 1): target (1 - s) one-hot + s / classes. Default 0 */
-    tt_value weights;      /* f32 (rows, 1) input, >= 0; default none (all 1) */
-    /* f32 (1, classes) input, >= 0; default none. A row weighs as its target's class, and each class's share
-       of the smoothed target as that class, as in PyTorch's CrossEntropyLoss. Not with `weights`. */
+    int ignore_index;      /* Set it to the target value that does not count; default -100 */
+    float label_smoothing; /* Set it to smooth targets, in [0, 1): (1 - s) one-hot + s / classes; default 0 */
+    tt_value weights;      /* Set it to weight rows: f32 (rows, 1) input, >= 0; default none (all 1) */
+    /* Set it to weight classes: f32 (1, classes) input, >= 0; default none. A row has the weight of its
+       target's class; with smoothing, each class's share of the target has the weight of that class, as in
+       PyTorch's CrossEntropyLoss. Excludes `weights`. */
     tt_value class_weights;
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
 
-/* Sum over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum of the weights of the rows that
-   count. logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL: defaults. Logits that come from
-   tt_linear, are read by nothing else and take 16 MiB or more are only stored 256 rows at a time, if the
-   gradients of parameters are f32. */
+/* Records the cross-entropy: the sum over rows of w_r * -log softmax(logits_r)[target_r], divided by the sum
+   of the weights of the rows that count. logits (rows, classes), targets i32 (rows, 1) -> (1, 1). NULL:
+   defaults. If the logits come from tt_linear, are read by nothing else and need 16 MiB or more, at most 512
+   rows of them (2,048 on "cuda") are stored at a time, provided that gradients of parameters are f32. */
 tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *o);
-/* Targets that are probabilities of all classes: of a teacher (Hinton et al., "Distilling the knowledge in a
-   neural network", 2015), or of mixed labels. Sum over rows of w_r * sum over classes of -target * log
-   softmax(logits_r), divided by the sum of the weights. logits, targets (rows, classes), weights (rows, 1) if
-   given -> (1, 1). Targets are taken as they are, whatever they sum to, and get no gradient; no row counts as
-   predicted right. */
+/* Records the cross-entropy with targets that are probabilities of all classes: a teacher's (Hinton et al.,
+   "Distilling the knowledge in a neural network", 2015), or mixed labels. It is the sum over rows of w_r *
+   sum over classes of -target * log softmax(logits_r), divided by the sum of the weights. logits, targets
+   (rows, classes), weights (rows, 1) or none -> (1, 1). Targets are used as given, whatever they sum to, and
+   get no gradient; no row counts as predicted right. */
 tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt_value weights);
-/* Mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) if given. -> (1, 1) */
+/* Records the mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) or none -> (1,
+   1) */
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);

@@ -4,88 +4,93 @@
 
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
-/* Texts to ids and back, equal to `tokenizers` 0.23.3 (and to transformers 5.24.0, but see
-   tt_tokenizer_load), of three kinds:
-   - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt:
-     one token a line, its number the id, white space at the end of a line left out; or from a tokenizer.json.
-   - Byte-pair encoding (Sennrich et al. 2016) from a tokenizer.json: byte-level, as GPT-2, RoBERTa, LLaMA 3,
-     Qwen2, Pythia and Falcon have it, or of characters with byte fallback, as LLaMA 2 and Mistral.
-   - Unigram (Kudo 2018; of all ways to spell a word with tokens the one with the largest sum of scores) from
-     a tokenizer.json, as BigBird, ALBERT, T5, XLM-RoBERTa and Pegasus have it.
+/* Converts texts to ids and back, equal to `tokenizers` 0.23.3 (and to transformers 5.24.0, except as
+   tt_tokenizer_load says). There are three kinds:
+   - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt
+     with one token a line, whose number is the id (white space at the end of a line is ignored); or from a
+     tokenizer.json.
+   - Byte-pair encoding (Sennrich et al. 2016) from a tokenizer.json: byte-level, as in GPT-2, RoBERTa, LLaMA
+     3, Qwen2, Pythia and Falcon, or of characters with byte fallback, as in LLaMA 2 and Mistral.
+   - Unigram (Kudo 2018: of all ways to divide a word into tokens, the way with the largest sum of scores)
+     from a tokenizer.json, as in BigBird, ALBERT, T5, XLM-RoBERTa and Pegasus.
    A tokenizer.json may have added tokens; the normalizers Sequence, NFC, NFD, NFKD, StripAccents, Lowercase,
    Prepend, Replace (of a String, or of the regular expressions " {2,}" and "\n"), Strip, Precompiled
    (SentencePiece's) and BertNormalizer; the pre-tokenizers Sequence, ByteLevel (of byte-pair encoding), Split
    (by the regular expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon), Digits, Punctuation,
    WhitespaceSplit, Metaspace and BertPreTokenizer; the post-processors Sequence, ByteLevel,
    TemplateProcessing, RobertaProcessing and BertProcessing; the decoders Sequence, ByteLevel, Replace (of a
-   String), ByteFallback, Fuse, Strip, Metaspace and WordPiece. What else a file asks for is refused by name.
-   "truncation" and "padding" are not read.
-   Immutable: any number of threads may use one. */
+   String), ByteFallback, Fuse, Strip, Metaspace and WordPiece. Anything else in the file is refused by name,
+   except "truncation" and "padding", which are ignored.
+   A tokenizer is immutable: any number of threads may use it. */
 typedef struct tt_tokenizer tt_tokenizer;
 
-/* What a token is for. */
+/* Purpose of a special token. */
 typedef enum tt_special_token {
     TT_TOKEN_UNK, TT_TOKEN_BOS, TT_TOKEN_EOS, TT_TOKEN_PAD, TT_TOKEN_CLS, TT_TOKEN_SEP, TT_TOKEN_MASK,
     TT_TOKEN_COUNT
 } tt_special_token;
 
-/* WordPiece. Uncased (`lowercase`): lower-cased and accents stripped; cased: neither. */
+/* Opens a WordPiece vocabulary. Uncased (`lowercase`): texts are lower-cased and accents stripped; cased:
+   neither. */
 tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase);
-/* From a Hugging Face folder:
-   - with vocab.txt: WordPiece, with tokenizer_config.json's do_lower_case if that file is there (else true).
+/* Loads a tokenizer from a Hugging Face folder:
+   - With vocab.txt: WordPiece. lowercase is tokenizer_config.json's do_lower_case, or true without that file.
      TT_ERR_UNSUPPORTED if that file asks for something else (strip_accents other than do_lower_case, no CJK
      splitting, split_special_tokens).
-   - else with tokenizer.json, which decides ids, but for what AutoTokenizer of transformers 5 makes anew of
-     the class that tokenizer_class of tokenizer_config.json or config.json names: of GPT2Tokenizer,
-     RobertaTokenizer, Qwen2Tokenizer (and of model_type qwen2) and GPTNeoXTokenizer, or, without such a name,
-     by model_type, the space before the first word, where add_prefix_space of tokenizer_config.json tells of
-     it; of LlamaTokenizer (not byte-level, and not of Mistral) how words are marked: the file has a mark
-     before all that stands between special tokens, also before a space, transformers before the first word
-     alone (with "legacy": true, before all), unless it has one. Of others transformers may differ: without
-     add_prefix_space it puts no space before the first word, BigBirdTokenizer leaves out the file's
-     Precompiled, T5Tokenizer and XLMRobertaTokenizer split at all white space first, AlbertTokenizer and
-     BertTokenizer take do_lower_case and the like from tokenizer_config.json.
-   - else with vocab.json and merges.txt: what tokenizer_class of tokenizer_config.json, or model_type of
-     config.json, says of GPT-2 (also where neither says anything), RoBERTa (whose <mask> takes the spaces
-     before it) and Qwen2, with tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
+   - Else with tokenizer.json, which decides the ids, except for what AutoTokenizer of transformers 5 rebuilds
+     for the class that tokenizer_class of tokenizer_config.json or config.json names. For GPT2Tokenizer,
+     RobertaTokenizer, Qwen2Tokenizer (also for model_type qwen2) and GPTNeoXTokenizer, or, without such a
+     name, by model_type, this is the space before the first word, if tokenizer_config.json has
+     add_prefix_space. For LlamaTokenizer (not byte-level, and not Mistral's) it is the mark of a word:
+     tokenizer.json puts a mark before each text between special tokens, even before a space; transformers
+     puts it before the first word only (with "legacy": true, before each such text), unless a mark is already
+     there. For other classes transformers may differ: without add_prefix_space it puts no space before the
+     first word, BigBirdTokenizer ignores the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer split at
+     all white space first, AlbertTokenizer and BertTokenizer read do_lower_case and so on from
+     tokenizer_config.json.
+   - Else with vocab.json and merges.txt: GPT-2's, RoBERTa's (whose <mask> includes the spaces before it) or
+     Qwen2's tokenizer, as tokenizer_class of tokenizer_config.json or model_type of config.json says (GPT-2's
+     if neither does), with tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder);
-/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or where it was loaded
-   from other files these and chat_template.jinja, unchanged. */
+/* Writes the files that transformers reads into a folder: vocab.txt and tokenizer_config.json, or, for a
+   tokenizer loaded from other files, these files and chat_template.jinja, unchanged. */
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
-int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
-/* As the vocabulary has it: in byte-level encoding a space is U+0120. NULL: no token has this id. A token
-   with a NUL inside, which a tokenizer.json may have, ends there, and is not found by its text. */
+int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id + 1 */
+/* Returns a token as the vocabulary has it (in byte-level encoding a space is U+0120), or NULL if no token
+   has this id. A token with a NUL inside, which a tokenizer.json may have, is cut there, and its text does
+   not find it. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
-int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent */
-/* The id of the token that has this purpose; -1: there is none. Of vocab.txt those of BERT, else what
-   tokenizer_config.json, special_tokens_map.json or config.json (bos_token_id and so on) say, in this order;
-   TT_TOKEN_EOS, which ends a document, is else "<|endoftext|>" if there is one, also where config.json names
-   a token that ordinary texts have, which the logger is warned of. */
+int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 if absent */
+/* Returns the id of the token with this purpose, or -1. With vocab.txt these are BERT's tokens. Otherwise
+   tokenizer_config.json, special_tokens_map.json and config.json (bos_token_id and so on) name them, in this
+   order. If none names TT_TOKEN_EOS, which ends a document, it is "<|endoftext|>" if that token exists; so it
+   is, with a warning to the logger, if config.json names a token that ordinary texts contain. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
-/* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and
-   [SEP] of WordPiece, else what the post-processor says. Returns how many; 0 if max_tokens has no room for
-   those around; -1: out of memory (texts of more than 4096 bytes take some where they are normalized, as do
-   words of more than 64 bytes in byte-pair encoding, and all texts with Metaspace or Unigram). Invalid UTF-8
-   bytes count as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in
-   capitals or <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can
-   forge the structure of a sequence, so remove these from texts that you don't trust. */
+/* Writes the ids of a text into ids (room for max_tokens), including the tokens around it: [CLS] and [SEP] of
+   WordPiece, else those of the post-processor; the text is cut so that all fit. Returns the number of ids; 0
+   if max_tokens has no room for the tokens around the text; -1 when out of memory (texts of more than 4096
+   bytes need memory if they are normalized, as do words of more than 64 bytes in byte-pair encoding, and all
+   texts with Metaspace or Unigram). Invalid UTF-8 bytes become U+FFFD, which WordPiece drops. As in
+   transformers, a special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes
+   that token if the vocabulary has it: a text can forge the structure of a sequence, so remove such words
+   from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
-/* Returns how many ids a whole text has, of which the first `room` are in ids; with those around it if
-   `special`. -1: out of memory. */
+/* Writes the first `room` ids of a whole text into ids, with the tokens around it if `special`. Returns how
+   many ids the text has; -1 when out of memory. */
 int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
                             int64_t room);
 /* Writes the text of n ids to `to`, always terminated, cut at capacity (0: not written). Returns the bytes of
-   all of it, which are UTF-8 and may hold NULs: U+FFFD stands for bytes that make no character, so that of a
-   text that is still growing the last character may change. Ids without a token are left out, as are special
-   tokens if skip_special. -1: out of memory. */
+   the whole text, or -1 when out of memory. The text is UTF-8 and may contain NULs; U+FFFD replaces bytes
+   that form no character, so the last character of a growing text may change. Ids without a token are left
+   out; so are special tokens if skip_special. */
 int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
                             size_t capacity);
 
-/* The same while ids come, as fast for the last as for the first: `put` returns what is certain of the text
-   by then and was not returned before, and `end` the rest, which together are the text of all ids. They are
-   valid until the next call, and not terminated. A character whose last bytes are to come is waited for, as
-   is the end of a run of tokens for single bytes, which are a text together or none. NULL: out of memory. */
+/* Decodes ids as they come, in constant time for each. `put` returns the text that is certain so far and was
+   not returned before, `end` the rest; together they are the text of all ids. The text is valid until the
+   next call, and not terminated. The stream holds back an incomplete character, and an incomplete run of
+   tokens for single bytes, which form a text only together. Both return NULL when out of memory. */
 typedef struct tt_decode_stream tt_decode_stream;
 tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special);
 const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes);

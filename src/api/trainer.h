@@ -9,168 +9,184 @@
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
-    /* How its programs are made. Default: tt_compile_options_default(), but optimizer.clip_norm 1. `train`
-       false: no gradients and no optimizer, for tt_evaluate, tt_forward and tt_predict. `accumulate`: a step
-       may have more micro-batches than there are data ranks, as tt_loader_accumulates says. `share`: NULL. */
+    /* Set it to change how the trainer's programs are compiled; default: tt_compile_options_default() with
+       optimizer.clip_norm 1. With `train` false there are no gradients and no optimizer, for tt_evaluate,
+       tt_forward and tt_predict only. Set `accumulate` if a step may have more micro-batches than there are
+       data ranks (tt_loader_accumulates). `share` must be NULL. */
     tt_compile_options compile;
-    tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up; total_steps (0) must be set */
-    /* Of the cross-entropy that classifiers and language models are trained with, as tt_cross_entropy_options
-       says; evaluations have the plain one. class_weights (the model's classes; copied; default NULL: none)
-       are for classifiers, and with them the loss and the accuracy of a step are weighted means. A model of
-       your own gets them, and ones where it is evaluated, in an f32 input "class_weights" of (1, classes). */
-    float label_smoothing;           /* default 0 */
+    tt_schedule schedule;            /* Set its total_steps (default 0), which is required; default: linear,
+                                        lr 5e-5, no warm-up */
+    /* Set them to change the cross-entropy that trains classifiers and language models
+       (tt_cross_entropy_options); default 0 and NULL. Evaluations use the plain one. class_weights (one for
+       each class; copied) are for classifiers; the loss and the accuracy of a step are then weighted means. A
+       model of your own reads them in an f32 input "class_weights" of (1, classes); in an evaluation they are
+       ones. */
+    float label_smoothing;
     const float *class_weights;
-    /* The most that a micro-batch has: what tt_loader_max_seqs and tt_loader_max_tokens (text only) say. */
+    /* Set them to the sizes of the largest micro-batch, from tt_loader_max_seqs and tt_loader_max_tokens
+       (text only), or with tt_train_options_make_room; there is no default. */
     int max_seqs, max_tokens;
 };
 tt_train_options tt_train_options_default(void);
-/* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate if steps
-   of the first may have more than there are data ranks. Either may be NULL. */
+/* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate if a step
+   of the first source may have more micro-batches than there are data ranks. Either source may be NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
 
 typedef struct tt_trainer tt_trainer;
 
-/* Records, compiles and plans a training and an evaluation program in one arena. All contradictions of the
-   options are reported in one message. Nothing is allocated yet. NULL on error. */
+/* Records, compiles and plans a training and an evaluation program in one arena; allocates nothing. One
+   message reports all contradictions of the options. Returns NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
-/* tt_wait of the training program, for tt_train_batch without stats. */
+/* Calls tt_wait for the training program, after tt_train_batch without stats. */
 tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
-/* Returns the largest max_seqs, up to `most`, with which a trainer of these options fits their memory_budget,
-   in the way of tt_largest_batch. o->max_tokens / o->max_seqs tokens come with each sequence. Whether steps
-   become larger or have fewer micro-batches is the caller's choice: other micro-batches train other bits. */
+/* Returns the largest max_seqs, up to `most`, with which a trainer of these options fits their memory_budget;
+   it works as tt_largest_batch does. Each sequence brings o->max_tokens / o->max_seqs tokens. The caller
+   chooses whether steps become larger or have fewer micro-batches; other micro-batches give other bits. */
 int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int most);
-const tt_program *tt_trainer_program(const tt_trainer *t); /* that trains, or the only one, for its plan */
-int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of that */
-/* Steps in the state last saved or loaded, here or by tt_fit, where a resumed run goes on; -1: none. */
+const tt_program *tt_trainer_program(const tt_trainer *t); /* the program that trains, or the only one */
+int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of the trainer's program */
+/* Returns the steps in the state last saved or loaded, here or by tt_fit, from which a resumed run continues;
+   -1: none. */
 int64_t tt_trainer_saved_steps(const tt_trainer *t);
-/* Bytes of the tensors in a state of this trainer, and in *parameters (may be NULL) of the trained parameters
-   among them. 0: it does not train, or there is no memory to count. */
+/* Returns the bytes of the tensors in a state of this trainer, and in *parameters (may be NULL) the bytes of
+   the trained parameters among them. Returns 0 if the trainer does not train, or when out of memory. */
 size_t tt_trainer_state_bytes(const tt_trainer *t, size_t *parameters);
-/* Returns that of the next step: the schedule at tt_trainer_steps, which a skipped step does not move. */
+/* Returns the learning rate of the next step: the schedule at tt_trainer_steps, which a skipped step does not
+   advance. */
 float tt_trainer_lr(const tt_trainer *t);
 
-/* Forward and backward of a micro-batch, and the update when it is the last of its step: then *updated is
-   true, also where loss scaling skipped the update. stats covers the micro-batches of the step so far. When
-   one fails, its step updates nothing: its other micro-batches are refused, up to the last.
-   With several data ranks, micro-batch m of a step is copied to data rank m % data. All run once each has
-   one, or behind the last of the step; stats covers those that have run, and is 0 before the first have.
-   While some wait, the trainer can neither evaluate nor predict. A pipeline runs all micro-batches of a step
-   behind its last, and can evaluate before.
-   stats may be NULL; then the call may return before the step is done, as tt_step does, and what it has found
-   shows one step later or in tt_trainer_wait. */
+/* Runs forward and backward of a micro-batch, and the update if it is the last of its step: then *updated is
+   true, even if loss scaling skipped the update. stats covers the micro-batches of the step so far. If one
+   fails, its step updates nothing: the step's other micro-batches are refused, up to the last.
+   With several data ranks, micro-batch m of a step is copied to data rank m % data. All ranks run when each
+   has a micro-batch, or after the last of the step; stats covers the micro-batches that have run, and is 0
+   before. While some wait, the trainer can neither evaluate nor predict. A pipeline runs all micro-batches of
+   a step after its last, and can evaluate before.
+   stats may be NULL; then the call may return before the step is done, as tt_step does, and its results
+   appear one step later or in tt_trainer_wait. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
-/* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: over their targets). The
-   batch is run at once, on data rank 0; tt_evaluate deals its batches out to all of them. */
+/* Adds a batch to an evaluation: stats covers all batches since the caller set it to zero (loss: over their
+   targets). The batch runs at once, on data rank 0; tt_evaluate distributes batches over all data ranks. */
 tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats);
-/* Mean loss, targets and hits over epoch 0 of the source, which must have a target that counts: the same bits
-   for any number of data ranks. */
+/* Computes mean loss, targets and hits over epoch 0 of the source, which must have a target that counts. The
+   bits are the same for any number of data ranks. */
 tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
 /* Evaluates a model that has classes as tt_evaluate does, and writes its confusion matrix, counts (classes,
-   classes): counts[i * classes + j] examples of class i are taken for class j. The prediction is the largest
-   logit, the first of equal ones. Batches must have "labels". stats may be NULL. TT_ERR_ARGUMENT: the model
-   has no classes or a batch no labels; else the errors of tt_evaluate. */
+   classes): counts[i * classes + j] examples of class i are predicted as class j. The prediction is the
+   largest logit, the first of equal ones. Batches must have "labels". stats may be NULL. Returns
+   TT_ERR_ARGUMENT if the model has no classes or a batch no labels; other errors are those of tt_evaluate. */
 tt_status tt_confusion(tt_trainer *t, const tt_source *source, tt_stats *stats, int64_t *counts);
-/* The model's output for a batch, as tt_get gives it, computed on data rank 0. What only the loss reads, as
-   labels, may be missing. */
+/* Computes the model's output for a batch, as tt_get gives it, on data rank 0. Data that only the loss reads,
+   such as labels, may be missing. */
 tt_status tt_forward(tt_trainer *t, const tt_batch *batch, float *to, size_t capacity);
-/* Class probabilities of a batch, of a model that has classes: (seqs, classes). Else as tt_forward. */
+/* Computes the class probabilities of a batch, (seqs, classes), on data rank 0; the model must have classes.
+   Data that only the loss reads may be missing. */
 tt_status tt_predict(tt_trainer *t, const tt_batch *batch, float *probabilities);
-/* The same for one text (cut to the model's length): `classes` probabilities. */
+/* Computes the `classes` probabilities of one text (cut to the model's length). */
 tt_status tt_predict_text(tt_trainer *t, const tt_tokenizer *k, const char *text, float *probabilities);
 
-/* Where a run stands: stored with the state, for the caller to go on from. */
+/* Progress of a run, stored with the state so that the caller can resume. */
 typedef struct tt_progress {
     int64_t epoch, step;          /* the next step of the shuffled data */
-    double loss_sum, targets, correct; /* of the epoch so far */
-    double best, best_loss;       /* of the best validation so far: what tells the best, and the loss */
-    uint64_t best_by;             /* hash of the name of what tells the best; 0: none */
+    double loss_sum, targets, correct; /* sums over the epoch so far */
+    double best, best_loss;       /* best validation so far: the number that decides which is best, and the
+                                     loss */
+    uint64_t best_by;             /* hash of the name of that number; 0: none */
     uint64_t classes, data;       /* hashes of the class names and of the examples, see tt_fit; 0: none */
 } tt_progress;
 
-/* tt_program_save and tt_program_load of the training program, with the progress (NULL: none) and the
-   schedule: the logger is warned of another schedule too. */
+/* Save and load the state of the training program (tt_program_save, tt_program_load), with the progress
+   (NULL: none) and the schedule; the logger gets a warning if the loaded schedule differs. */
 tt_status tt_trainer_save(tt_trainer *t, const char *path, const tt_progress *progress);
 tt_status tt_trainer_load(tt_trainer *t, const char *path, tt_progress *progress);
 
-/* Where tt_fit stands, after each step and each validation. */
+/* Progress of tt_fit, after each step and each validation. */
 typedef struct tt_fit_event {
     int64_t epoch, epochs;         /* epoch counts from 0 */
-    int64_t step, steps;           /* steps done of this epoch; of an epoch */
+    int64_t step, steps;           /* steps done in this epoch; steps of an epoch */
     double loss;                   /* mean over this epoch so far */
     const char *metric_name;       /* the model's metric; NULL: it has none */
-    double metric;                 /* of this epoch so far; of validation, where there is one */
+    double metric;                 /* metric of this epoch so far, or of `validation` if it is set */
     const char *unit;              /* "tokens", "images", ... */
-    double per_second;             /* of these, since tt_fit began, validation left out */
-    double of_peak;                /* matmuls' and attention's share of tt_measured_peak; 0: unknown */
-    double seconds_left;           /* of all epochs, validation left out */
+    double per_second;             /* units per second since tt_fit began, without validation */
+    double of_peak;                /* FLOP/s of matrix products and attention as a fraction of
+                                      tt_measured_peak; 0: unknown */
+    double seconds_left;           /* seconds left of all epochs, without validation */
     const tt_stats *validation;    /* after the last step of an epoch; else NULL */
-    bool best;                     /* it is the best so far, and `keep` has been called */
+    bool best;                     /* this validation is the best so far, and `keep` has been called */
 } tt_fit_event;
 
-/* Writes an event as one line for a progress display, without a newline. Where capacity has no room for the
-   whole line, its bar is shorter, then fields before the last are left out, and then it is cut. Returns as
-   tt_plan_text. */
+/* Writes an event as one line for a progress display, without a newline. If capacity has no room for the
+   whole line, the bar becomes shorter, then fields before the last are left out, then the line is cut.
+   Returns the length of the full text, as tt_plan_text does. */
 size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity);
 
 typedef struct tt_fit_options {
-    int64_t epochs;                /* default 1 */
-    const char *folder;            /* where state.safetensors, metrics.csv and loss.svg (see tt_fit) are
-                                      written, made if need be. Default NULL: none of these */
-    bool resume;                   /* go on from the state in folder; else one that holds one is refused */
-    double save_seconds;           /* the state is saved after each epoch, and so often in one. Default 300 */
-    const volatile int *stop;      /* not 0: stop after the step or the batch of validation at hand; a signal
-                                      handler may set it (sig_atomic_t). Default NULL */
-    const char *best_by;           /* what tells the best validation: "loss", or the model's metric by name,
-                                      ties by loss. Default NULL: the metric, or else the loss */
-    /* Save the model: an epoch is over whose validation is the best so far, or, without validation, any. The
-       folder holds a state by then, so that a run that is killed here can be resumed. A failure ends tt_fit
-       with that status, and a resumed run calls `keep` for this epoch again. Default NULL. */
+    int64_t epochs;                /* Set it to train for more epochs; default 1 */
+    const char *folder;            /* Set it to write state.safetensors, metrics.csv and loss.svg (see tt_fit)
+                                      into this folder, created if necessary; default NULL: no files */
+    bool resume;                   /* Set it to resume from the state in folder; default false: a folder that
+                                      holds a state is refused */
+    double save_seconds;           /* Set it to change how many seconds pass between saves within an epoch;
+                                      the state is also saved after each epoch; default 300 */
+    const volatile int *stop;      /* Set it to a variable that stops the run when it is not 0, after the
+                                      current step or batch of validation; a signal handler may set the
+                                      variable (sig_atomic_t); default NULL */
+    const char *best_by;           /* Set it to choose how validations are compared: "loss", or the model's
+                                      metric by name, ties by loss; default NULL: the metric, or else the
+                                      loss */
+    /* Set it to save the model when it is the best so far; default NULL. It is called after an epoch whose
+       validation is the best so far, or, without validation, after every epoch. The folder then holds a
+       state, so a run that is killed inside `keep` can be resumed. tt_fit ends with `keep`'s status if it
+       fails, and a resumed run calls `keep` a second time for this epoch. */
     tt_status (*keep)(void *user);
+    /* Set it to receive an event after each step and each validation; default NULL. */
     void (*report)(void *user, const tt_fit_event *event);
-    void *user;
+    void *user; /* argument of `keep` and `report` */
 } tt_fit_options;
 tt_fit_options tt_fit_options_default(void);
 
-/* Trains over epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished: all
-   epochs are done; else it was stopped, or failed, and the state of the last whole step is saved, to be
-   resumed bit for bit. Saving can fail too: tt_trainer_saved_steps says from which step a resumed run would
-   go on.
-   A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped, which
-   the logger is warned of once, and counted in tt_stats.skipped. After 10 in a row, or as many as an epoch
-   has, tt_fit fails; so it does at the end of an epoch whose last steps were not finite, if its validation is
-   not finite either, or there is none and the loss has diverged.
-   Where none of them had a target, a resumed run goes on behind them. Else the weights have most likely blown
-   up: their state is not kept, and a run that is resumed with a lower learning rate goes on from an earlier
-   one. While the loss has diverged, as the mean of the last 4 steps is more than ten times the loss of the
-   first step, and 1 more than that, states are written to state.diverged.safetensors beside the last good
-   state.safetensors. A resumed run goes on from the newer of the two; remove the first to go on from the
-   second.
-   A run for whose states the disk has no room is refused before its first step, and so is one whose plan
-   needs more memory of the machine than can be had.
-   No other run can use the folder meanwhile: it holds run.lock, a file that is removed at the end, and that
-   of a run that was killed locks nothing any more.
-   A run is resumed on the data that it began with: other names of classes are an error, and the logger is
-   warned of other labels, tokens or number of examples; pixels are not compared. It is also warned of a
-   validation that is not finite.
+/* Trains for some epochs of `train`, each followed by an evaluation on `validation` (NULL: none). *finished
+   is true if all epochs are done. Otherwise the run was stopped or failed, and the state after the last whole
+   step is saved, from which a run resumes bit for bit. Saving can fail as well: tt_trainer_saved_steps says
+   from which step a resumed run would continue.
+   A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped and
+   counted in tt_stats.skipped, and the logger gets one warning. tt_fit fails after 10 skipped steps in a row,
+   or as many as an epoch has. It also fails at the end of an epoch whose last steps were not finite, if its
+   validation is not finite either, or if there is no validation and the loss has diverged.
+   If none of the skipped steps had a target, a resumed run continues after them. Otherwise the weights have
+   most likely blown up: their state is not saved, and a run that is resumed with a lower learning rate
+   continues from an earlier state. The loss has diverged if the mean of the last 4 steps is more than ten
+   times the loss of the first step and exceeds it by more than 1. While it has, states are written to
+   state.diverged.safetensors beside the last good state.safetensors. A resumed run continues from the newer
+   of the two; remove the first to continue from the second.
+   tt_fit refuses a run before its first step if the disk has no room for its states, or if its plan needs
+   more memory than the machine can give.
+   No other run can use the folder meanwhile: the folder holds run.lock, which is removed at the end. The
+   run.lock of a run that was killed locks nothing.
+   A run must be resumed on the data that it began with: other class names are an error, and the logger gets a
+   warning for other labels, tokens or number of examples; pixels are not compared. The logger also gets a
+   warning for a validation that is not finite.
 
-   metrics.csv has a line for each step and for each validation, and these columns. Numbers are written with a
-   decimal point in any locale; one that is not finite is "nan", "inf" or "-inf".
-     step         optimizer steps done, which those that were skipped are not
+   metrics.csv has a line for each step and for each validation, with the columns below. Numbers have a
+   decimal point in any locale; a number that is not finite is "nan", "inf" or "-inf".
+     step         optimizer steps done, without skipped ones
      epoch        from 1
      split        "train" or "validation"
-     loss         mean over the targets of the step, or of all of validation; "nan", like the accuracy, of a
+     loss         mean over the targets of the step, or of all of validation; "nan", like the accuracy, for a
                   step that tt_fit skipped
-     accuracy     or what else the model's metric is called: of these targets. Left out where it has none
-     lr           learning rate of the step. This and the next three are empty in a line of validation
-     grad_norm    norm of all gradients together, before clipping; 0 where the step was skipped
+     accuracy     the model's metric, under its name, over these targets. Left out if the model has none
+     lr           learning rate of the step. lr, grad_norm, loss_scale and skipped are empty in a line of
+                  validation
+     grad_norm    norm of all gradients together, before clipping; 0 for a skipped step
      loss_scale   of the next step; 1 without loss scaling
      skipped      steps skipped so far, as in tt_stats
      bytes        of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes); of
-                  several ranks, those of the one with most
-     seconds      that the step, waiting for its data included, or the validation took; saving is not counted
-     tokens_per_second, or images_per_second and so on, as the model's unit is: over these seconds
-   loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state
-   is. A resumed run keeps the lines up to its state; a metrics.csv with other columns is refused. */
+                  several ranks, the rank with most
+     seconds      duration of the step, including the wait for its data, or of the validation; without saving
+     tokens_per_second, or images_per_second and so on, by the model's unit: over these seconds
+   loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state is.
+   A resumed run keeps the lines up to its state; a metrics.csv with other columns is refused. */
 tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
                  bool *finished);

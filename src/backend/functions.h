@@ -5,95 +5,104 @@
 #include "ops.h"
 
 /* ------------------------------------------------------------------------------------- a backend's functions
-   Pointers called memory are the device's: only the backend looks into them. Launches, and stage, are on the
-   stream of their instruction, all else is on that of computation. What is on one stream is done in the order
-   of the calls, and may be done after they return, but for read and wait. Where a function fails it returns a
-   status or NULL, and error() tells why in a sentence. One thread uses a device at a time. */
+   Pointers called `memory` point to the device's memory: only the backend reads and writes through them.
+   launch and stage use the stream of their instruction, all other functions the stream of computation. One
+   stream does its work in the order of the calls, possibly after they return; read and wait return only when
+   their work is done. A function that fails returns a status or NULL, and error() says why in a sentence. One
+   thread uses a device at a time. */
 
-/* Streams run beside each other, but for what mark and after order: of computation, of copies to the host's
-   memory and from it, and of collectives. Another number is an event's waiter: the host. */
+/* Streams of a device. They run in parallel; only mark and after order them. The streams are for computation,
+   for copies to the host's memory, for copies from it, and for collectives. TT__HOST_STREAM is not a stream:
+   the host waits for an event. */
 enum {
     TT__HOST_STREAM = -1, TT__COMPUTE_STREAM, TT__OUT_STREAM, TT__IN_STREAM, TT__RANKS_STREAM, TT__STREAMS
 };
 
 typedef struct tt__backend {
-    /* Device number `index`, as one of so many ranks that run together. */
+    /* Opens device number `index` as one of `ranks` ranks that run together. Returns NULL on failure and
+       writes a sentence into `error`. */
     tt__device *(*open)(tt_context *ctx, int index, int ranks, char *error, size_t capacity);
     void (*close)(tt__device *d);
     const char *(*error)(tt__device *d);
-    void *(*allocate)(tt__device *d, size_t bytes);           /* with any contents                          */
+    void *(*allocate)(tt__device *d, size_t bytes);           /* contents are undefined                     */
     void (*release)(tt__device *d, void *memory);
-    /* As allocate, of memory that moves between the device and the host as it is used. *available: the bytes
-       that the device had free; more are allocated only with `beyond`. NULL, as the two below, where there is
-       no such memory. */
+    /* Allocates memory that moves between the device and the host as it is used. *available: the bytes that
+       the device had free; the function allocates more than these only with `beyond`. allocate_managed, keep
+       and prefetch are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
-    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* these stay on the device if they can   */
-    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* ... come to it         */
-    void *(*allocate_host)(tt__device *d, size_t bytes);      /* for copy                                   */
+    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks to keep them on the device        */
+    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* fetches them           */
+    void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory for copy                       */
     void (*release_host)(tt__device *d, void *host);
-    /* Copies to memory from what allocate_host gave, the other way, or within memory. What it reads, and
-       where it writes on the host, is left alone until after a later mark of the stream, or wait. */
+    /* Copies between memory and memory of allocate_host, in either direction, or within memory. The caller
+       leaves the host memory alone until after a later mark of the stream, or wait. */
     tt_status (*copy)(tt__device *d, int stream, void *to, const void *from, size_t bytes);
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
-    /* As tt__init_values: numbers [first, first + n) of the tensor, first a multiple of 4. */
+    /* Initialises numbers [first, first + n) of a tensor, as tt__init_values does; first is a multiple of
+       4. */
     tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t first, int64_t n, tt_init init,
                       uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark: from now on `event` stands for all that the stream was given; NULL: makes a new one, to be
-       released. after: what the stream, or the caller (TT__HOST_STREAM), does from now on waits for that. */
+    /* mark makes `event` stand for everything that the stream was given so far; NULL: a new event, to be
+       released. after makes everything that the stream, or the caller (TT__HOST_STREAM), does from now on
+       wait for `event`. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* One instruction, or several of one op and stream of which none reads what another writes: these may be
-       done at once, or, where they have a workspace, one after another. Or two of different ops, of which the
-       second reads result 0 of the first: dropout and a norm, or a norm's backward and dropout. These may be
-       done at once where the results of the second do not lie where operands of the first do. */
+    /* Launches one instruction; or several of one op and stream none of which reads a result of another: the
+       device may run them at once, or, if they have a workspace, one after another. Or launches two of
+       different ops, the second of which reads result 0 of the first: dropout and a norm, or a norm's
+       backward and dropout. The device may fuse them if no result of the second is stored over an operand of
+       the first. */
     tt_status (*launch)(const tt__launch *l, int n);
-    /* Launches after capture are recorded, not done; captured ends that (NULL: it failed, nothing is left);
-       replay does them, any number of times, until forget. Between the two, computation is first, and waits
-       for all that other streams are given. NULL where there is no such thing. */
+    /* Record and replay launches. Launches after capture are recorded, not run; captured ends the recording
+       (NULL: it failed, and nothing is left); replay runs a recording any number of times, until forget.
+       Between capture and captured, the stream of computation comes first, and waits for everything that
+       other streams are given. All four are NULL if the device cannot record. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* What the backend, or device number `index` if it is there, lacks for an instruction, to follow "cannot
-       run", or NULL. Operands are at capacity, without data; no device need be open. */
+    /* Returns what the backend, or device number `index` if it exists, lacks for an instruction, as words to
+       follow "cannot run", or NULL. Operands are at capacity, without data; no device need be open. */
     const char *(*refuses)(int index, const tt__launch *l);
-    /* tt_device_text's lines, whether there is such a device or not. */
+    /* Writes the lines of tt_device_text, even if there is no such device. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
-    /* What keeps kernels of d from loading from the memory of `from`, another device of the same kind, as a
-       sentence that lives until the next call; NULL: nothing does, which was tried with data. *rate: bytes a
-       second, of that way or of the one through the host; 0: not measured. */
+    /* Returns what keeps kernels of d from loading from the memory of `from`, another device of the same
+       kind, as a sentence that lives until the next call; NULL: nothing, as a test with data has shown.
+       *rate: bytes a second, directly or else through the host; 0: not measured. */
     const char *(*peer)(tt__device *d, tt__device *from, double *rate);
-    /* Copies to staged[me] what other members need of this one in the phase of a collective, for elements
-       [from, from + most) of each piece: at most members * most elements. *more: pieces go on behind these,
-       the same on all members. Both are NULL where kernels load from all memory. */
+    /* Copies to staged[me] the elements that other members need from this member in the phase of a
+       collective: elements [from, from + most) of each shard, at most members * most elements. *more: shards
+       continue after these elements; equal on all members. stage and `more` are NULL if kernels can load from
+       all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
-    tt_status (*available)(tt__device *d, size_t *bytes); /* of its memory; NULL: it is the host's          */
-    /* Times (`times`) the products that launches of one op would make and of which nothing is known, each way
-       to make one, with memory that it gives back, and keeps the fastest for launches that are `tuned`. Notes
-       which products there are: what was timed for these stands in for the same with other numbers of rows.
-       *untimed grows by the products for which there is no memory. NULL, as the two below: the device knows
-       one way. */
+    tt_status (*available)(tt__device *d, size_t *bytes); /* free memory; NULL: it is the host's            */
+    /* Measures (if `times`) each way to compute the products that launches of one op would need and that have
+       no measurement yet, with memory that it gives back, and keeps the fastest way for launches that are
+       `tuned`. Notes the products: their measurements also serve equal products with other numbers of rows.
+       *untimed grows by the number of products that memory does not suffice for. tune, tuned_text and learn
+       are NULL if the device knows one way only. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
     /* Writes the choices of products to `to`, a line of text each, and returns the length of the whole text,
-       also where `to` is too small for it. */
+       even if `to` is too small. */
     size_t (*tuned_text)(tt__device *d, char *to, size_t capacity);
-    /* Takes the choices of such a text in place of the device's own. TT_ERR_UNSUPPORTED: the text is of
-       another kind of device; TT_ERR_FORMAT: line number *line is no such line. After an error the device
-       keeps its own choices. */
+    /* Replaces the device's choices by those of a text of tuned_text. TT_ERR_UNSUPPORTED: the text is of
+       another kind of device; TT_ERR_FORMAT: line number *line is malformed. After an error the device keeps
+       its choices. */
     tt_status (*learn)(tt__device *d, const char *text, int *line);
 } tt__backend;
 
-/* What a plan must know of a kind of device, whether this build can run it or not. */
+/* Facts that a plan needs about a kind of device, even if this build cannot run it. */
 typedef struct tt__device_kind {
     const char *name;
-    const tt__backend *backend; /* NULL: this build has none, and only plans                                */
+    const tt__backend *backend; /* NULL: this build can only plan for this kind                             */
     size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                  */
-    size_t resident;    /* bytes of workspace that stay between instructions and runs                       */
-    bool host;          /* its memory is the host's, and a launch is done when it returns                   */
-    /* Bytes that i needs beside it, at full capacity. threads: of a device of the kind "cpu". */
+    size_t resident;    /* bytes of workspace that persist between instructions and runs                    */
+    bool host;          /* its memory is the host's, and a launch is complete when it returns               */
+    /* Returns the bytes of workspace that i needs beside `resident`, at full capacity. threads: the threads
+       of a device of kind "cpu". */
     size_t (*workspace)(int threads, const tt_tape *t, const tt__instr *i);
 } tt__device_kind;
 

@@ -5,45 +5,47 @@
 #include "launch.h"
 
 /* ---------------------------------------------------------------------------------------------- the op table
-   X(OP, name, inputs, outputs, flags). OP names everything else: tt__rules_OP (src/ops/),
-   TT__K(run_OP) (cpu), and the case in the generic tests. flags: */
-#define TT__NAMED_BY_ACT 0x1 /* errors and programs call it by its activation                               */
-#define TT__INPLACE0 0x2     /* out[0] may take the place of in[0] when that dies here                      */
-#define TT__INPLACE1 0x4     /* ... of in[1]                                                                */
+   Table of the ops: X(OP, name, inputs, outputs, flags), the largest numbers of inputs and outputs. Other
+   parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), and the case in the generic
+   tests. In the comments of the rows a name in [brackets] may be absent. The flags: */
+#define TT__NAMED_BY_ACT 0x1 /* errors and programs use its activation's name                               */
+#define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
+#define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
 #define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
 #define TT__RANDOM 0x10      /* draws random numbers                                                        */
-#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN is the step's settings: where it updates or drops out    */
-#define TT__MEAN 0x40        /* with TT__WITH_RUN: only in programs that accumulate, which do not know yet
-                                how many targets the step has */
-#define TT__ANY_SPACE 0x80   /* its operands may lie in the host's memory                                   */
-#define TT__WAITS 0x100      /* its operands are what an instruction of another stream reads and writes     */
-#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be of fp8 (TT__E4M3)                  */
-#define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], which is then there       */
-#define TT__LOSS 0x800       /* a mean over targets, in[TT__LOSS_TARGETS]; it counts: out[TT__LOSS_COUNTS]  */
-#define TT__GATHERS 0x1000   /* row r of out[0] is the row of in[0] whose number is row r of in[1]          */
+#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, if it updates or drops out    */
+#define TT__MEAN 0x40        /* with TT__WITH_RUN: reads the settings only in programs that accumulate, where
+                                it does not yet know the step's number of targets */
+#define TT__ANY_SPACE 0x80   /* its operands may be in the host's memory                                    */
+#define TT__WAITS 0x100      /* its operands are all operands and results of another stream's work          */
+#define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
+#define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
+#define TT__LOSS 0x800       /* mean over targets in[TT__LOSS_TARGETS]; counts them in out[TT__LOSS_COUNTS] */
+#define TT__GATHERS 0x1000   /* row r of out[0] is row in[1][r] of in[0]                                    */
 #define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                            */
 #define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                */
-#define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], which are alike                                    */
-#define TT__MOVES 0x10000    /* out[0] is in[0] scaled, some of it, or a sum with it                        */
+#define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], of equal shape                                     */
+#define TT__MOVES 0x10000    /* out[0] is in[0], a part of it or a sum with it, or scaled                   */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
-/* The backward may compute out[0] again instead of finding it: where in[0] is there anyway, or a piece of it;
-   the same, if recompute is "attention"; where in[0] is an input or a parameter. */
+/* The backward may recompute out[0] instead of saving it. AGAIN: if in[0], or a shard of it, is saved anyway.
+   AGAIN_ATTENTION: likewise, if recompute is "attention". AGAIN_KEPT: if in[0] is an input or a parameter. */
 #define TT__AGAIN 0x40000
 #define TT__AGAIN_ATTENTION 0x80000
 #define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
-/* Row r of out[0] depends on row r of these operands (1 << operand, of the first four), and on no other. */
+/* Row r of out[0] depends only on row r of these operands (1 << operand, among the first four). */
 #define TT__BY_ROW(slots) ((slots) << 20)
-/* Operands by number, not 0. A matrix that a product may round while it reads it (attr.narrow); what is added
-   to the rest of out[0]; i32 (rows, 1): which rows of the batch out[0] has, if not all (tt__pass_rows). */
+/* Number of an operand, not 0: a matrix that a product may round while reading it (attr.narrow); a summand
+   that is added to the rest of out[0]; i32 (rows, 1), the rows of the batch that out[0] has, if not all
+   (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
-/* The last output, where it is there, is (1, columns of out[0]): the sum of the rows that out[0] has then. Of
-   attention's backward the last three are, of out[0], out[1] and out[2]. Only backwards have it, and only
-   where the device's memory is not the host's: see tt__fuse_column_sums. */
+/* The last output, if present, is (1, columns of out[0]): the sum of out[0]'s rows. Attention's backward has
+   three: the sums of out[0], out[1] and out[2]. Only backwards have such outputs, and only if the device's
+   memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
-enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* operands, and an output */
+enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two operands and an output */
 
 #define TT__OPS(X) \
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
@@ -91,7 +93,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy], [of x] -> dw, [db] */ \
     X(QUANTIZE, "quantize", 2, 4, 0) \
         /* x, [its history] -> [fp8 of x], [its transpose], 1/scale, [its largest] */ \
-    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* largest of a step -> history, largest */ \
+    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* largest of a step -> history, largest (now 0) */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
@@ -120,18 +122,18 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* all operands of a stream's work, its result first */ \
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* operands of another stream's work, result first */ \
     X(ALL_REDUCE, "all_reduce", 1, 1, TT__RMW | TT__INPLACE0 | TT__MOVES) \
         /* x -> y, all members' x together */ \
     X(REDUCE_SCATTER, "reduce_scatter", 1, 1, TT__RMW | TT__MOVES) \
-        /* x -> its piece of all members' x together */ \
-    X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* piece -> y, all members' pieces */ \
+        /* x -> its shard of all members' x together */ \
+    X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* shard -> y, all members' shards */ \
     X(BROADCAST, "broadcast", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y, member 0's x */ \
     X(SEND, "send", 1, 0, 0) /* x, for the RECV that follows */ \
-    X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y of member move.to, the x of member move.from */ \
+    X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x of member move.from -> y of member move.to */ \
     X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, all slots of x together */ \
     X(CHUNK_SQUARES, "chunk_squares", 1, 1, 0) /* g -> sum of g^2 of each TT__CHUNK elements */ \
-    X(FOLD_SQUARES, "fold_squares", 1, 1, 0) /* of the chunks of a g -> sum of g^2 */ \
+    X(FOLD_SQUARES, "fold_squares", 1, 1, 0) /* sums of chunks -> sum of g^2 */ \
     X(MEAN_LOSS, "mean_loss", 1, 1, TT__RMW) /* a loss's counts, of all ranks -> loss */
 
 enum {
@@ -141,124 +143,131 @@ enum {
     TT__OP_COUNT
 };
 
-/* What random numbers are for: a part of their streams' keys. */
+/* Purposes of random numbers, a part of their streams' keys. */
 enum {
     TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE,
     TT__RANDOM_TOKEN
 };
 
-/* The step's settings, which the host writes before it runs a segment. */
+/* Settings of a step, which the host writes before it runs a segment. */
 typedef struct tt__run {
     uint64_t seed;
     int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                        */
     float lr;
-    double loss_norm;       /* divides gradients before the number of targets is known, to accumulate       */
+    double loss_norm;       /* divides gradients while the number of targets is unknown (accumulation)      */
 } tt__run;
 
-/* What a step finds, which the host reads. Instructions read and write its three parts. */
-typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* of its micro-batches so far     */
+/* Results of a step, which the host reads. Instructions read and write the three parts. */
+typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* over its micro-batches so far   */
 typedef struct tt__scale {
-    double scale;               /* of the gradient of the loss: a power of two                              */
-    double good_steps, skipped; /* steps since it changed; steps without an update                          */
+    double scale;               /* scale of the loss's gradient: a power of two                             */
+    double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
 } tt__scale;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* not finite: no parameter was changed; what each gradient was multiplied by  */
+typedef struct tt__clipped { /* gradient's norm (not finite: no parameter was changed) and its factor       */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale scale; tt__clipped clipped; } tt__results;
 
-typedef struct tt__device tt__device; /* one that is open; what it is only its backend knows                */
+typedef struct tt__device tt__device; /* an open device, opaque outside its backend                         */
 
 typedef struct tt__launch {
-    tt__device *device;     /* that it runs on; of the CPU, a tt__cpu. The same in all of a call of launch  */
+    tt__device *device;     /* device to run on (on the CPU a tt__cpu), equal for all launches of a call    */
     const tt_tape *tape;
     const tt__instr *instr;
-    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: there is none   */
+    tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: absent          */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
-    bool tuned;             /* products are made in the ways that tune has found to be the fastest          */
+    bool tuned;             /* products use the fastest ways that tune has found                            */
     const uint16_t *lists;  /* of block-sparse attention: (heads of all ranks, list_rows, listed), in the
-                               host's memory. NULL: block 0 is listed                                       */
-    /* Where the random numbers of an update begin: that of out[0]'s first element in the whole tensor, a
-       multiple of 8. Of a part of a tensor split over the tensor ranks, after the numbers of the parts of the
-       ranks before: that is the same where rows are split, if a part has a multiple of 8 elements. */
+                               host's memory. NULL: every list names block 0                                */
+    /* First random number of an update: the number of out[0]'s first element in the whole tensor, a multiple
+       of 8. A shard of a tensor continues after the numbers of the shards of the tensor ranks before, which
+       are the numbers in the whole tensor only if rows are divided and a shard has a multiple of 8
+       elements. */
     int64_t first;
-    /* Of the first operand or result that is split over the tensor ranks: numbers in the whole tensor of its
-       first row and column, and how many rows that has; 0: none is split. Random numbers are those of
-       elements of whole tensors. */
+    /* For the first operand or result that is sharded over the tensor ranks: numbers of its first row and
+       column in the whole tensor, and how many rows the whole tensor has; 0: none is sharded. Random numbers
+       belong to elements of whole tensors. */
     int64_t first_row, first_col, whole_rows;
-    /* A collective: TT__REDUCE_PHASE or TT__SPREAD_PHASE; how many members there are, which of them this is;
-       the first `present` have something to reduce; of each member, operand 0 and result 0. */
+    /* For a collective: TT__REDUCE_PHASE or TT__SPREAD_PHASE; the number of members, and the number of this
+       one; the first `present` members have data to reduce; operand 0 and result 0 of each member. */
     int phase, members, me, present;
     const tt__mat *peer_in, *peer_out;
-    /* Members whose memory this one's kernels cannot load from: what they need of member k is in staged[k],
-       memory of allocate_host that tt__backend.stage filled (NULL: it can), and of each piece only elements
-       [from, from + most) are worked on. staged NULL: all elements, from peer_in and peer_out. */
+    /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
+       holds what tt__backend.stage copied from member k (NULL: kernels can load from it). Only elements
+       [from, from + most) of each shard are processed. staged NULL: all elements, from peer_in and
+       peer_out. */
     void *const *staged;
     int64_t from, most;
-    void *workspace;        /* as many bytes as the kind's workspace() asks for at capacity                 */
-    void *resident;         /* as many as the kind's `resident`; any instruction may use them               */
+    void *workspace;        /* bytes that the kind's workspace() returns at capacity                        */
+    void *resident;         /* bytes of the kind's `resident`; any instruction may use them                 */
 } tt__launch;
 
-/* The step's settings in the device's memory; NULL: the instruction needs none. */
+/* Settings of the step in the device's memory; NULL: the instruction needs none. */
 #define TT__RUN_OF(l) ((const tt__run *)(l)->in[TT__RUN_IN].data)
 
-/* linear_cross_entropy works on so many rows at a time: enough that reading and writing the weight's gradient
-   each time is little beside the product. Their logits are f32; their gradients take the same place. */
-#ifndef TT__LOSS_CHUNK /* tests make it smaller, and the next */
+/* Rows that linear_cross_entropy processes at a time: enough that reading and writing the weight's gradient
+   each time costs little compared with the product. Their logits are f32; their gradients take the same
+   place. */
+#ifndef TT__LOSS_CHUNK /* tests make TT__LOSS_CHUNK and TT__CUDA_LOSS_CHUNK smaller */
 #define TT__LOSS_CHUNK 512
 #endif
-/* On a GPU more: to read and write GPT-2's weight gradient takes an H200 as long as its product with some 700
-   rows (4.3 TB/s, 788 TFLOP/s). */
+/* Rows on a GPU, where more are needed: reading and writing GPT-2's weight gradient takes an H200 as long as
+   the product of some 700 rows (4.3 TB/s, 788 TFLOP/s). */
 #ifndef TT__CUDA_LOSS_CHUNK
 #define TT__CUDA_LOSS_CHUNK 2048
 #endif
 
-/* CUDA's resident workspace: what cuBLAS recommends on Hopper (its documentation, cublasSetWorkspace), less a
-   page for what programs keep; with less it leaves its faster kernels out. Instructions run one after
-   another, so others use it too: partial sums of biases, norms, losses and squares. */
+/* Bytes of CUDA's resident workspace: the size that cuBLAS recommends on Hopper (its documentation,
+   cublasSetWorkspace), less a page for what programs keep; with less, cuBLAS avoids its faster kernels.
+   Instructions run one after another, so other ops use it as well: for partial sums of biases, norms, losses
+   and squares. */
 #ifndef TT__CUDA_RESIDENT /* tests make it smaller */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
-/* Storages, and the parts of workspaces, begin at multiples of 256 bytes, as cudaMalloc's memory does, which
-   is enough for any vector load. */
+/* Alignment in bytes of storages and of the parts of workspaces: cudaMalloc's, which suffices for any vector
+   load. */
 #define TT__CUDA_ALIGN 256
 
-/* The least multiple of a unit, a power of two, that is not less than n. */
+/* Returns the smallest multiple of a unit, a power of two, that is not less than n. */
 static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1) & ~(unit - 1); }
 
-/* fp8 (see QUANTIZE): a tensor is multiplied by the largest power of two with which the largest magnitude of
-   so many steps before, times 2^margin, is within range. So what grows up to twofold from one step to the
-   next does not saturate, and a loss scale may double. A row of the history: the largest of all, 0 where none
-   is known, and that of each of these steps, the last first. */
+/* Scaling of fp8 (see QUANTIZE). A tensor is multiplied by the largest power of two with which the largest
+   magnitude of the TT__FP8_STEPS steps before, times 2^margin, is in range. A tensor may therefore grow
+   twofold from one step to the next without saturation, and a loss scale may double. A row of the history
+   holds the largest magnitude of all these steps (0 if none is known), then that of each step, the last
+   first. */
 enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__FP8_MOST(e5m2) ((e5m2) ? 57344.0f : 448.0f) /* the largest finite number of E5M2 or E4M3 */
 
-/* Rounds of Philox where a number is drawn for each element: dropout and stochastic rounding. */
+/* Rounds of Philox for draws of a number per element: dropout and stochastic rounding. */
 #define TT__DRAW_ROUNDS 7
-/* Dropout: of 16 random bits, those below this drop. */
+/* Threshold of dropout: an element whose 16 random bits are below it is dropped. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
-/* Of attention's weights: of 8 random bits; a rate above 0 drops some. */
+/* Threshold of dropout for attention weights, of 8 random bits; a rate above 0 drops some. */
 #define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
 
-/* A draw of Philox is 16 numbers of 8 bits: bit b of number j is bit 16 (b / 4) + j of word b % 4. So all are
-   compared with the threshold at once, from bit 0 on. Up to a bit a number is at least as large where it was
-   so up to the one before and has this bit, if the threshold has it; else where it was so or has it. Of a
-   word x that is kept = (x & kept) | (either & (x | kept)): of the lower halves first, then of the higher. */
+/* Fills in masks that compare 16 numbers of 8 bits, one draw of Philox, with the threshold `drop` at once.
+   Bit b of number j is bit 16 (b / 4) + j of word b % 4. `kept` has a bit for each number: is the number, as
+   far as bit b, at least the threshold? From bit b - 1 to bit b: if the threshold has bit b, the number must
+   have bit b and be kept before; otherwise either is enough. For a word x that is kept = (x & kept) | (either
+   & (x | kept)), first for the lower halves of the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
     for (int b = 0; b < 4; b++)
         either[b] = (drop >> b & 1 ? 0 : 0xffffu) | (drop >> (b + 4) & 1 ? 0 : 0xffff0000u);
 }
 
-/* Rotary positions: the frequencies of all pairs, by transformers' formulas (modeling_rope_utils.py). */
+/* Largest number of rotary pairs in a head. The frequencies of all pairs follow transformers' formulas
+   (modeling_rope_utils.py). */
 enum { TT__MOST_PAIRS = 256 };
 static inline int tt__rotary_pairs(const tt_rotary_options *o) { return (o->size + 1) / 2; }
 
 static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
 {
     const double turn = 6.283185307179586, size = o->size, log_base = log(o->base);
-    /* YARN: pairs that turn `high` and `low` times within the original positions. */
+    /* YARN: the pairs that turn `high` and `low` times within the original positions. */
     double from = floor(size * log(o->original / (o->high * turn)) / (2 * log_base));
     double to = ceil(size * log(o->original / (o->low * turn)) / (2 * log_base));
     from = from > 0 ? from : 0;
@@ -266,7 +275,7 @@ static inline void tt__rotary_frequencies(const tt_rotary_options *o, double fre
     if (!(from < to)) to = from + 0.001;
     for (int j = 0; j < tt__rotary_pairs(o); j++) {
         const double plain = pow(o->base, -2 * j / size), turns = o->original * plain / turn;
-        double part = 1; /* of the frequency that is divided by the factor */
+        double part = 1; /* fraction of the frequency that is divided by the factor */
         if (o->scaling == TT_ROTARY_PLAIN) part = 0;
         if (o->scaling == TT_ROTARY_LLAMA3) part = (o->high - turns) / (o->high - o->low);
         if (o->scaling == TT_ROTARY_YARN) part = (j - from) / (to - from);
@@ -275,7 +284,7 @@ static inline void tt__rotary_frequencies(const tt_rotary_options *o, double fre
     }
 }
 
-/* Where attention or its backward has its operands, k and v after q. */
+/* Numbers of the operands of attention or its backward; k and v follow q. */
 typedef struct tt__attention_operands { int q, starts, numbers; bool backward; } tt__attention_operands;
 
 static inline tt__attention_operands tt__attention_of(bool backward)
@@ -284,7 +293,7 @@ static inline tt__attention_operands tt__attention_of(bool backward)
     return backward ? of_backward : of_forward;
 }
 
-/* Numbers in tt__launch.lists. */
+/* Returns how many numbers tt__launch.lists has. */
 static inline int64_t tt__listed_blocks(const tt__attr *a)
 {
     int64_t n = a->lists ? a->list_heads : 0;
@@ -292,10 +301,11 @@ static inline int64_t tt__listed_blocks(const tt__attr *a)
     return n * a->listed;
 }
 
-/* The backward of attention on CUDA draws which weights dropout keeps for dq, and has them as bits for dk and
-   dv: TT__CUDA_ATTENTION_BITS bytes for 64 queries and 64 keys of a sequence and a head. The bytes of all, of
-   so many rows, where that is no more than q has, so that memory grows by the rows alone; else 0, and they
-   are drawn again, as for sequences of up to 256 rows, for which mma.sync takes one pass. */
+/* Returns the bytes for the dropout mask of attention's backward on CUDA. The kernel of dq draws which
+   weights dropout keeps, and stores them as bits for dk and dv: TT__CUDA_ATTENTION_BITS bytes for 64 queries
+   and 64 keys of a sequence and a head. The function returns 0 if the mask would be larger than q, so that
+   memory grows with rows only, and for sequences of up to 256 rows, for which mma.sync needs one sweep; the
+   weights are then drawn a second time. */
 #define TT__CUDA_ATTENTION_BITS 512
 static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
 {
@@ -305,13 +315,13 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     if (!(a->dropout > 0) || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
     const int64_t pairs = a->causal ? tiles * (across + 1) / 2 : tiles * across;
     const int64_t bytes = pairs * a->heads * TT__CUDA_ATTENTION_BITS;
-    return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* 16 bits each */
+    return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* q's bytes, at 16 bits a number */
 }
 
-/* cuBLASLt has only slow kernels for products one of whose sizes along rows of memory, or the distance of two
-   rows, is not a multiple of 8 elements. The operands of such a product are copied, with zeros up to
-   multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside them.
-   */
+/* Returns whether cuBLASLt has fast kernels for a matrix: its size along rows of memory, and the distance of
+   two rows, must be multiples of 8 elements. Otherwise the product's operands are copied, with zeros up to
+   multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside
+   them. */
 static inline bool tt__cuda_even(const tt__mat *m) { return m->cols % 8 == 0 && m->ld % 8 == 0; }
 
 static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype dtype)
@@ -320,8 +330,9 @@ static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype d
     return (bytes + TT__CUDA_ALIGN - 1) / TT__CUDA_ALIGN * TT__CUDA_ALIGN;
 }
 
-/* Scratch for these copies, in bytes, of a product of two of x (rows, in), w (out, in) and y (rows, out),
-   which gives the third, `result`. 0: all are even. */
+/* Returns the bytes of scratch memory for padded copies of a product's operands and result. The product
+   computes `result`, one of x (rows, in), w (out, in) and y (rows, out), from the other two. 0: all matrices
+   are even. */
 static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
                                             const tt__mat *result)
 {
@@ -333,9 +344,9 @@ static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, 
            tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
 }
 
-/* The backward by warpgroups leaves dq of sequences of more than 256 rows in parts in f32, which are added up:
-   each 256 keys of a sequence have a slot, up to TT__CUDA_ATTENTION_SLOTS, and longer sequences go through
-   the slots again. Bytes of the slots. */
+/* Returns the bytes of dq's partial sums in the backward by warpgroups. For sequences of more than 256 rows
+   it keeps dq as partial f32 sums: each 256 keys of a sequence have a slot, up to TT__CUDA_ATTENTION_SLOTS;
+   longer sequences reuse the slots. The slots are then added up. */
 #define TT__CUDA_ATTENTION_SLOTS 4
 static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
 {
@@ -347,8 +358,9 @@ static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat 
     return slots * q->rows * q->cols * 4;
 }
 
-/* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
-   another number, the heads after the largest power of two n have each second slope of 2 n heads. */
+/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 (head +
+   1) / n. For another number, the heads after the largest power of two n have every second slope of 2 n
+   heads. */
 static inline double tt__alibi_exponent(int head, int heads)
 {
     int n = 1;
