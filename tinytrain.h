@@ -2604,7 +2604,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 /* ===========================================================================================================
    BASE                                                                                              src/base/
    Errors, logging, allocation, text, 16-bit floats, counter-based random numbers, threads, files. Uses the C
-   library and POSIX only. Everything below may use this section.
+   library and POSIX only. All sections below may use this one.
    ======================================================================================================== */
 
 #include <errno.h>
@@ -2633,7 +2633,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include <time.h>
 #include <unistd.h>
 #ifdef TINYTRAIN_MPI
-#define OMPI_SKIP_MPICXX 1 /* bindings for C++ of old versions, with warnings */
+#define OMPI_SKIP_MPICXX 1 /* C++ bindings of old versions, which cause warnings */
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 #ifdef OPEN_MPI
@@ -2641,7 +2641,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #endif
 #endif
 
-#define TT__ALIGN 64 /* of every tensor: one cache line, one AVX-512 register */
+#define TT__ALIGN 64 /* bytes, alignment of every tensor: one cache line, one AVX-512 register */
 #define TT__STR(x) #x
 #define TT__XSTR(x) TT__STR(x)
 #define TT__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
@@ -2651,7 +2651,7 @@ static int64_t tt__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t tt__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static size_t tt__align_up(size_t n) { return tt__align_to(n, TT__ALIGN); }
 
-/* a * b; false when the product does not fit. */
+/* Sets *to to a * b; false if the product does not fit. */
 static bool tt__mul_size(size_t a, size_t b, size_t *to) { return !__builtin_mul_overflow(a, b, to); }
 
 /* ==== src/base/context.h */
@@ -2659,10 +2659,10 @@ static bool tt__mul_size(size_t a, size_t b, size_t *to) { return !__builtin_mul
 
 typedef struct tt__pool tt__pool;
 typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
-/* How bf16 matrices are multiplied: tt_context_options.bf16. */
+/* How kernels multiply bf16 matrices: tt_context_options.bf16. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
-/* The CPU as a device: the threads that kernels run on, and which kernels these are. */
+/* The CPU as a device: the threads that run its kernels, and the kernels' instruction set. */
 typedef struct tt__cpu {
     tt_context *ctx;
     tt__pool *pool;
@@ -2670,8 +2670,8 @@ typedef struct tt__cpu {
     tt__bf16 bf16;
 } tt__cpu;
 
-enum { TT__KINDS = 2, TT__DEVICES = 64 }; /* kinds of devices, and the most devices of a kind */
-enum { TT__ERROR = 1024 }; /* bytes of the sentence that tt_error returns, at most */
+enum { TT__KINDS = 2, TT__DEVICES = 64 }; /* kinds of devices; maximum number of devices of a kind */
+enum { TT__ERROR = 1024 }; /* maximum bytes of the sentence that tt_error returns */
 
 struct tt_context {
     tt_context_options options;
@@ -2679,28 +2679,28 @@ struct tt_context {
     char error[TT__ERROR];
     size_t allocated;
     pthread_mutex_t mutex; /* guards what threads share: `allocated` and the allocator, errors */
-    bool late;             /* tests: on the CPU, work of other streams is done at its WAIT, not its start */
-    bool apart;            /* tests: device "cpu" has memory of its own, as GPUs have */
-    bool ranks_run;        /* several ranks are at work: of their errors, the first counts */
-    bool rank_failed;      /* ... and there was one */
-    pthread_t failed;      /* ... on this thread */
+    bool late;             /* tests: the CPU does work of other streams at its WAIT, not when it starts */
+    bool apart;            /* tests: device "cpu" has its own memory, as GPUs have */
+    bool ranks_run;        /* several ranks run: only the first of their errors is kept */
+    bool rank_failed;      /* an error was recorded since the ranks began to run */
+    pthread_t failed;      /* thread that recorded the last error */
     double measured_peak;
-    bool profiles;         /* tt_measure_costs: launches are made, and timed, one by one */
-    double *profile;       /* ... their seconds, by the number of the instruction: the fastest so far */
-    bool searches;         /* for what is the largest that fits: errors need no advice, ... */
-    bool unbudgeted;       /* ... and the caller, who has no budget, will compile that without one, ... */
-    size_t needs;          /* ... but the bytes of the smallest possible, and ... */
-    size_t advised;        /* ... those of the smallest by a refusal's advice; 0: it says what fits */
+    bool profiles;         /* tt_measure_costs: each launch is made and timed by itself */
+    double *profile;       /* seconds of each instruction, by its number: the fastest run so far */
+    bool searches;         /* a search for the largest size that fits is on: errors give no advice */
+    bool unbudgeted;       /* the caller of the search has no budget and will compile without one */
+    size_t needs;          /* bytes of the smallest possible program with the options as they are */
+    size_t advised;        /* bytes of the smallest program that the error advises; 0: its advice fits */
     bool no_arrivals;      /* plans have no memory for the inputs of the next run, as under a tight budget */
-    tt__cpu cpu;           /* device "cpu", as the options want it */
-    struct tt__crew *crews; /* devices that programs were made for: a list */
-    struct tt__net *net;   /* the other processes; NULL: this one is alone */
+    tt__cpu cpu;           /* device "cpu", set up by the options */
+    struct tt__crew *crews; /* list of the device groups that have programs */
+    struct tt__net *net;   /* the other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;
-    uint32_t n_tapes;      /* that were made so far */
-    char unmade[TT__ERROR]; /* the first failure of tt_param_new since tt_error was called; "": none */
-    uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
-    bool writes_nothing;   /* to files, which the first process writes for all */
+    uint32_t n_tapes;      /* number of tapes made so far */
+    char unmade[TT__ERROR]; /* the first failure of tt_param_new since the last tt_error; "": none */
+    uint32_t *param_slots, n_param_slots; /* hash table of names (tt__param_slot): index + 1; 0: free */
+    bool writes_nothing;   /* this process writes no files: the first process writes them for all */
 };
 
 TT_PRINTF(4, 5)
@@ -2715,7 +2715,8 @@ static void tt__log(tt_context *ctx, tt_log_level level, const char *id, const c
     ctx->options.logger.log(ctx->options.logger.user, level, id, message);
 }
 
-/* Records the sentence that tt_error() returns. While several ranks run, the first one stays. */
+/* Records the sentence that tt_error() returns, and returns `status`. While several ranks run, keeps their
+   first error. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {
@@ -2754,10 +2755,11 @@ tt_status tt_error_code(const tt_context *ctx) { return ctx ? ctx->status : TT_E
 /* ==== src/base/memory.h */
 /* --------------------------------------------------------------------------------------------- allocation */
 
-/* Every block starts with its size, so that it can be released without the caller knowing it. */
+/* The head of each block, which holds its size, so that the caller need not know the size to release it. */
 typedef union tt__block { size_t bytes; char pad[TT__ALIGN]; } tt__block;
 
-/* Not zeroed. Background threads use it, as a failure (NULL) sets no error. */
+/* Allocates memory that is not zeroed; NULL on failure. Background threads use this function because a
+   failure sets no error. */
 static void *tt__try_alloc(tt_context *ctx, size_t bytes)
 {
     const tt_allocator *a = &ctx->options.allocator;
@@ -2796,7 +2798,7 @@ static void tt__free(tt_context *ctx, void *memory)
     pthread_mutex_unlock(&ctx->mutex);
 }
 
-/* On failure it returns NULL, and `memory` stays. */
+/* Copies `memory` into a new block of `bytes` bytes and frees `memory`; on failure keeps it, returns NULL. */
 static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
 {
     void *bigger = tt__alloc(ctx, bytes);
@@ -2808,7 +2810,7 @@ static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
     return bigger;
 }
 
-/* Grows `array` (count, capacity beside it) to hold one more; false when out of memory. */
+/* Grows `array`, of `count` entries, to a capacity for one more; false when out of memory. */
 #define TT__GROW(ctx, array, count, capacity) \
     ((count) < (capacity) || tt__grow((ctx), (void **)&(array), sizeof *(array), &(capacity)))
 
@@ -2837,7 +2839,7 @@ static char *tt__strdup(tt_context *ctx, const char *text)
 /* ==== src/base/text.h */
 /* --------------------------------------------------------------------------------------------------- text */
 
-/* Appends to a caller's buffer as snprintf does, counting what did not fit. */
+/* A text that grows in the caller's buffer. As with snprintf, `length` also counts bytes that did not fit. */
 typedef struct tt__text { char *to; size_t capacity, length; } tt__text;
 
 TT_PRINTF(2, 3)
@@ -2851,7 +2853,7 @@ static void tt__print(tt__text *text, const char *format, ...)
     if (n > 0) text->length += (size_t)n;
 }
 
-/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
+/* Writes x with the fewest digits, 6 to 9, that read back as x, and with a decimal point in any locale. */
 static const char *tt__shortest(float x, char to[32])
 {
     for (int digits = 6; digits <= 9; digits++) {
@@ -2862,7 +2864,7 @@ static const char *tt__shortest(float x, char to[32])
     return to;
 }
 
-/* Where the class that a pattern begins with ends, as "[0-3a]", if it holds c; else NULL. */
+/* Returns the end of the class ("[0-3a]") that `pattern` begins with if the class holds c; else NULL. */
 static const char *tt__match_class(const char *pattern, char c)
 {
     const char *end = *pattern == '[' ? strchr(pattern, ']') : NULL;
@@ -2874,7 +2876,7 @@ static const char *tt__match_class(const char *pattern, char c)
     return NULL;
 }
 
-/* Does `name` match the pattern ('*': any run of characters, '?': one, '[0-3a]': one of these)? */
+/* Returns whether `name` matches `pattern` ('*': any characters, '?': any one, '[0-3a]': one of these). */
 static bool tt__match(const char *pattern, const char *name)
 {
     const char *star = NULL, *retry = NULL, *behind;
@@ -2947,7 +2949,7 @@ static uint16_t tt__to_f16(float x)
 
 typedef char tt__base_knows_all_floats[TT__FLOATS == 3 ? 1 : -1];
 
-/* A number of 16 bits, of bf16 or f16, and back. */
+/* Converts a number of 16 bits, bf16 or f16, to float. */
 static float tt__from_half(uint16_t h, tt_dtype dtype)
 {
     return dtype == TT_BF16 ? tt__from_bf16(h) : tt__from_f16(h);
@@ -2958,15 +2960,15 @@ static uint16_t tt__to_half(float x, tt_dtype dtype)
     return dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
 }
 
-/* fp8 of x: rounded to nearest even, at most the largest finite number; NaN where x is not finite. */
+/* Rounds x to fp8: to nearest even, at most the largest finite number; NaN if x is not finite. */
 static uint8_t tt__to_fp8(float x, bool e5m2)
 {
-    const int bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, drop = 23 - bits; /* bits: of the mantissa */
+    const int bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, drop = 23 - bits; /* bits: width of the mantissa */
     const uint32_t u = tt__bits(x), magnitude = u & 0x7fffffffu;
     const uint8_t sign = (uint8_t)(u >> 24 & 0x80);
     if (magnitude >= 0x7f800000u) return sign | 0x7f;
     if (magnitude >= tt__bits(TT__FP8_MOST(e5m2))) return sign | (e5m2 ? 0x7b : 0x7e);
-    if (magnitude >> 23 < (uint32_t)(128 - bias)) { /* subnormal, as tt__to_f16 rounds them */
+    if (magnitude >> 23 < (uint32_t)(128 - bias)) { /* subnormal: rounded as in tt__to_f16 */
         const float unit = tt__float((uint32_t)(128 - bias + drop) << 23);
         return (uint8_t)(sign | (tt__bits(tt__float(magnitude) + unit) - tt__bits(unit)));
     }
@@ -2974,8 +2976,9 @@ static uint8_t tt__to_fp8(float x, bool e5m2)
     return (uint8_t)(sign | (r + (1u << (drop - 1)) - 1 + (r >> drop & 1)) >> drop);
 }
 
-/* What a tensor is multiplied by that is to be rounded to fp8: the largest power of two that keeps its
-   largest magnitude within range. NaN where that is not finite, so that all of the tensor becomes NaN. */
+/* Returns the factor of a tensor before it is rounded to fp8: the largest power of two that keeps the
+   tensor's largest magnitude within range. NaN if `largest` is not finite; then the whole tensor becomes
+   NaN. */
 static float tt__fp8_scale(float largest, bool e5m2)
 {
     if (!(largest <= 3.4028235e38f)) return NAN;
@@ -2983,7 +2986,7 @@ static float tt__fp8_scale(float largest, bool e5m2)
     return tt__float(tt__bits(TT__FP8_MOST(e5m2) / largest) & 0x7f800000u);
 }
 
-/* Converts n numbers between float dtypes (either side may be f32, bf16, f16). */
+/* Converts n numbers between float dtypes (f32, bf16, f16). */
 static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, size_t n)
 {
     if (to_type == from_type) { memcpy(to, from, n * tt_dtype_bytes(to_type)); return; }
@@ -2999,10 +3002,10 @@ static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype f
 /* ----------------------------------------------------------------------------------------- random numbers */
 
 /* Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the
-   128-bit counter under the 64-bit key, so any number can be had without those before it. Keys, first values
-   and orders of data are drawn with 10 rounds, the authors' default. Dropout and stochastic rounding draw for
-   each element of each step, with TT__DRAW_ROUNDS: with 7 rounds the generator passes BigCrush (table 2
-   there). */
+   128-bit counter under the 64-bit key, so any number can be drawn without the numbers before it. Keys,
+   initial values and orders of data are drawn with 10 rounds, the authors' default. Dropout and stochastic
+   rounding draw for each element of each step, with TT__DRAW_ROUNDS rounds: 7 rounds pass BigCrush (the
+   paper's table 2). */
 static void tt__philox_rounds(int rounds, const uint32_t counter[4], uint64_t key, uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
@@ -3021,7 +3024,8 @@ static void tt__philox(const uint32_t counter[4], uint64_t key, uint32_t out[4])
     tt__philox_rounds(10, counter, key, out);
 }
 
-/* Keys one stream of random numbers: what it is for (a tag), which instance, which step. */
+/* Returns the key of one stream of random numbers. tag: its purpose (TT__RANDOM_...); a and b: numbers that
+   tell streams of one purpose apart, such as the step and the instruction. */
 static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t b)
 {
     uint32_t high = (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), out[4];
@@ -3032,7 +3036,7 @@ static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t
 
 static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* in (0, 1) */
 
-/* Numbers [4i, 4i + 4) of a standard normal sequence (Box, Muller 1958). */
+/* Computes numbers [4i, 4i + 4) of a standard normal sequence (Box, Muller 1958). */
 static void tt__normal4(uint64_t key, uint64_t i, float out[4])
 {
     uint32_t counter[4] = {(uint32_t)i, (uint32_t)(i >> 32), 0, 0}, u[4];
@@ -3045,7 +3049,7 @@ static void tt__normal4(uint64_t key, uint64_t i, float out[4])
     }
 }
 
-/* A permutation of 0..n-1 (Fisher, Yates), a function of the key alone. */
+/* Fills `order` with a permutation of 0..n-1 (Fisher, Yates) that depends only on the key. */
 static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
 {
     for (uint32_t i = 0; i < n; i++) order[i] = i;
@@ -3061,8 +3065,9 @@ static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
 /* ==== src/base/threads.h */
 /* ------------------------------------------------------------------------------------------------ threads */
 
-/* The floating-point mode (rounding, subnormals, traps) of a thread. The library computes in the default, so
-   that results don't depend on the caller's: tt__float_default sets it and returns the one to be restored. */
+/* The floating-point mode (rounding, subnormals, traps) of a thread. The library computes in the default
+   mode, so that results don't depend on the caller's mode. tt__float_default sets the default and returns the
+   mode that tt__float_restore is to restore. */
 #if defined(__x86_64__)
 typedef uint32_t tt__float_mode; /* MXCSR: flags in bits 0 to 5 */
 static tt__float_mode tt__float_default(void)
@@ -3100,9 +3105,9 @@ static tt__float_mode tt__float_default(void)
 static void tt__float_restore(tt__float_mode mode) { fesetenv(&mode); }
 #endif
 
-/* Starts a thread that takes none of the signals that are sent to the process: they are for the host's
-   threads. A signal that an instruction raises goes to the thread of that instruction and is not blocked, so
-   that the host's handlers for it stay in force. Returns false on failure. */
+/* Starts a thread that takes no signals sent to the process: these are for the host program's threads.
+   Signals that a machine instruction raises (SIGSEGV and others) go to the thread of that instruction and are
+   not blocked, so that the host program's handlers still work. Returns false on failure. */
 static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
 {
     static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
@@ -3115,16 +3120,17 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A pool that runs `count` tasks on all threads, the caller's included. Each thread begins with a slice of
-   its own, the same in each call, so that what it worked on is still in its cache, and then helps with the
-   others'. A result must depend on the task alone, not the thread or their number. Idle workers sleep. */
+/* A task of a pool, which runs `count` tasks on all threads, the caller included. Each thread begins with its
+   own slice of the tasks, the same slice in each call, so that the slice's data is still in its cache; then
+   it helps with the slices of other threads. Results must depend on the task only, not on the thread or the
+   number of threads. Idle workers sleep. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
     tt__pool *pool;
     int thread;
-    int64_t next, end; /* the tasks left of this thread's slice; `next` is atomic */
-    char apart[40];    /* so that no two slices share a cache line */
+    int64_t next, end; /* the tasks left in this thread's slice: [next, end); `next` is atomic */
+    char apart[40];    /* padding, so that no two slices share a cache line */
 } tt__worker;
 
 struct tt__pool {
@@ -3135,8 +3141,8 @@ struct tt__pool {
     pthread_cond_t wake, done;
     tt__task run;
     void *arg;
-    uint64_t generation;     /* atomic; changes when there is work */
-    int active;              /* atomic; workers that have not finished this generation */
+    uint64_t generation;     /* atomic; grows by 1 with each call that has work */
+    int active;              /* atomic; number of workers that have not finished this generation */
     bool stop;
 };
 
@@ -3156,7 +3162,7 @@ static void tt__pool_work(tt__pool *pool, int thread)
     }
 }
 
-/* Times around a waiting loop, about 20 us: longer than between two ops, shorter than a time slice. */
+/* Iterations of a waiting loop, about 20 us: longer than the gap between ops, shorter than a time slice. */
 #define TT__SPINS 2000
 
 static void tt__pause(void) /* in a loop that waits for another thread */
@@ -3256,10 +3262,11 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
 
 /* ==== src/base/machine.h */
 /* ---------------------------------------------------------------------------------------------------- limits
-   Processors and memory that this process may use, by control groups, ulimit and affinity. */
+   The CPUs and the memory that this process may use under control groups, ulimit and affinity. */
 
 #if defined(__linux__)
-/* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */
+/* Returns the quota of a control group in CPUs (cgroup version 2: cpu.max; version 1: cpu.cfs_*_us); HUGE_VAL
+   without a limit. */
 static double tt__quota_in(const char *folder)
 {
     static const char *const names[] = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"};
@@ -3279,9 +3286,9 @@ static double tt__quota_in(const char *folder)
     return quota;
 }
 
-/* Calls each() with the folders of the process's control groups that have a controller, up to the top, below
-   `root` ("" but in tests). In a container /proc may name the host's groups, with its own folder alone there:
-   missing ones limit nothing. */
+/* Calls each() with the folder of each control group of this process for `controller`, and of the group's
+   parents, all under `root` ("" except in tests). In a container /proc may name groups of the host whose
+   folders are missing there; each() takes a missing folder as no limit. */
 static void tt__each_group(const char *root, const char *controller,
                            void (*each)(const char *folder, void *arg), void *arg)
 {
@@ -3318,7 +3325,7 @@ static void tt__least_quota(const char *folder, void *arg)
     *quota = fmin(*quota, tt__quota_in(folder));
 }
 
-/* The smallest quota of the process's control groups. */
+/* Returns the smallest quota of the process's control groups, in CPUs. */
 static double tt__cgroup_quota(const char *root)
 {
     double quota = HUGE_VAL;
@@ -3326,7 +3333,7 @@ static double tt__cgroup_quota(const char *root)
     return quota;
 }
 
-/* The number in a file, in its first line that begins with `key`; -1: there is none. */
+/* Returns the number after `key` in the first line of a file that begins with `key`; -1 if there is none. */
 static double tt__number_in(const char *folder, const char *file, const char *key)
 {
     char path[8192], line[256], *end;
@@ -3344,7 +3351,8 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Bytes that the process may still take, and the limit that leaves the least; that of its control groups. */
+/* Memory that the process may still allocate. bytes: the least that any limit leaves; limit: that limit, in
+   bytes, which `of` names; group_limit: the smallest limit of the control groups; swap: free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
@@ -3355,8 +3363,8 @@ static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
     m->of = of;
 }
 
-/* Notes the bytes that a control group can still have. The cache of files counts as used there and gives
-   way. */
+/* Lowers the tt__room `arg` to the bytes that a control group can still have. The group counts cached files
+   as used, but the kernel frees them on demand, so they count as available here. */
 static void tt__group_room(const char *folder, void *arg)
 {
     static const struct { const char *limit, *used, *inactive, *active, *swap_limit, *swap_used; } names[] = {
@@ -3380,8 +3388,9 @@ static void tt__group_room(const char *folder, void *arg)
     }
 }
 
-/* By the machine's memory and swap space that are free or hold files, by control groups, and (root "") by the
-   limit of addresses. What is unknown limits nothing. */
+/* Returns the memory that the process may still allocate. The limits are the machine's free or file-caching
+   memory and free swap space, the control groups and, if root is "", RLIMIT_AS. Unknown limits are
+   ignored. */
 static tt__room tt__memory_room(const char *root)
 {
     tt__room m = {HUGE_VAL, HUGE_VAL, HUGE_VAL, 0, ""};
@@ -3401,11 +3410,11 @@ static tt__room tt__memory_room(const char *root)
     return m;
 }
 
-/* Returns the number of CPUs in the affinity mask of the calling thread; 0 if the kernel doesn't tell. The C
-   library's cpu_set_t needs _GNU_SOURCE, for which it may be too late here, and ends at 1,024 CPUs. */
+/* Returns the number of CPUs in the affinity mask of the calling thread; 0 if the kernel doesn't say. The C
+   library's cpu_set_t needs _GNU_SOURCE, which may come too late here, and holds only 1,024 CPUs. */
 static int tt__affinity_cpus(void)
 {
-    unsigned long mask[8192 / 8 / sizeof(long)]; /* bits: the most CPUs that Linux has (NR_CPUS, x86) */
+    unsigned long mask[8192 / 8 / sizeof(long)]; /* 8192 bits: Linux's maximum of CPUs (NR_CPUS, x86) */
     long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
     int n = 0;
     for (long k = 0; k < bytes / (long)sizeof *mask; k++) n += __builtin_popcountl(mask[k]);
@@ -3413,7 +3422,8 @@ static int tt__affinity_cpus(void)
 }
 #endif
 
-/* CPUs that the calling thread may use: of its affinity mask, which threads inherit, at most the quota. */
+/* Returns the number of CPUs that the calling thread may use, 1 to 256: those of its affinity mask, which its
+   threads inherit, and at most the quota. */
 static int tt__usable_cpus(void)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
@@ -3451,12 +3461,12 @@ static void *tt__default_allocate(void *user, size_t bytes, size_t alignment)
 
 static void tt__default_release(void *user, void *memory, size_t bytes) { free(memory); }
 
-/* POSIX files: a handle is a file descriptor plus one, so that NULL means failure. */
+/* Returns the file descriptor of a handle. A handle is a descriptor plus one, so that NULL means failure. */
 static int tt__fd(void *file) { return (int)(intptr_t)file - 1; }
 
 static void *tt__posix_open(void *user, const char *path, char mode)
 {
-    /* Opening a pipe that nobody writes to would wait without O_NONBLOCK, which regular files ignore. */
+    /* Without O_NONBLOCK, opening a pipe that nobody writes to would wait. Regular files ignore the flag. */
     int flags = mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY | O_NONBLOCK;
     int fd = open(path, flags | O_CLOEXEC, 0666);
     struct stat info;
@@ -3524,9 +3534,9 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     return error == 0;
 }
 
-/* A lock of flock goes when its process does, however that ends. Whoever held it before may have removed the
-   file between the two calls here: then that is not the file of this name any more, and the next try makes
-   one. */
+/* Locks the file `path` with flock, which drops the lock when the process ends in any way, and writes `text`
+   to it. The previous holder may remove the file between open and flock here. The locked file then no longer
+   has this name, and the next try makes a new file. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;
@@ -3539,7 +3549,7 @@ static void *tt__posix_lock(void *user, const char *path, const char *text, bool
         const bool same = locked && fstat(fd, &own) == 0 && stat(path, &named) == 0 &&
                           own.st_dev == named.st_dev && own.st_ino == named.st_ino;
         void *file = (void *)(intptr_t)(fd + 1);
-        /* The text is for people: a full disk, which shows elsewhere, is no reason to have no lock. */
+        /* Only people read the text, so failing to write it (disk full) does not fail the lock. */
         if (same && (ftruncate(fd, 0) != 0 || !tt__posix_write(user, file, text, strlen(text)))) errno = 0;
         if (same) return file;
         close(fd);
@@ -3551,7 +3561,7 @@ static void *tt__posix_lock(void *user, const char *path, const char *text, bool
 static int64_t tt__posix_space(void *user, const char *folder)
 {
     struct statvfs v;
-    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* 0: a file system that doesn't tell */
+    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* 0: the file system doesn't say */
     return (int64_t)fmin((double)v.f_bavail * (double)v.f_frsize, 0x1p62);
 }
 
@@ -3602,7 +3612,7 @@ tt_context_options tt_context_options_default(void)
 /* ==== src/base/files.h */
 /* -------------------------------------------------------------------------------------------- whole files */
 
-/* Opens a file to read it, and tells its size. */
+/* Opens a file for reading and sets *size to its bytes. */
 static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, size_t *size)
 {
     const tt_files *files = &ctx->options.files;
@@ -3617,7 +3627,7 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     return TT_ERR_FILE;
 }
 
-/* Reads n bytes from `offset` on of a file that had them when it was opened. */
+/* Reads n bytes of a file from `offset` on. The file had these bytes when it was opened. */
 static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to,
                                size_t n)
 {
@@ -3641,8 +3651,8 @@ static bool tt__name_is(void *arg, const char *name)
     return !search->found;
 }
 
-/* Tells whether a folder holds a file of that name. The folder is listed and the file is not opened, so that
-   one that cannot be opened (no permission, too many open files, a failing disk) does not count as absent. */
+/* Sets *found to whether a folder holds a file called `name`. Lists the folder instead of opening the file,
+   so that a file that cannot be opened (no permission, too many open files, failing disk) counts as there. */
 static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
 {
     const tt_files *files = &ctx->options.files;
@@ -3653,7 +3663,7 @@ static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char 
     return tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s", folder, files->reason(files->user));
 }
 
-/* A file's bytes in memory, a NUL behind them. */
+/* The bytes of a file in memory, followed by a NUL. */
 typedef struct tt__file_bytes { char *bytes; size_t size; } tt__file_bytes;
 
 static void tt__file_close(tt_context *ctx, tt__file_bytes *f)
@@ -3677,9 +3687,10 @@ static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes
     return status;
 }
 
-/* Writes a file under a temporary name; tt__writer_end syncs and renames it into place, so that readers find
-   the old file or the whole new one. The first failure sticks and the temporary file is removed. Without a
-   file, where another process writes the same, it writes nothing. */
+/* A file that is written under a temporary name. tt__writer_end syncs the file and renames it into place, so
+   that readers find either the old file or the whole new one. After the first failure nothing more is
+   written, and tt__writer_end removes the temporary file. `file` is NULL where another process writes the
+   same file: then nothing is written. */
 typedef struct tt__writer {
     tt_context *ctx;
     void *file;
@@ -3748,8 +3759,8 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* Sorts numbers by less(arg, a, b), a strict total order. Heapsort needs no memory, and n log n for any
-   input. */
+/* Heapsort of numbers by less(arg, a, b), a strict total order. Heapsort needs no memory and takes n log n
+   steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 
 static void tt__sift_down(uint32_t *items, size_t root, size_t n, tt__less less, const void *arg)
@@ -11649,17 +11660,19 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
 /* ==== src/cpu/isa.h */
 /* ===========================================================================================================
    CPU                                                                                                src/cpu/
-   What the CPU's kernels are made of: instruction sets and vectors. tinytrain.h includes itself with
-   TT__LANES set, once for each instruction set, and is then its kernels alone (from src/cpu/kernels.h to
-   src/cpu/undo.h); the best set that the CPU has is chosen when a context opens. Uses base.
+   The building blocks of the CPU's kernels: instruction sets and vectors. tinytrain.h includes itself once
+   for each instruction set, with TT__LANES defined, and then consists of the kernels alone (from
+   src/cpu/kernels.h to src/cpu/undo.h). A context chooses the CPU's best instruction set when it opens. Uses
+   base.
    ======================================================================================================== */
 
 struct tt__isa_table {
     const char *name;
-    /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL; they return the FLOPs done. */
+    /* Loops of one thread's fastest multiply-adds: [0] of fp32, then by tt__bf16; NULL where there are none.
+       They return the number of FLOPs done. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
-    bool optimized; /* the compiler was asked for optimisation */
+    bool optimized; /* the compiler optimised the kernels */
 };
 
 /* ==== src/ops/linear/cpu_shared.h */
@@ -12083,12 +12096,12 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 }
 
 /* ==== src/cpu/variants.h */
-/* ---- one pass per instruction set ----
+/* ---- one variant for each instruction set ----
 
-   They are most of a compiler's work. A build of many programs, as the Makefile's of the tests, does it once:
-   an object compiled with TT__KERNELS_ONLY has the passes' tables and ends here; programs compiled with
-   TT__KERNELS_ELSEWHERE only declare the tables. The object has the public functions above, too: the linker
-   is told to take the first definition, which is the program's own. */
+   The variants are most of a compiler's work. A build of many programs, such as the Makefile's build of the
+   tests, compiles them once: an object compiled with TT__KERNELS_ONLY has the variants' tables, and its
+   source ends here; programs compiled with TT__KERNELS_ELSEWHERE only declare the tables. The object also has
+   the public functions above. The linker is told to take the first definition, which is the program's own. */
 
 #define TT__LANES 4
 #define TT__ISA portable
@@ -12113,7 +12126,7 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 #define TT__HAS_AVX512
 #define TT__LANES 16
 #define TT__ISA avx512
-#ifndef TT__AVX512_TARGET /* tests/emulate_avx512.h runs these kernels where the CPU has none of it */
+#ifndef TT__AVX512_TARGET /* tests/emulate_avx512.h runs these kernels on CPUs without AVX-512 */
 #define TT__AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
 #define TT__WIDEN_F16(p) \
     (tt__vf)_mm512_maskz_cvtph_ps((__mmask16)-1, _mm256_loadu_si256((const __m256i *)(const void *)(p)))
@@ -12140,11 +12153,12 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 #ifndef TT__TILES_TARGET
 #define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
 #define TT__TILES_HERE tt__tiles_here()
-/* gcc 12's intrinsics do not say that they read and write memory, nor which. KEEP: all that p points to. */
+/* gcc 12's tile intrinsics do not tell the compiler which memory they read and write. FENCE: the compiler
+   moves no access to memory across it. KEEP: the compiler keeps earlier stores to what p points to. */
 #define TT__TILES_FENCE __asm__ volatile("" ::: "memory")
 #define TT__TILES_KEEP(p) __asm__ volatile("" : : "r"(p) : "memory")
-/* AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX), and the kernel lets this process have its registers,
-   which it must ask for: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux,
+/* Returns whether the CPU has AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX) and Linux grants this
+   process the tile registers, for which it must ask: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux,
    Documentation/arch/x86/xstate.rst). */
 static bool tt__tiles_here(void)
 {
@@ -12159,7 +12173,7 @@ static bool tt__tiles_here(void)
 #endif
 #endif
 
-#ifdef __aarch64__ /* NEON is part of it */
+#ifdef __aarch64__ /* which always has NEON */
 #define TT__HAS_NEON
 #include <arm_neon.h>
 #define TT__LANES 4
@@ -12170,20 +12184,21 @@ static bool tt__tiles_here(void)
 #define TT__NARROW_F16(p, x) vst1_u16((p), vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)(x))))
 #if defined(__linux__) && (defined(__clang__) || __GNUC__ >= 10)
 #include <sys/auxv.h>
-/* HWCAP2_BF16, which old headers do not name */
+/* bit 14: HWCAP2_BF16, which old headers do not define */
 #define TT__NEON_DOT_HERE ((getauxval(AT_HWCAP2) >> 14 & 1) != 0)
 #ifdef __clang__
 #define TT__DOT_TARGET __attribute__((target("bf16")))
 #else
 #define TT__DOT_TARGET __attribute__((target("+bf16")))
 #endif
-/* BFMMLA, not BFDOT: it multiplies 2 rows of 4 elements by 2 columns, 16 products where BFDOT has 8 and a
-   fused multiply-add of fp32 has 4, and Neoverse V1 and N2 begin as many of either in a cycle (Arm's software
-   optimization guides, as LLVM's AArch64SchedNeoverseV1.td and N2.td have them). For that, panels are
-   regrouped after packing. It is two BFDOTs one after the other, so an element of C does not depend on its
-   neighbours; products and sums are rounded to odd, subnormals are 0 (Arm ARM, BFMMLA with FPCR.EBF = 0). As
-   assembly, because gcc 12 inlines the intrinsic only into functions for armv8.2-a or more, into which the
-   kernels' building blocks, compiled for what the user asks for, then may not be inlined. */
+/* Adds to `sum` (2 x 2) the product of 2 rows and 2 columns of 4 bf16 each, by BFMMLA. BFMMLA makes 16
+   products, BFDOT 8, and a fused multiply-add of fp32 makes 4; Neoverse V1 and N2 issue as many of either in
+   a cycle (Arm's software optimization guides, as quoted in LLVM's AArch64SchedNeoverseV1.td and N2.td).
+   BFMMLA needs panels that are regrouped after packing. BFMMLA equals two BFDOTs one after the other, so an
+   element of C does not depend on its neighbours. Products and sums are rounded to odd, subnormals count as 0
+   (Arm ARM, BFMMLA with FPCR.EBF = 0). Inline assembly, because gcc 12 inlines the intrinsic only into
+   functions for armv8.2-a or later; the kernels' building blocks, compiled for the user's target, could then
+   not be inlined into these. */
 TT__DOT_TARGET static inline __attribute__((always_inline))
 float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 {
@@ -12204,19 +12219,19 @@ float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 
 /* ==== src/cpu/kernels.h */
 /* ------------------------------------------------------------------------------------------------- vectors
-   A vector is TT__LANES floats, written with the vector extensions of gcc and clang, so that one text serves
-   every instruction set; only what those extensions cannot say, or say slowly (fused multiply-add, max,
-   square root, transposes, some loads) is spelled out for each. Names end in the instruction set through
-   TT__K(). */
+   A vector holds TT__LANES floats. Kernels use the vector extensions of gcc and clang, so that one source
+   serves every instruction set. Only operations that the extensions lack or compile badly (fused
+   multiply-add, max, square root, transposes, some loads) are written for each instruction set. TT__K()
+   appends the name of the instruction set to a name. */
 
 #define TT__JOIN2(name, isa) tt__##name##_##isa
 #define TT__JOIN(name, isa) TT__JOIN2(name, isa)
 #define TT__K(name) TT__JOIN(name, TT__ISA)
 #define TT__ALWAYS __attribute__((always_inline))
-#define TT__FN static TT__TARGET                                /* a kernel of this instruction set */
-#define TT__INLINE static inline TT__TARGET TT__ALWAYS          /* its building blocks              */
-#define TT__OUTLINE static TT__TARGET __attribute__((noinline)) /* what its kernels share           */
-/* The same with dot products, and with tiles. */
+#define TT__FN static TT__TARGET                                /* a kernel of this instruction set      */
+#define TT__INLINE static inline TT__TARGET TT__ALWAYS          /* a building block of kernels           */
+#define TT__OUTLINE static TT__TARGET __attribute__((noinline)) /* a function that several kernels share */
+/* Functions and building blocks that also use dot products of bf16, or tiles. */
 #define TT__DOT_FN static TT__DOT_TARGET __attribute__((noinline))
 #define TT__DOT_INLINE static inline TT__DOT_TARGET TT__ALWAYS
 #define TT__TILES_FN static TT__TILES_TARGET __attribute__((noinline))
@@ -12231,7 +12246,7 @@ extern const tt__isa_table TT__K(isa_table);
 
 /* ==== src/cpu/vectors.h */
 /* -------------------------------------------------------------------------------------- functions of vectors
-   Sums, exponentials, and the values and slopes of activations. */
+   Sums, exponentials, and the values and derivatives of activations. */
 
 #ifndef TT__UNROLL
 #define TT__PRAGMA(text) _Pragma(#text)
@@ -12240,13 +12255,13 @@ extern const tt__isa_table TT__K(isa_table);
 #define TT__UNROLL_BY(n) TT__PRAGMA(clang loop unroll_count(n))
 #else
 #define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
-#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* of a loop of any length */
+#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* for loops of any length */
 #endif
-/* A loop over i in [0, n) that is unrolled; n, at most 24, is known to the compiler. */
+/* An unrolled loop over i in [0, n). The compiler knows n, which is at most 24. */
 #define TT__EACH(i, n) TT__UNROLL(24) for (int i = 0; i < (n); i++)
 #endif
 
-#ifndef TT__SHUFFLE /* of two vectors of four floats */
+#ifndef TT__SHUFFLE /* picks four floats of two vectors of four */
 #if defined(__clang__) || __GNUC__ >= 12
 #define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
@@ -12271,7 +12286,7 @@ typedef uint16_t TT__K(vh) __attribute__((vector_size(2 * TT__LANES)));
 TT__INLINE tt__vf TT__K(zero)(void) { tt__vf v; memset(&v, 0, sizeof v); return v; }
 TT__INLINE tt__vf TT__K(splat)(float x) { return x - TT__K(zero)(); }
 TT__INLINE tt__vu TT__K(splat_u)(uint32_t x) { tt__vu v; memset(&v, 0, sizeof v); return x - v; }
-#ifdef TT__NEON /* gcc moves through two integer registers what memcpy copies */
+#ifdef TT__NEON /* gcc compiles memcpy to moves through two integer registers */
 TT__INLINE tt__vf TT__K(load)(const float *p) { return (tt__vf)vld1q_f32(p); }
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { vst1q_f32(p, (float32x4_t)v); }
 #else
@@ -12279,7 +12294,8 @@ TT__INLINE tt__vf TT__K(load)(const float *p) { tt__vf v; memcpy(&v, p, sizeof v
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { memcpy(p, &v, sizeof v); }
 #endif
 
-/* The first TT__LANES of n elements; zeros beyond n. Mostly n is at least TT__LANES: less is out of line. */
+/* Loads n < TT__LANES elements; lanes beyond n are 0. Out of line, as store_some is, because load_n and
+   store_n mostly have at least TT__LANES elements. */
 TT__OUTLINE tt__vf TT__K(load_some)(const float *p, int64_t n)
 {
     tt__vf v = TT__K(zero)();
@@ -12302,7 +12318,7 @@ TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
 #define TT__OF_THREE(name, result) \
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
-#if TT__LANES == 16 /* masked with all ones: g++ 12 warns of its header's plain forms */
+#if TT__LANES == 16 /* masked with all ones, because g++ 12 warns about its header's plain forms */
 TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
 TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
@@ -12312,7 +12328,7 @@ TT__OF_THREE(fma, _mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c))
 TT__OF_TWO(max, _mm256_max_ps((__m256)a, (__m256)b))
 TT__OF_TWO(min, _mm256_min_ps((__m256)a, (__m256)b))
 TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { return (tt__vf)_mm256_sqrt_ps((__m256)a); }
-#elif defined(TT__NEON) /* maximum and minimum as x86 has them: the second operand for NaN */
+#elif defined(TT__NEON) /* max and min return the second operand if one is NaN, as on x86 */
 TT__OF_THREE(fma, vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b))
 TT__OF_TWO(max, vbslq_f32((uint32x4_t)(a > b), (float32x4_t)a, (float32x4_t)b))
 TT__OF_TWO(min, vbslq_f32((uint32x4_t)(a < b), (float32x4_t)a, (float32x4_t)b))
@@ -12324,7 +12340,7 @@ TT__OF_TWO(min, ((tt__vi)a & (tt__vi)(a < b)) | ((tt__vi)b & ~(tt__vi)(a < b)))
 TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { for (int i = 0; i < TT__LANES; i++) a[i] = sqrtf(a[i]); return a; }
 #endif
 
-/* Lanes are added pairwise in a fixed order. */
+/* Returns the sum of the lanes, added pairwise in a fixed order. */
 TT__INLINE float TT__K(sum)(tt__vf v)
 {
     float lane[TT__LANES];
@@ -12343,7 +12359,7 @@ TT__INLINE float TT__K(max_lane)(tt__vf v)
     return m;
 }
 
-/* c[0] x^(n - 1) + ... + c[n - 1] */
+/* Returns c[0] x^(n - 1) + ... + c[n - 1]. */
 TT__INLINE tt__vf TT__K(polynomial)(const float *c, const int n, tt__vf x)
 {
     tt__vf p = TT__K(splat)(c[0]);
@@ -12352,8 +12368,8 @@ TT__INLINE tt__vf TT__K(polynomial)(const float *c, const int n, tt__vf x)
     return p;
 }
 
-/* e^x, relative error < 2e-7; 0 below -87.3 (where the result would be subnormal), clamped above 88.7; NaN
-   in, NaN out. Range reduction and polynomial after Cephes' expf. */
+/* Returns e^x with a relative error < 2e-7; 0 below -87.3 (where the result would be subnormal), e^88.7 above
+   88.7, NaN for NaN. The range reduction and the polynomial follow Cephes' expf. */
 TT__INLINE tt__vf TT__K(exp)(tt__vf x)
 {
     static const float c[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
@@ -12365,27 +12381,27 @@ TT__INLINE tt__vf TT__K(exp)(tt__vf x)
     tt__vf r = TT__K(fma)(n, TT__K(splat)(-0.693359375f), y);
     r = TT__K(fma)(n, TT__K(splat)(2.12194440e-4f), r);
     tt__vf p = TT__K(fma)(TT__K(polynomial)(c, 6, r), r * r, r + 1.0f);
-    /* 2^n in two factors, so that n = 128 does not overflow the exponent field on the way */
+    /* 2^n in two factors, so that n = 128 does not overflow the exponent field */
     tt__vi e = (tt__vi)shifted - (tt__vi)magic, half = e >> 1;
     p = p * (tt__vf)((half + 127) << 23) * (tt__vf)((e - half + 127) << 23);
     tt__vi bits = ((tt__vi)p & ~zero_result & ~nan) | ((tt__vi)x & nan);
     return (tt__vf)bits;
 }
 
-/* 2^x for x <= 127, relative error < 2e-7; 2^-126 for all x below -126. NaN in, NaN out. */
+/* Returns 2^x for x <= 127 with a relative error < 2e-7; 2^-126 for x below -126, NaN for NaN. */
 TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
 {
-    /* minimax in relative error with 2^0 = 1 */
+    /* a minimax polynomial in relative error, with 2^0 = 1 exactly */
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
     const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     x = TT__K(max)(TT__K(splat)(-126.0f), x); /* in this order: max() gives its second operand for NaN */
     tt__vf shifted = x + magic, r = x - (shifted - magic);
-    /* the low bits of shifted are the exponent, biased */
+    /* the low bits of `shifted` are the biased exponent */
     return TT__K(polynomial)(c, 7, r) * (tt__vf)((tt__vi)shifted << 23);
 }
 
-/* erf(x), absolute error < 2e-7: x P(x^2) / Q(x^2) on [-4, 4], as used by Eigen and XLA. */
+/* Returns erf(x) with an absolute error < 2e-7: x P(x^2) / Q(x^2) on [-4, 4], as in Eigen and XLA. */
 TT__INLINE tt__vf TT__K(erf)(tt__vf x)
 {
     static const float p[] = {-2.72614225801306e-10f, 2.77068142495902e-08f, -2.10102402082508e-06f,
@@ -12399,8 +12415,8 @@ TT__INLINE tt__vf TT__K(erf)(tt__vf x)
     return (tt__vf)(((tt__vi)e & ~nan) | ((tt__vi)x & nan));
 }
 
-/* tanh(x), relative error < 5e-7: rational approximation used by Eigen. Exactly 1 or -1 where that is as
-   near: 1 - tanh^2 times a large number must be 0 there. */
+/* Returns tanh(x) with a relative error < 5e-7, by Eigen's rational approximation. The result is exactly 1 or
+   -1 where these are as near, because 1 - tanh^2 times a large number must be 0 there. */
 TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
 {
     static const float p[] = {-2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f,
@@ -12432,7 +12448,7 @@ TT__INLINE tt__vf TT__K(act)(const int kind, tt__vf x) /* kind: tt__act */
     }
 }
 
-/* d act(x) / dx from what the table says is saved: the input x, or the output y for RELU and TANH. */
+/* Returns d act(x) / dx from the saved value s: the output act(x) for RELU and TANH, else the input x. */
 TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
 {
     switch (kind) {
@@ -12441,7 +12457,7 @@ TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
         return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
     }
     case TT__ACT_GELU_TANH: {
-        /* no infinity times 0; NaN stays NaN */
+        /* avoids infinity times 0; NaN stays NaN */
         s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s));
         tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
         return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f
@@ -12467,7 +12483,7 @@ TT__INLINE void TT__K(act_each)(const int kind, float *y, const float *x, const 
     }
 }
 
-/* y = act(x), or, unless `saved` is NULL, x act'(saved). y may be x. */
+/* Computes y = act(x) if `saved` is NULL, else y = x act'(saved), over a row of n floats. y may be x. */
 TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float *saved, int64_t n)
 {
     switch (kind) {
@@ -12482,20 +12498,21 @@ TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float 
 
 /* ==== src/cpu/halves.h */
 /* ---- 16-bit floats by the vector ----
-   The bits are those of tt__from_bf16 and so on, but of NaNs where f16 is converted by an instruction. */
+   Results have the same bits as from tt__from_bf16, tt__to_bf16, tt__from_f16 and tt__to_f16, except NaNs
+   where an instruction converts f16. */
 
 TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b)
 {
     return (a & (tt__vu)mask) | (b & ~(tt__vu)mask);
 }
 
-#ifdef TT__NEON /* of the conversion below gcc makes one for each lane */
+#ifdef TT__NEON /* gcc compiles the conversion below to one for each lane */
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { return (tt__vu)vmovl_u16(vld1_u16(p)); }
 TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { vst1_u16(p, vmovn_u32((uint32x4_t)u)); }
 #else
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p)
 {
-#if TT__LANES == 16 /* of the conversion below gcc 12 makes two of half the width */
+#if TT__LANES == 16 /* gcc 12 compiles the conversion below to two of half the width */
     return (tt__vu)_mm512_maskz_cvtepu16_epi32((__mmask16)-1,
                                                _mm256_loadu_si256((const __m256i *)(const void *)p));
 #else
@@ -12513,8 +12530,8 @@ TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u)
 
 typedef char TT__K(knows_all_floats)[TT__FLOATS == 3 ? 1 : -1];
 
-/* Runs a statement with D the dtype of a float, or of one of 16 bits, as a constant: it has a loop without a
-   branch on it for each. */
+/* Runs a statement in which D is a constant, the dtype of a float (TT__BY_HALF: of a 16-bit float). Loops in
+   the statement are compiled once for each dtype, without a branch on the dtype. */
 #define TT__BY_HALF(dtype, D, statement) \
     do { \
         if ((dtype) == TT_BF16) { const tt_dtype D = TT_BF16; statement; } \
@@ -12533,7 +12550,7 @@ TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
     return TT__WIDEN_F16(p);
 #else
     tt__vu u = TT__K(load_h)(p), magnitude = (u & 0x7fff) << 13, sign = (u & 0x8000) << 16;
-    /* A subnormal's fraction, put below a leading 2^-14, is freed of it again by the subtraction. */
+    /* A subnormal's fraction first gets a leading 2^-14; the subtraction takes 2^-14 away. */
     tt__vf subnormal = (tt__vf)(magnitude + (113u << 23)) - (tt__vf)TT__K(splat_u)(113u << 23);
     tt__vu normal = magnitude + (112u << 23);
     normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity, NaN */
@@ -12561,8 +12578,9 @@ TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
 #endif
 }
 
-/* Stochastic rounding: up with a probability equal to the dropped fraction, by 16 random bits in each lane.
-   To the nearest instead what is not finite and, in f16, from 65504 on, where nearest overflows no sooner. */
+/* Rounds x to 16 bits stochastically: up with a probability equal to the dropped fraction, by 16 random bits
+   in each lane. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to nearest, so
+   that they overflow no sooner than rounding to nearest does: at 65520. */
 TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype dtype)
 {
     tt__vu u = (tt__vu)x, magnitude = u & 0x7fffffff;
@@ -12579,13 +12597,14 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
     tt__vu r = (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
     r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* up: 0 or -1 */
-    /* 65504 and more: to the nearest */
+    /* 65504 and more: to nearest */
     r = TT__K(select)(magnitude >= 0x477fe000, TT__K(splat_u)(0x7bff), r);
     r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* The rest of load_as and store_as, out of line because many places have it for few elements. */
+/* Does the loads that load_as leaves: f16, and fewer than TT__LANES elements. Out of line, as store_rest is,
+   because many places call it for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};
@@ -12604,7 +12623,7 @@ TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x,
     memcpy((uint16_t *)p + i, some, (size_t)n * 2);
 }
 
-/* As load_n and store_n, from element i of a float array of any dtype. */
+/* Loads the first TT__LANES of n elements from element i of an array of any float dtype, zeros beyond n. */
 TT__INLINE tt__vf TT__K(load_as)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     if (n >= TT__LANES && dtype == TT_F32) return TT__K(load)((const float *)p + i);
@@ -12620,9 +12639,9 @@ TT__INLINE void TT__K(store_as)(void *p, tt_dtype dtype, int64_t i, tt__vf x, in
 }
 
 /* ==== src/cpu/rows.h */
-/* ---- rows as floats: through these, a kernel of floats reads and writes rows of any float dtype ---- */
+/* ---- rows as floats: these functions let a kernel of floats read and write rows of any float dtype ---- */
 
-/* dtype bf16 or f16 */
+/* Converts n numbers of bf16 or f16 to float. */
 TT__OUTLINE void TT__K(row_widen)(float *to, const void *from, tt_dtype dtype, int64_t n)
 {
     const uint16_t *h = (const uint16_t *)from;
@@ -12639,7 +12658,7 @@ TT__OUTLINE void TT__K(row_narrow)(void *to, const float *from, tt_dtype dtype, 
     if (i < n) TT__K(store_as)(h, dtype, i, TT__K(load_n)(from + i, n - i), n - i);
 }
 
-/* y = a x + b z over a row; z may be NULL. */
+/* Computes y = a x + b z over a row of n floats; without z (NULL), y = a x. */
 TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const float *z, int64_t n)
 {
     for (int64_t c = 0; c < n; c += TT__LANES) {
@@ -16233,8 +16252,8 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 #endif /* TT__KERNELS_ELSEWHERE */
 
 /* ==== src/cpu/undo.h */
-/* What differs between instruction sets is undone, but for TT__LANES, by which the file sees that it is in a
-   reading for one of them. */
+/* Undefines the macros that differ between instruction sets, except TT__LANES, which tells tinytrain.h that
+   it includes itself for an instruction set. */
 #undef TT__ISA
 #undef TT__TARGET
 #undef TT__NEON
