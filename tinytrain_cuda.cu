@@ -33,26 +33,26 @@
 
 /* ==== src/cuda/portability.cuh */
 // =============================================================================================== portability
-// The only place with inline assembly, and the only one that knows of the emulator (tests/cuda_emu), whose
-// header defines TT_EMULATE and has functions of the same names. Fragments and their layouts: PTX ISA,
-// "Warp-level matrix instructions". g = lane/4, t = lane%4.
+// All inline assembly is in this file. No other file knows of the emulator (tests/cuda_emu), whose header
+// defines TT_EMULATE and functions of the same names. PTX ISA, "Warp-level matrix instructions", describes
+// fragments and their layouts; below, g = lane/4 and t = lane%4.
 #ifndef TT_EMULATE
 #define TT__UNROLL _Pragma("unroll")
-#define TT__ROLLED _Pragma("unroll 1") // stays as short as it is written
-// A shared array: TT__SHARED(float, tile, [32][33]); a shared scalar: TT__SHARED(int, count, );
+#define TT__ROLLED _Pragma("unroll 1") // the loop is never unrolled, so that its code stays short
+// Declares a shared array, TT__SHARED(float, tile, [32][33]), or a shared scalar, TT__SHARED(int, count, ).
 #define TT__SHARED(T, name, dims) __shared__ __align__(128) T name dims
-// The launch's dynamic shared memory, aligned to 128 bytes.
+// Declares `name`, the launch's dynamic shared memory, aligned to 128 bytes.
 #define TT__DYN_SHARED(T, name)                                    \
     extern __shared__ __align__(128) unsigned char tt__dyn_smem[]; \
     T *name = (T *)tt__dyn_smem
-// TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in
-// parentheses: (kernel<64, 2>). The stream may be a tt__stream.
+// Launches a kernel: TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) is a cudaError_t. A
+// template needs parentheses: (kernel<64, 2>). The stream may be a tt__stream.
 #define TT__LAUNCH(kernel, grid, block, shared, stream, ...) \
     tt__launch_kernel(kernel, grid, block, shared, tt__stream_of(stream), __VA_ARGS__)
 
-// A stream. chains: a kernel that it is given may be brought onto the device while the one before ends, which
-// takes the gap between the two away (CUDA C++ Programming Guide, "Programmatic Dependent Launch"). Kernels
-// wait for those before them in tt__begin_kernel.
+// A stream. chains: a kernel may be brought onto the device while the stream's previous kernel ends, which
+// removes the gap between the two (CUDA C++ Programming Guide, "Programmatic Dependent Launch"). Kernels wait
+// for the previous kernels in tt__begin_kernel.
 struct tt__stream { cudaStream_t it; bool chains; operator cudaStream_t() const { return it; } };
 inline tt__stream tt__stream_of(const tt__stream &s) { return s; }
 inline tt__stream tt__stream_of(cudaStream_t s) { return {s, false}; }
@@ -73,8 +73,8 @@ inline cudaError_t tt__launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block
     return cudaLaunchKernelEx(&c, kernel, static_cast<A &&>(arguments)...);
 }
 
-// The first statement of each kernel. From here on all is done that the kernels before this one do, however
-// it was launched, and the kernel behind may come onto the device.
+// Waits until the stream's previous kernels are done, however this kernel was launched, and lets the next
+// kernel come onto the device. Each kernel calls this function first.
 __device__ __forceinline__ void tt__begin_kernel()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -83,8 +83,8 @@ __device__ __forceinline__ void tt__begin_kernel()
 #endif
 }
 
-// x, of which the compiler knows nothing: what comes of it is not computed before a loop that has no register
-// for it.
+// Returns x. The compiler knows nothing about the result, so it does not compute values from it ahead of a
+// loop that has no registers for them.
 __device__ __forceinline__ int tt__opaque(int x)
 {
     asm volatile("" : "+r"(x));
@@ -96,9 +96,9 @@ __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-// d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major); T is __nv_bfloat16 or __half, two to a
-// register, the lower column or row in the lower half. a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8, 2t+8;
-// b: rows 2t, 2t+8 of column g; d: (g, 2t), (g, 2t+1), (g+8, ...).
+// Computes d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major). T is __nv_bfloat16 or __half; a
+// register holds two numbers, the number of the lower column or row in its lower half. a: rows g, g+8, g, g+8
+// of columns 2t, 2t, 2t+8, 2t+8; b: rows 2t, 2t+8 of column g; d: (g, 2t), (g, 2t+1), (g+8, ...).
 template <class T>
 __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <>
@@ -119,8 +119,8 @@ __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
                      "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// d (16 x 8) += a (16 x 8) b (8 x 8) in TF32, of numbers that tt__tf32 rounded. a: rows g, g+8, g, g+8 of
-// columns t, t, t+4, t+4; b: rows t, t+4.
+// Computes d (16 x 8) += a (16 x 8) b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. a: rows g,
+// g+8, g, g+8 of columns t, t, t+4, t+4; b: rows t, t+4 of column g.
 __device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2])
 {
@@ -141,15 +141,16 @@ __device__ __forceinline__ float tt__exp2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// Both halves of a product; of 64-bit C++ the compiler makes an addition more.
+// Computes the lower and the upper half of a b. A 64-bit product in C++ would cost one more addition.
 __device__ __forceinline__ void tt__multiply(uint32_t a, uint32_t b, uint32_t &low, uint32_t &high)
 {
     asm("{ .reg .u64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }"
         : "=r"(low), "=r"(high) : "r"(a), "r"(b));
 }
-// The compiler forgets what it knows of x, so that it computes again what depends on it.
+// Makes the compiler forget what it knows about x, so that it recomputes values that depend on x.
 __device__ __forceinline__ void tt__forget(uint32_t &x) { asm volatile("" : "+r"(x)); }
-// One instruction each, within 1 ulp; subnormal numbers count as 0.
+// Returns 1 / x by one instruction, within 1 ulp, as tt__root returns the square root; subnormal numbers
+// count as 0.
 __device__ __forceinline__ float tt__reciprocal(float x)
 {
     float r;
@@ -162,8 +163,9 @@ __device__ __forceinline__ float tt__root(float x)
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// 8 x 8 matrices of 16-bit numbers from shared memory: lane 8j+i names row i (16 bytes) of matrix j. A thread
-// gets columns 2t and 2t+1 of row g of each; with _trans of its transpose.
+// Loads 1, 2 or 4 matrices of 8 x 8 16-bit numbers from shared memory. Lane 8j+i passes the address of row i
+// (16 bytes) of matrix j. A thread gets columns 2t and 2t+1 of row g of each matrix or, by functions whose
+// name ends in _trans, of its transpose.
 __device__ __forceinline__ void tt__ldmatrix_x1(uint32_t &r, const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
@@ -194,9 +196,9 @@ __device__ __forceinline__ void tt__ldmatrix_x4_trans(uint32_t (&r)[4], const vo
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(tt__shared_address(row)) : "memory");
 }
-// Copies device memory to shared memory in the background; the bytes from `bytes` on become zero. Done after
-// the commit and the wait that leaves at most N later groups under way, for the thread's own copies: a
-// barrier comes between that wait and the use by other threads.
+// Copies device memory to shared memory asynchronously; the bytes from `bytes` on become zero.
+// tt__cp_async_commit ends a group of copies, and tt__cp_async_wait<N> waits until at most the thread's N
+// latest groups are in flight. Other threads may read the copies after a barrier that follows the wait.
 __device__ __forceinline__ void tt__cp_async_4(void *to, const void *from, int bytes = 4)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
@@ -218,9 +220,9 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Products by a warpgroup: four warps together, the first of a number that is a multiple of 4. They run
-// beside the instructions behind them. Of d (64 x 64) warp i has rows 16 i ... 16 i + 15, in tiles of 16 x 8
-// as in tt__mma_16816. Only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+// Products by a warpgroup: four successive warps, the first of which has a number that is a multiple of 4.
+// The products run asynchronously. Warp i has rows 16 i to 16 i + 15 of d (64 x 64), in tiles of 16 x 8 as in
+// tt__mma_16816. Only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define TT__HAS_WGMMA true
 #define TT__WGMMA(...) asm volatile(__VA_ARGS__)
@@ -228,7 +230,7 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 #define TT__HAS_WGMMA false
 #define TT__WGMMA(...) __trap()
 #endif
-// The upper half of a matrix descriptor: groups of 8 rows are 1,024 bytes apart, 128-byte swizzling.
+// Upper half of a matrix descriptor: groups of 8 rows are 1,024 bytes apart, with 128-byte swizzling.
 #define TT__WGMMA_HIGH 0x40000040
 #define TT__WGMMA_ROW(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define TT__WGMMA_SUMS(d, n) TT__WGMMA_ROW(d, n), TT__WGMMA_ROW(d, n + 1), TT__WGMMA_ROW(d, n + 2), \
@@ -242,8 +244,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define TT__WGMMA_SUMS_64(d) TT__WGMMA_SUMS(d, 0)
 #define TT__WGMMA_SUMS_128(d) TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)
-// d = a b^T, or d += a b^T if `add`, of 64 rows of a and 8 TILES rows of b, of 16 columns each: matrices of
-// tt__wgmma_matrix.
+// Defines tt__wgmma_rows, which computes d = a b^T, or d += a b^T if `add`. a has 64 rows and b has 8 TILES
+// rows, of 16 columns each; tt__wgmma_matrix makes the arguments a and b.
 #define TT__WGMMA_ROWS(T, name, TILES, n, list, sums, ra, rb, radd, rhigh)                        \
     template <>                                                                                   \
     __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[TILES][4], uint32_t a, uint32_t b, \
@@ -261,7 +263,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     TT__WGMMA_ROWS(__half, "f16", TILES, n, list, sums, ra, rb, radd, rhigh)
 TT__WGMMA_ROWS_OF(8, "n64", TT__WGMMA_LIST, TT__WGMMA_SUMS_64, "%32", "%33", "%34", "%35")
 TT__WGMMA_ROWS_OF(16, "n128", TT__WGMMA_LIST_128, TT__WGMMA_SUMS_128, "%64", "%65", "%66", "%67")
-// d += a b of a (64 x 16) in registers, those of a warp as in tt__mma_16816, and of 16 rows of 64 columns.
+// Computes d += a b. a (64 x 16) is in registers, in each warp as in tt__mma_16816; b (16 x 64) is from
+// tt__wgmma_matrix.
 template <class T>
 __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b);
 #define TT__WGMMA_ADD(T, name)                                                                    \
@@ -275,7 +278,7 @@ __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b)
     }
 TT__WGMMA_ADD(__nv_bfloat16, "bf16")
 TT__WGMMA_ADD(__half, "f16")
-// d = a^T b, or d += a^T b if `add`, of 16 rows of 64 columns each.
+// Computes d = a^T b, or d += a^T b if `add`. a and b (16 x 64 each) are from tt__wgmma_matrix.
 template <class T>
 __device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
 #define TT__WGMMA_ACROSS(T, name)                                                                 \
@@ -290,14 +293,15 @@ __device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool 
     }
 TT__WGMMA_ACROSS(__nv_bfloat16, "bf16")
 TT__WGMMA_ACROSS(__half, "f16")
-// Before products whose registers other instructions have written; behind the last of them.
+// Must precede products whose registers other instructions have written. tt__wgmma_commit must follow the
+// last product of a group.
 __device__ __forceinline__ void tt__wgmma_fence() { TT__WGMMA("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void tt__wgmma_commit()
 {
     TT__WGMMA("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits for products until at most N of those groups are under way that were committed last. Their sums are
-// there behind tt__wgmma_done, which follows.
+// Waits until at most the N last committed groups of products are in flight. The sums of the other groups may
+// be read after tt__wgmma_done, which must follow.
 template <int N> __device__ __forceinline__ void tt__wgmma_wait()
 {
     TT__WGMMA("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -306,38 +310,41 @@ template <int TILES> __device__ __forceinline__ void tt__wgmma_done(float (&d)[T
 {
     TT__UNROLL for (int n = 0; n < TILES; n++) asm volatile("" : TT__WGMMA_ROW(d, n) :: "memory");
 }
-// Before the fence: what products read in registers is computed by then, and not between them.
+// Makes the compiler compute the registers a, which products read, here and not between the products. Must
+// precede the fence.
 template <int N> __device__ __forceinline__ void tt__wgmma_ready(uint32_t (&a)[N][4])
 {
     TT__UNROLL for (int k = 0; k < N; k++)
         asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3]) :: "memory");
 }
-// Between what the thread wrote to shared memory and the barrier behind which products read it.
+// Lets products read what the thread has written to shared memory. Must stand between the writes and the
+// barrier before the products.
 __device__ __forceinline__ void tt__wgmma_publish()
 {
     TT__WGMMA("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Barriers in shared memory (PTX ISA, "mbarrier"). A phase ends when `count` arrivals have come; the phases
-// 0, 1, 2 ... of a barrier have the parities 0, 1, 0 ... One thread initialises it before a __syncthreads.
+// Initialises a barrier in shared memory (PTX ISA, "mbarrier"). One thread calls this function before a
+// __syncthreads. A phase of the barrier ends after `count` arrivals; phases 0, 1, 2 ... have the parities
+// 0, 1, 0 ...
 __device__ __forceinline__ void tt__phases_init(uint64_t *barrier, int count)
 {
     TT__WGMMA("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(tt__shared_address(barrier)), "r"(count)
               : "memory");
 }
-// The reads and writes that the thread has made so far are done before the phase ends.
+// Arrives at the barrier. The thread's reads and writes so far are done before the phase ends.
 __device__ __forceinline__ void tt__phases_arrive(uint64_t *barrier)
 {
     TT__WGMMA("{.reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0];}" :: "r"(tt__shared_address(barrier))
               : "memory");
 }
-// The thread arrives when all copies by tt__cp_async_... that it has begun are done.
+// Arrives at the barrier when all copies that the thread has begun by tt__cp_async_... are done.
 __device__ __forceinline__ void tt__phases_arrive_with_copies(uint64_t *barrier)
 {
     TT__WGMMA("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(tt__shared_address(barrier))
               : "memory");
 }
-// Waits for the end of the phase of this parity: the current phase, or the one before it.
+// Waits for the end of the phase with this parity, which is the current phase or the phase before it.
 __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
 {
     uint32_t done = 1;
@@ -347,7 +354,7 @@ __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
                   : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
     } while (!done);
 }
-// A warpgroup gives registers away, or takes some: each of its threads has N of them afterwards.
+// Releases registers of a warpgroup, until each of its threads has N. tt__more_registers takes more of them.
 template <int N> __device__ __forceinline__ void tt__fewer_registers()
 {
     TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -356,8 +363,8 @@ template <int N> __device__ __forceinline__ void tt__more_registers()
 {
     TT__WGMMA("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-// Each of the four bytes of the result is byte s % 8 of low and high together, or that byte's highest bit in
-// all of its bits if s > 7; s: a hexadecimal digit of `selector`, the lowest first.
+// Returns four bytes, each chosen by a hexadecimal digit s of `selector`, the lowest digit for the lowest
+// byte: byte s % 8 of low and high together, or, if s > 7, that byte's highest bit in all 8 bits.
 __device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint32_t selector)
 {
     uint32_t r;
@@ -366,10 +373,11 @@ __device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint3
 }
 #endif
 
-// Where products of a warpgroup find rows in shared memory, the lower half of a matrix descriptor (PTX ISA,
-// "Matrix Descriptor Format", "Canonical Layouts"). The 16 bytes c of a row of 128 lie at c ^ row % 8, eight
-// rows after eight, the first at a multiple of 1,024 bytes; the leading dimension is not read. p: row 0 of a
-// group of 8, from a multiple of 16 columns on. What is so many bytes further is a 16th of them more.
+// Returns the lower half of the matrix descriptor of rows in shared memory that a warpgroup's product reads
+// (PTX ISA, "Matrix Descriptor Format", "Canonical Layouts"). Chunk c, of 16 bytes, of a row of 128 bytes is
+// stored at chunk c ^ row % 8. Groups of eight rows follow one another, the first at a multiple of 1,024
+// bytes; the leading dimension is not read. p: row 0 of a group of 8, at a multiple of 16 columns. The
+// descriptor of an address n bytes further is larger by n / 16.
 __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 {
     return (tt__shared_address(p) & 0x3ffff) >> 4 | 1 << 16;
@@ -379,9 +387,9 @@ __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 
 /* ==== src/cuda/handle.cuh */
 // ================================================================================================== device
-// Memory, copies, and what a program keeps on the device.
+// The state of an open CUDA device.
 
-namespace { // all but the table at the end
+namespace { // all of the product except tt__device and the table of functions at its end
 
 struct product_choice;
 struct tuned_product;
@@ -393,32 +401,31 @@ struct group_arguments;
 
 struct tt__device {
     int index;
-    tt__stream stream;      // of computation, and of all that is no launch
-    cudaStream_t beside[TT__STREAMS]; // the others, by their numbers, from the first use on
+    tt__stream stream;      // the compute stream, also of all calls that are not launches
+    cudaStream_t beside[TT__STREAMS]; // the other streams, by number; made at the first use
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
-    product_choice *choices; // TT__PRODUCT_CHOICES of them, see cuda_products.cuh
+    product_choice *choices; // array of TT__PRODUCT_CHOICES, see cuda_products.cuh
     int choice_count;
-    tuned_product *tuned;    // tuned_count of them: what was timed or learnt
+    tuned_product *tuned;    // array of tuned_count products that were timed or learnt
     int tuned_count;
-    product_trial *trial;    // of the product that is timed; NULL: none is
-    collected_products *collected; // where matmul puts products that it is not to make; NULL: it makes them
-    group_arguments *arguments; // of tensors that share a launch, see ops/optimizers/cuda.cuh
-    bool waits;             // after each op, and records nothing: environment TINYTRAIN_CUDA_SYNC=1
-    bool wgmma;             // attention by warpgroups; environment TINYTRAIN_WGMMA=0: never
-    bool lost;              // an error has ended all work on the device, and `error` stays what it is
+    product_trial *trial;    // trial of the product that is being timed; NULL: none is
+    collected_products *collected; // list to which matmul adds products instead of computing them; NULL: none
+    group_arguments *arguments; // arguments of tensors that share a launch, see ops/optimizers/cuda.cuh
+    bool waits;             // wait after each op and record no graphs: environment TINYTRAIN_CUDA_SYNC=1
+    bool wgmma;             // attention uses warpgroups; never with environment TINYTRAIN_WGMMA=0
+    bool lost;              // an error has ended all work on the device; `error` no longer changes
     char error[512];
-    char peer[704];         // cuda_peer's sentence
+    char peer[704];         // the sentence that cuda_peer returns
 };
 
 /* ==== src/cuda/device.cuh */
 // ---------------------------------------------------------------------------------------------------- device
-// The functions of tt__backend but for launches: open and close, memory, copies, events, errors.
+// The functions of tt__backend except launches: open and close, memory, copies, events, errors.
 
 namespace {
 
 // --------------------------------------------------------------------------------------- devices and streams
-// The table of backend functions, but for launches.
 
 enum { TT__PRODUCT_CHOICES = 4096 };
 
@@ -433,8 +440,8 @@ tt_status fail(tt__device *d, tt_status status, const char *format, ...)
     return status;
 }
 
-// Whether every later call in this process returns this error too (CUDA Runtime API, "Data types used by CUDA
-// Runtime": "the process must be terminated and relaunched").
+// Returns whether every later call in this process returns the error e, too (CUDA Runtime API, "Data types
+// used by CUDA Runtime": "the process must be terminated and relaunched").
 bool ends_all(cudaError_t e)
 {
     switch (e) {
@@ -446,7 +453,7 @@ bool ends_all(cudaError_t e)
     }
 }
 
-// TT_OK, or TT_ERR_DEVICE with what was being done.
+// Returns TT_OK, or after an error fails with TT_ERR_DEVICE or TT_ERR_MEMORY; `what` names the call.
 tt_status check(tt__device *d, cudaError_t e, const char *what)
 {
     if (e == cudaSuccess) return TT_OK;
@@ -461,10 +468,10 @@ tt_status check(tt__device *d, cudaError_t e, const char *what)
     return status;
 }
 
-// Makes d the thread's device; false after fail, and if d can do nothing more.
+// Makes d the thread's device. Returns false after fail, or if d is lost.
 bool use(tt__device *d) { return !d->lost && check(d, cudaSetDevice(d->index), "cudaSetDevice") == TT_OK; }
 
-// Waits for all streams of the thread's device.
+// Waits for all streams of d, the thread's device, and returns the first error.
 cudaError_t drain(tt__device *d)
 {
     cudaError_t first = cudaStreamSynchronize(d->stream);
@@ -475,7 +482,7 @@ cudaError_t drain(tt__device *d)
     return first;
 }
 
-// The stream of a number, which is made when it is first asked for; NULL after fail.
+// Returns stream `number`, which is made at the first call; NULL after fail.
 cudaStream_t stream_of(tt__device *d, int number)
 {
     if (number == TT__COMPUTE_STREAM) return d->stream;
@@ -499,11 +506,11 @@ void cuda_close(tt__device *d)
     free(d);
 }
 
-// CUDA's spelling of versions: 1000 * major + 10 * minor.
+// Major and minor number of a CUDA version, 1000 * major + 10 * minor.
 #define TT__VERSION_OF(version) (version) / 1000, (version) % 1000 / 10
 
 #ifdef __CUDA_ARCH_LIST__
-const int built_archs[] = {__CUDA_ARCH_LIST__}; // 100 * major + 10 * minor, of what nvcc compiles this for
+const int built_archs[] = {__CUDA_ARCH_LIST__}; // nvcc's targets, as 100 * major + 10 * minor
 #else
 const int built_archs[] = {0};
 #endif
@@ -528,7 +535,7 @@ void print_archs(text_buffer *text)
         print(text, "%s%d.%d", k ? ", " : "", built_archs[k] / 100, built_archs[k] / 10 % 10);
 }
 
-// Why there is no device.
+// Writes to `to` why there is no device, from the error e of cudaGetDeviceCount.
 void explain(cudaError_t e, char *to, size_t capacity)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -552,7 +559,7 @@ void explain(cudaError_t e, char *to, size_t capacity)
 
 __global__ void add_counts(const float *counts, double *totals, bool add);
 
-// Has the device machine code of the kernels, or can its driver make it from their PTX?
+// Fails if there is no machine code of the kernels for the device and its driver cannot make any from PTX.
 tt_status check_kernels(tt__device *d)
 {
     const int major = d->properties.major, minor = d->properties.minor;
@@ -574,8 +581,9 @@ tt_status check_kernels(tt__device *d)
                 d->properties.name, major, minor, archs, major, minor);
 }
 
-// May kernels come onto the device before those in front of them are done, also in graphs (since CUDA 12.3)?
-// Kernels made for older devices, which a driver fits to newer ones, do not wait for those.
+// Returns whether kernels may come onto the device before the stream's previous kernels are done, also in
+// graphs (since CUDA 12.3). Kernels compiled for older devices, which a driver adapts to newer ones, may not:
+// they do not wait for the previous kernels.
 bool chains_kernels(const tt__device *d)
 {
     cudaFuncAttributes attributes;
@@ -592,8 +600,8 @@ __global__ void find_wgmma(int *to)
     *to = TT__HAS_WGMMA;
 }
 
-// Whether attention takes kernels of warpgroups (see >>attention): the device has wgmma, and its machine code
-// of this file uses it.
+// Sets d->wgmma, whether attention uses the kernels of warpgroups (src/ops/attention): the device has wgmma,
+// and its machine code of this file uses it.
 tt_status choose_wgmma(tt__device *d)
 {
     const char *asked = getenv("TINYTRAIN_WGMMA");
@@ -643,7 +651,7 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
     return NULL;
 }
 
-// A line of a file, or "".
+// Reads the first line of a file, or "" if there is none.
 void first_line(const char *path, char to[128])
 {
     FILE *f = fopen(path, "r");
@@ -673,7 +681,7 @@ void describe_device(text_buffer *text, int index)
           index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
     print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n",
           p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
-    // Slower while nothing runs.
+    // The maximum speed, because the link is slower while nothing runs.
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID,
              p.pciBusID, p.pciDeviceID);
     first_line(path, speed);
@@ -705,7 +713,7 @@ void cuda_describe(tt_context *ctx, int index, char *to, size_t capacity)
     if (cudaGetDeviceCount(&devices) != cudaSuccess) cudaGetLastError();
     if (devices) cudaGetDevice(&now);
     for (int k = 0; k < devices; k++) describe_device(&text, k);
-    for (int k = -1; k < devices && devices > 1; k++) { // who reaches whose memory without the host
+    for (int k = -1; k < devices && devices > 1; k++) { // which devices can access each other's memory
         print(&text, k < 0 ? "peers:" : "%6d", k);
         for (int j = 0; j < devices; j++) {
             if (k < 0) print(&text, " %3d", j);
@@ -746,7 +754,7 @@ void cuda_release(tt__device *d, void *memory)
     cudaFree(memory);
 }
 
-// Where managed memory is to be: CUDA 13 takes a structure where 12 takes the number of a device.
+// Returns device d as a place for managed memory: a structure since CUDA 13, the device's number before.
 #if CUDART_VERSION >= 13000
 cudaMemLocation place_of(const tt__device *d) { return {cudaMemLocationTypeDevice, d->index}; }
 #define TT__PREFETCH_FLAGS 0,
@@ -802,7 +810,7 @@ void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
     if (!use(d)) return NULL;
-    // Copies are asynchronous on every device, and kernels of every device may load from it.
+    // Portable: copies by every device are asynchronous. Mapped: kernels of every device may load from it.
     const cudaError_t e = cudaHostAlloc(&host, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     return check(d, e, "cudaHostAlloc") == TT_OK ? host : NULL;
 }
@@ -814,7 +822,7 @@ void cuda_release_host(tt__device *d, void *host)
     cudaFreeHost(host);
 }
 
-// CUDA sees by the addresses which way it goes.
+// Copies memory on a stream. CUDA tells the direction by the addresses.
 tt_status cuda_copy(tt__device *d, int stream, void *to, const void *from, size_t bytes)
 {
     cudaStream_t on = use(d) ? stream_of(d, stream) : NULL;
@@ -828,7 +836,7 @@ tt_status cuda_fill(tt__device *d, void *memory, int byte, size_t bytes)
     return bytes ? check(d, cudaMemsetAsync(memory, byte, bytes, d->stream), "fill") : TT_OK;
 }
 
-// Even of a device that is lost: nothing that another one may still use is released before.
+// Waits for all streams of d, even if d is lost, so that nothing is released that another device still uses.
 tt_status cuda_wait(tt__device *d)
 {
     const bool usable = use(d);
@@ -872,7 +880,8 @@ void cuda_release_event(tt__device *d, void *event)
     cudaEventDestroy((cudaEvent_t)event);
 }
 
-// A graph of what the streams would have done: the others join when they first wait for that of computation.
+// Begins to record a graph of what the streams are given. Streams other than the compute stream join the
+// recording when they first wait for the compute stream.
 tt_status cuda_capture(tt__device *d)
 {
     if (!use(d)) return TT_ERR_DEVICE;
@@ -922,11 +931,11 @@ template <class T> __device__ __forceinline__ T round_to(float x); // to nearest
 template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
-// The floats that this file tells apart: f32, bf16, and whatever is neither, which is f16.
+// This file distinguishes three floats: f32, bf16, and f16 for any other dtype.
 static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pack_as, round_16, lt_type, "
               "and whatever else has TT_BF16");
 
-// Runs CODE with T the C++ type of a dtype of floats of 16 bits, or of any.
+// Runs code in which T is the C++ type of a dtype of 16-bit floats, or (TT__WITH_TYPE) of any floats.
 #define TT__WITH_HALF(dtype, T, ...)                                         \
     do {                                                                    \
         if ((dtype) == TT_BF16) { typedef bf16 T; __VA_ARGS__; }            \
@@ -938,7 +947,7 @@ static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pa
         else TT__WITH_HALF(dtype, T, __VA_ARGS__);                          \
     } while (0)
 
-// Element i of an array of any dtype of floats, for arrays that are small or read rarely.
+// Returns element i of an array of any float dtype. For arrays that are small or rarely read.
 __device__ __forceinline__ float load_any(const void *p, tt_dtype dtype, int64_t i)
 {
     if (dtype == TT_F32) return ((const float *)p)[i];
@@ -950,7 +959,7 @@ __device__ __forceinline__ void store_any(void *p, tt_dtype dtype, int64_t i, fl
     else TT__WITH_HALF(dtype, T, ((T *)p)[i] = round_to<T>(x));
 }
 
-// Eight 16-bit floats in 16 bytes, the first in the lowest bits.
+// Converts the eight 16-bit floats in q to f32; the first is in the lowest bits.
 template <class T> __device__ __forceinline__ void widen8(float (&x)[8], const uint4 &q);
 template <> __device__ __forceinline__ void widen8<bf16>(float (&x)[8], const uint4 &q)
 {
@@ -958,7 +967,7 @@ template <> __device__ __forceinline__ void widen8<bf16>(float (&x)[8], const ui
     TT__UNROLL for (int k = 0; k < 8; k++)
         x[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16);
 }
-// The four that there are.
+// For f32, q holds only four numbers; the other four become 0.
 template <> __device__ __forceinline__ void widen8<float>(float (&x)[8], const uint4 &q)
 {
     x[0] = __uint_as_float(q.x); x[1] = __uint_as_float(q.y); x[2] = __uint_as_float(q.z);
@@ -972,12 +981,12 @@ template <> __device__ __forceinline__ void widen8<f16>(float (&x)[8], const uin
         x[k] = to_float(__ushort_as_half((unsigned short)(words[k / 2] >> (k % 2 * 16))));
 }
 
-// Two numbers rounded to nearest, the first in the lower bits.
+// Rounds two numbers to 16 bits, to nearest, and returns both, `low` in the lower bits.
 template <class T> __device__ __forceinline__ uint32_t pack(float low, float high);
 template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high)
 {
     const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    uint32_t bits; // both at once: to put halves together takes instructions
+    uint32_t bits; // both numbers at once, because joining two halves takes instructions
     memcpy(&bits, &v, sizeof bits);
     return bits;
 }
@@ -993,8 +1002,8 @@ __device__ __forceinline__ uint32_t pack_as(tt_dtype dtype, float low, float hig
     return dtype == TT_BF16 ? pack<bf16>(low, high) : pack<f16>(low, high);
 }
 
-// Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says
-// that p is one of 16 bytes.
+// Loads elements [i, i + 8) of p, of which the first `left` exist; the others become `absent`. i is a
+// multiple of 8; wide: p is a multiple of 16 bytes.
 __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left,
                                       bool wide, float absent = 0)
 {
@@ -1009,7 +1018,8 @@ __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dty
     }
 }
 
-// The same for the bits of 16-bit numbers.
+// Stores eight 16-bit numbers, whose bits are h, to elements [i, i + 8) of p, of which the first `left`
+// exist. i is a multiple of 8; wide: p is a multiple of 16 bytes.
 __device__ __forceinline__ void store8_bits(void *p, int64_t i, int64_t left, bool wide,
                                             const uint32_t (&h)[8])
 {
@@ -1040,7 +1050,7 @@ __device__ __forceinline__ void *row_at(const tt__mat &m, int64_t r)
     return (char *)m.data + r * m.ld * (m.dtype == TT_F32 ? 4 : 2);
 }
 
-// Whether every row of m begins at a multiple of 16 bytes.
+// Returns whether every row of m begins at a multiple of 16 bytes.
 inline bool is_wide(const tt__mat *m)
 {
     return (uintptr_t)m->data % 16 == 0 && (m->rows < 2 || m->ld * (m->dtype == TT_F32 ? 4 : 2) % 16 == 0);
@@ -1048,11 +1058,11 @@ inline bool is_wide(const tt__mat *m)
 
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
-// Of the normal distribution, e is the density at x, exp(-x^2 / 2) / sqrt(2 pi), and f e the share below
-// -|x|, with f a polynomial of t = 1 / (1 + 0.34 |x|), fitted here (the least greatest relative error for |x|
-// up to 6: 1.3e-7; 1.7e-4 at 14, where the share is 1e-44). GELU and its slope, which share f and the
-// density, are within 3e-7 of the exact ones for |x| up to 4, and of 1e-7 |x| beyond.
-struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that 0 e is 0
+// The normal distribution at x. e is the density, exp(-x^2 / 2) / sqrt(2 pi), and f e the probability of
+// numbers below -|x|. f is a polynomial of t = 1 / (1 + 0.34 |x|), fitted here to the least maximum of
+// relative errors (1.3e-7 for |x| up to 6; 1.7e-4 at 14, where the probability is 1e-44). GELU and its
+// derivative share f and e; their errors are at most 3e-7 for |x| up to 4, and 1e-7 |x| beyond.
+struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that reach e is 0 where e is
 
 __device__ __forceinline__ normal_tail tail_of(float x)
 {
@@ -1068,20 +1078,21 @@ __device__ __forceinline__ normal_tail tail_of(float x)
     return {f * t, tt__exp2(fmaf(-0.72134752f * x, x, -1.32574809f)), fminf(a, 14.0f)};
 }
 
-// 1 / (1 + exp(-x)).
+// Returns 1 / (1 + exp(-x)).
 __device__ __forceinline__ float sigmoid(float x)
 {
     return tt__reciprocal(1 + tt__exp2(-1.4426950408889634f * x));
 }
 
-// 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+// Returns 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3). square: x^2.
 __device__ __forceinline__ float share_by_tanh(float x, float square)
 {
     return tt__reciprocal(1 + tt__exp2(x * fmaf(-0.102943240f, square, -2.30220820f)));
 }
 
-// Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the
-// others. Where exp or tanh have run into 0 or 1, nothing is left of a product with a large x.
+// Returns an activation of x. activation_slope returns the derivative from the value that was saved: the
+// result for ReLU and tanh, the operand for the others. Where exp or tanh is rounded to 0 or 1, its slope is
+// 0, and the product of that slope and a large x is left out.
 __device__ __forceinline__ float activate(int act, float x)
 {
     switch (act) {
@@ -1101,12 +1112,12 @@ __device__ __forceinline__ float activation_slope(int act, float x)
     switch (act) {
     case TT__ACT_GELU: {
         const normal_tail n = tail_of(x);
-        const float below = (n.f - n.reach) * n.e; // the slope at -|x|
+        const float below = (n.f - n.reach) * n.e; // the derivative at -|x|
         return x < 0 ? below : 1 - below;
     }
     case TT__ACT_GELU_TANH: {
         const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
-        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the slope of 2u
+        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the derivative of 2u
         return ds > 0 ? fmaf(ds, du, s) : s;
     }
     case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
@@ -1119,7 +1130,7 @@ __device__ __forceinline__ float activation_slope(int act, float x)
     }
 }
 
-// A round of Philox4x32, with its key.
+// Computes one round of Philox4x32 on the counter c, with the round's key.
 __device__ __forceinline__ void philox_round(uint32_t (&c)[4], uint32_t k0, uint32_t k1)
 {
     uint32_t a_low, a_high, b_low, b_high;
@@ -1131,7 +1142,7 @@ __device__ __forceinline__ void philox_round(uint32_t (&c)[4], uint32_t k0, uint
     c[3] = a_low;
 }
 
-// Philox4x32, as in tinytrain.h.
+// Computes Philox4x32 of a counter, as tt__philox_rounds in tinytrain.h does.
 template <int ROUNDS = 10>
 __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t key, uint32_t (&out)[4])
 {
@@ -1143,8 +1154,7 @@ __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t ke
     }
 }
 
-// The keys of the rounds of a draw, for kernels that draw with few keys from shared memory, two rounds a
-// load.
+// The keys of all rounds of a draw, two rounds in a uint4, for kernels with few keys in shared memory.
 typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
 __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
 {
@@ -1155,7 +1165,7 @@ __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
     }
 }
 
-// The key of a stream of random numbers, as tt__stream_key makes it.
+// Returns the key of a stream of random numbers, as tt__stream_key does.
 __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t b)
 {
     const uint32_t counter[4] = {(uint32_t)a, (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), (uint32_t)b,
@@ -1165,7 +1175,7 @@ __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint
     return (uint64_t)out[1] << 32 | out[0];
 }
 
-// The sum over a warp, in every lane, in a fixed order.
+// Returns the sum over a warp, added in a fixed order, in every lane.
 template <class V> __device__ __forceinline__ V warp_sum(V v)
 {
     TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
@@ -1177,12 +1187,13 @@ __device__ __forceinline__ float warp_max(float v)
     return v;
 }
 
-// The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
+// Returns the sum over a block of THREADS threads, added in a fixed order, in every thread. All threads must
+// call this function.
 template <int THREADS, class V> __device__ __forceinline__ V block_sum(V v)
 {
     TT__SHARED(V, part, [THREADS / 32]);
     v = warp_sum(v);
-    __syncthreads(); // an earlier call may still be read
+    __syncthreads(); // threads may still read `part` of an earlier call
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
     __syncthreads();
     V sum = 0;
@@ -1199,8 +1210,8 @@ inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most)
     return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, most) : 1;
 }
 
-// Elements [4 i, 4 i + 4) of a parameter's first values from Philox block i, by the CPU's formulas
-// (tt__init_values, tt__normal4).
+// Writes n initial values of a parameter from element `first` on. Elements [4 i, 4 i + 4) come from Philox
+// block i, by the CPU's formulas (tt__init_values, tt__normal4).
 __global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t first, int64_t n,
                                                    tt_init init, uint64_t key)
 {
@@ -1242,18 +1253,18 @@ tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, 
 namespace {
 
 // ================================================================================================== rows
-// Ops that work row by row or element by element.
+// Building blocks of ops that work row by row or element by element.
 
 #define TT__ROW_THREADS 256
 struct loss_sums { double loss, weight, right; };
 
-// The resident bytes that a launch may use. Of matrix products cuBLASLt has the first part, and bias
-// gradients, or a bias in another dtype, the second; other kernels have all of it.
+// The resident workspace that a launch may use. In matrix products cuBLASLt uses the first part, and bias
+// gradients, or a bias in another dtype, the second part; other kernels use all of it.
 union resident_workspace {
     static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
     static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
     struct { unsigned char lt[LT_BYTES]; float bias[BIAS_BYTES / sizeof(float)]; } product;
-    float sums[BYTES / sizeof(float)]; // partial sums of kernels that sum in two steps
+    float sums[BYTES / sizeof(float)]; // partial sums, of kernels that sum in two steps
     double squares[BYTES / sizeof(double)];
     loss_sums losses[BYTES / sizeof(loss_sums)];
     unsigned words[BYTES / sizeof(unsigned)]; // bits of rows; counts of digits
@@ -1268,20 +1279,21 @@ __device__ __forceinline__ void load_group(float (&v)[8], const tt__mat &m, int6
     load8(v, row_at(m, r), m.dtype, c, n, vector);
 }
 
-// ---- sums over rows: parts in f32, then over the parts
+// ---- sums over rows: f32 sums of parts of the rows, then the sum of the parts
 
 __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
 {
     return load_any(m.data, m.dtype, i * m.ld + j);
 }
 
-// to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. There is nothing between the
-// members: gcc 12 with -ftrivial-auto-var-init clears other bytes than those between members of an array's.
+// A sum that is to be finished: to[c] = or += the sum over `parts` rows of `partial`, which are `stride`
+// floats apart. The structure has no padding, because in arrays of structures gcc 12 with
+// -ftrivial-auto-var-init clears other bytes than the padding.
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
-// 32 columns a block, whose 32 warps take parts in turn, 8 loads under way at a time: of the parts that there
-// are, all at once.
+// Finishes sums. A block has 32 columns, and its 32 warps take parts in turn; a thread has 8 loads in flight,
+// so that a block loads up to 256 parts at once.
 __global__ void __launch_bounds__(1024) finish_sums(const __grid_constant__ all_sums_to_finish all)
 {
     tt__begin_kernel();
@@ -1310,7 +1322,7 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// In one launch, but for those that add to the same.
+// Finishes all sums, in one launch unless several add to one result: these follow one another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -1341,7 +1353,8 @@ cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, 
     return run_all_finish_sums(d, &all);
 }
 
-// Sums of a block of 8 warps: lane i has columns [8 i, 8 i + 8) of 256. Thread k gets column k.
+// Sums 256 columns over the 8 warps of a block. Lane i passes columns [8 i, 8 i + 8); thread k gets the sum
+// of column k.
 __device__ __forceinline__ float sum_warps(const float (&v)[8])
 {
     TT__SHARED(float, part, [8][256]);
@@ -1353,22 +1366,24 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
     return sum;
 }
 
-// The number of blocks that sum `pieces` of rows: `each` for each of the device's processors, if the resident
-// memory behind its first `used` bytes has room for their f32 sums, `bytes` a block.
+// Returns the number of blocks that sum rows: `each` for each multiprocessor of the device, but at most
+// `pieces`, and at most as many as have room for their f32 sums, of `bytes` bytes a block, in the resident
+// workspace after its first `used` bytes.
 int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
     return max((int64_t)1, min(min(pieces, each * (int64_t)d->properties.multiProcessorCount), room));
 }
 
-#define TT__ROW_COLUMNS 4096 // of rows that fit the registers of a block
+#define TT__ROW_COLUMNS 4096 // max columns of rows that fit the registers of a block
 
-// Sums of columns of a gradient are the same bits whichever kernel leaves them, as a stage of a pipeline may
-// sum itself what it gets from the next: of the numbers as they are stored, in chunks of so many rows, which
-// the teams of a block (sum_teams) take in turn.
+// Returns the number of rows in a chunk of column sums. Each kernel that sums the columns of a gradient gives
+// the same bits, because a stage of a pipeline may sum a gradient itself that it gets from the next stage.
+// For that, each kernel sums the numbers as they are stored, in chunks of this many rows, whose rows the
+// teams of a block (sum_teams) take in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
-    // As many as layernorm_backward's blocks fit a processor.
+    // The number of layernorm_backward's blocks that fit a multiprocessor.
     const int64_t blocks = min((columns <= 1024 ? 1024 : TT__ROW_COLUMNS) / columns, (int64_t)4);
     const int64_t most = sum_blocks(d, (int)max(blocks, (int64_t)1), (rows + 7) / 8, 0,
                                     (size_t)(3 * columns) * sizeof(float));
@@ -1380,7 +1395,7 @@ __host__ __device__ inline int sum_teams(int64_t columns)
     return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : 4;
 }
 
-// Rounds v to numbers of this dtype: in pairs, as a single number takes a GPU's slow units.
+// Rounds v to numbers of this dtype, in pairs, because rounding a single number uses a GPU's slow units.
 __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 {
     if (dtype == TT_F32) return;
@@ -1389,8 +1404,8 @@ __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
     TT__WITH_HALF(dtype, T, widen8<T>(v, make_uint4(h[0], h[1], h[2], h[3])));
 }
 
-// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of chunks of rows, then over the chunks.
-// Moves one read of dy. A thread has a column.
+// Writes sums of the columns of dy (rows, n) over chunks of rows_each rows to partial[chunk][n]; finish_sums
+// adds up the chunks. Reads dy once. A thread has one column of a team's rows.
 __global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, tt__mat dy, int64_t rows_each,
                                                                int teams)
 {
@@ -1411,7 +1426,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, t
     }
 }
 
-// Columns [first, first + n) of a matrix.
+// Returns columns [first, first + n) of a matrix.
 tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
 {
     tt__mat part = *m;
@@ -1420,7 +1435,8 @@ tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-// As many columns at a time as there is room for partial sums of.
+// Computes to = or += the sums of the columns of dy, as many columns at a time as fit the partial sums'
+// memory.
 cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
 {
     tt__device *d = l->device;
@@ -1440,12 +1456,12 @@ cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__ma
     return e;
 }
 
-// A kernel whose template arguments are dtypes is for operands of these and whole vectors of 8 elements; it
-// writes them into its copies of the operands, and compilers drop the code of other dtypes. With ANY it takes
-// any.
+// Template argument of kernels that take any dtype. Kernels whose template arguments are dtypes take operands
+// of these dtypes in whole vectors of 8 elements. They set the dtypes in their copies of the operands, so
+// that compilers drop the code for other dtypes.
 enum { ANY = -1 };
 
-// 8 columns of a row as they come from memory: of vectors of dtype X their bits, of ANY numbers.
+// 8 columns of a row as they are loaded: the bits of vectors of dtype X, or f32 numbers for ANY.
 template <int X> struct row_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
 template <> struct row_bits<ANY> { float v[8]; };
 
@@ -1463,14 +1479,14 @@ template <int X> __device__ __forceinline__ void widen_row(float (&v)[8], const 
     }
 }
 
-// The matrices begin `by` rows later.
+// Moves the beginning of each matrix by `by` rows.
 template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &...m)
 {
     ((m.data = row_at(m, by)), ...);
 }
 
-// The number of blocks of a kernel that goes through its work in strides: `blocks`, for which there is work,
-// but at most `times` the number that the device's processors run at a time.
+// Sets *grid to the number of blocks of a kernel that goes through its work in strides: `blocks`, the number
+// of blocks with work, but at most `times` the number that the device's multiprocessors run at once.
 template <class... P>
 cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times, int64_t blocks,
                     unsigned *grid)
@@ -1482,13 +1498,13 @@ cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times,
     return e;
 }
 
-// An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which
-// all threads of a block call, and get(): the results v of the group of n columns that begins at column c of
-// row r, or false where nothing is to be written.
+// Arguments of an op that computes y from up to two operands, a and b, in groups of 8 columns. OP is a struct
+// with begin(), which all threads of a block call, and get(), which computes the results v of the group of n
+// columns that begins at column c of row r, or returns false where nothing is to be written.
 struct group_args { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
 
-// X: dtype of the operands, Y: of the result.
-// For operands of any dtype the compiler, if it chooses how many registers a thread has, spills one for 10.0.
+// Computes y by op.get(). X: dtype of the operands; Y: dtype of the result. Without launch bounds for X ==
+// ANY the compiler would spill a register for compute capability 10.0.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, X == ANY ? 2 : 0) each_group(group_args g, OP op)
 {
@@ -1518,7 +1534,7 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
 {
     cudaError_t e = cudaSuccess;
     unsigned grid;
-    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
+    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // of one launch: 32-bit division serves
     for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
         g.all = min(rows, g.y.rows - g.first) * g.per_row;
         e = grid_of(d, each_group<OP, X, Y>, TT__ROW_THREADS, 2, blocks_for(g.all, TT__ROW_THREADS), &grid);
@@ -1528,7 +1544,7 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
     return e;
 }
 
-// n columns from c on of m's first row.
+// Loads n columns, from column c on, of m's first row.
 template <int X>
 __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, int64_t c, int n, bool vector)
 {
@@ -1540,9 +1556,10 @@ __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, i
     }
 }
 
-// As each_group, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP has finish(),
-// too, which makes v of the elements v of a and the others of b, and is told whether b is there. A thread has
-// 8 columns. The rows of its next turn are on their way meanwhile: there are few blocks, as each leaves sums.
+// Computes y as each_group does, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP
+// also has finish(), which computes the results v from the elements v of a and `other` of b, and is told
+// whether b exists. A thread has 8 columns. It loads the rows of its next turn ahead, because there are few
+// blocks: each block leaves a row of partial sums.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
@@ -1554,7 +1571,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
         g.vector = true;
     }
     op.begin();
-    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // in a turn
+    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // rows of a thread in a turn
     const int teams = sum_teams(g.y.cols), across = (int)blockDim.x / teams;
     const int team = (int)threadIdx.x / across, place = (int)threadIdx.x - team * across;
     const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + place * 8;
@@ -1564,8 +1581,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     float *const of_block = partial + blockIdx.y * g.y.cols;
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     row_bits<X> a[ROWS] = {}, b[ROWS] = {};
-    // Of the thread's first row in the turn at hand. Operands begin at what is fetched ahead, the next turn;
-    // all of it in one go, as a thread that waits for one of its loads may wait for all under way.
+    // left: rows of the chunk from the thread's first row of the current turn on. g.a and g.b begin at the
+    // rows of the next turn, which are loaded ahead. All of these loads are issued together, because a thread
+    // that waits for one of its loads may wait for all loads in flight.
     int left = c < g.y.cols ? (int)(min(g.y.rows, (blockIdx.y + 1) * rows_each) - from) : 0;
     move_rows(from, g.a, g.b, g.y);
     const auto fetch = [&](int many) {
@@ -1600,7 +1618,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
         TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
         return;
     }
-    TT__SHARED(float4, part, [4][2][64]); // of 4 columns each
+    TT__SHARED(float4, part, [4][2][64]); // sums of 4 columns each, by team
     part[team][0][place] = make_float4(sum[0], sum[1], sum[2], sum[3]);
     part[team][1][place] = make_float4(sum[4], sum[5], sum[6], sum[7]);
     __syncthreads();
@@ -1612,8 +1630,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     }
 }
 
-// What ops say of the dtypes for which they have kernels of their own: none; each, if all operands have it;
-// and also a 16-bit result of fp32.
+// The typed kernels of an op, beside its kernel for any dtype. RARE: none; HOT: one for each dtype, if all
+// operands and the result have that dtype; HOT_CASTS: also one for each 16-bit result of f32 operands.
 enum { RARE, HOT, HOT_CASTS };
 
 bool is_typed(const group_args &g)
@@ -1637,8 +1655,8 @@ template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_a
     return launch_groups<OP, ANY, ANY>(d, g, op);
 }
 
-// by_row: the op asks for its row or column, so matrices without gaps are not taken as one row. Operands
-// whose data is NULL are left alone.
+// Computes y (or y += if `add`) by op. by_row: the op uses numbers of rows or columns, so contiguous matrices
+// are not taken as one long row. Operands whose data is NULL are absent.
 template <class OP>
 cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
 {
@@ -1659,7 +1677,7 @@ cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add,
 
 const tt__mat no_operand = {NULL, TT_F32, 0, 0, 0};
 
-// As run_groups, and sums = or += the sums of y's columns, where sums.data is there.
+// Computes y as run_groups does, and, unless sums.data is NULL, sums = or += the sums of y's columns.
 template <class OP>
 cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row,
                             OP op, const tt__mat &sums, bool add_sums)
@@ -1673,7 +1691,7 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    // Blocks across the columns are alike.
+    // The blocks across the columns get equal shares of the columns.
     const int teams = sum_teams(y.cols);
     const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
     const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;
