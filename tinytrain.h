@@ -4536,11 +4536,12 @@ static tt_status tt__settle(tt_tape *t, int n)
 /* ==== src/ops/record.h */
 /* ===========================================================================================================
    OPS                                                                                                src/ops/
-   Each op in one place. Its block has its options' defaults, its shape rule, the function that records it,
-   its backward, the rules of the ops that only its backward or a pass emits, and what else is known about it;
-   it ends with the tt__rules. The row in TT__OPS (src/backend/ops.h) makes its number, its name and its place
-   in every table. Kernels are beside the rules: cpu.h, and cuda.cuh for tinytrain_cuda.cu. Nothing else asks
-   which op an instruction is: passes, planner and runs read rows and rules. Uses tape.
+   Each op has one place: a block with the defaults of its options, its shape rule, the function that records
+   it, its backward, the rules of ops that only its backward or a pass emits, and all other facts about the
+   op. The block ends with the op's tt__rules. The row in TT__OPS (src/backend/ops.h) makes the op's number,
+   its name and its place in every table. Kernels are beside the rules: in cpu.h, and in cuda.cuh for
+   tinytrain_cuda.cu. Nothing else asks which op an instruction is: passes, planner and runs read rows and
+   rules. Uses tape.
    ======================================================================================================== */
 
 /* Emits instructions onto the end of a tape. */
@@ -4548,63 +4549,67 @@ typedef struct tt__builder {
     tt_tape *t;
     bool accumulate;      /* gradients of parameters persist over micro-batches                             */
     bool ok;              /* false: out of memory                                                           */
-    tt__segment segment;  /* of what it emits                                                               */
+    tt__segment segment;  /* segment of the emitted instructions                                            */
     bool backward;
     int stage;
 } tt__builder;
 
 /* The backward of an op. */
 typedef struct tt__gradient {
-    /* Emits it. f is a copy of the instruction, g the gradient of its out[0]. NULL: see reads. */
+    /* Emits the backward. f: a copy of the instruction; g: the gradient of its out[0]. NULL: see reads. */
     void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* Not NULL: it is one instruction of `op`, see tt__emit_gradient. */
+    /* If reads is not NULL, the backward is one instruction of `op`, see tt__emit_gradient. */
     const char *reads, *into;
     int op;
 } tt__gradient;
 
-/* Elements that a member of a collective loads from the memory of others, and the least that any algorithm
-   with the same result loads: see those of each op. */
+/* Numbers of elements that a member of a collective loads from the memory of other members (done), and that
+   any algorithm with the same result must load (least). ops/collectives/rules.h has them for each op. */
 typedef struct tt__loads { int64_t done; double least; } tt__loads;
 
-/* What is known of an op beside its row; NULL: see each. */
+/* The facts about an op that are not in its row of TT__OPS. */
 typedef struct tt__rules {
-    /* Checks the operands and tells the shapes of the outputs; false after tt__tape_fail. The verifier runs
-       it too, so it depends on the operands only; the outputs of ops that are not recorded exist already. */
+    /* Checks the operands and writes the shapes of the outputs to `out`; false after tt__tape_fail. The
+       verifier calls shape, too, so shapes depend on the operands only. Outputs of ops that only passes emit
+       already exist. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
-    /* The layouts of the results when the operands' are `in`; false: it cannot be computed of these. A rule
-       tells a result partial only where sums over the ranks of it are what it would be of whole operands.
-       NULL: all are whole. */
+    /* Writes the layouts of the results for operands with the layouts `in` to `out`; false if the op cannot
+       be computed from these. A result is partial only if its sum over the ranks equals the result of whole
+       operands. NULL: all operands and results are whole. */
     bool (*layout)(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out);
-    tt__gradient backward; /* nothing in it: there is none */
-    /* Bytes of scratch at capacity: on a CPU of some threads (NULL: tt__widen_bytes), on CUDA (NULL: 0). */
+    tt__gradient backward; /* empty: the op has no backward */
+    /* Bytes of scratch at capacity: on a CPU with `threads` threads (NULL: tt__widen_bytes), and on CUDA
+       (NULL: 0). */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
-    /* Before a run: are the operands' integers, which are on the host, what kernels rely on? NULL: always. */
+    /* Checks, before a run, the integers of operands, which are on the host, as kernels rely on them. NULL:
+       there is nothing to check. */
     tt_status (*check)(const tt__launch *l);
-    /* Before differentiation, and after it: makes one instruction of instruction k and what it reads from,
-       where it can. root: the value that the program is compiled for. NULL: never. */
+    /* Fuses instruction k and the instruction whose result k reads into one, where possible: before
+       differentiation (fuse) and after it (fuse_later). root: the value for which the program is compiled.
+       NULL: never. */
     void (*fuse)(tt_tape *t, int k, int32_t root);
     void (*fuse_later)(tt_tape *t, int k, int32_t root);
-    /* Floating-point operations of matrix products, for NULL those of TT__PRODUCT. in: of a run, with
-       integers on the host, or without data at capacity. */
+    /* Floating-point operations of matrix products; NULL: those of a TT__PRODUCT, else 0. in: the operands of
+       a run, with integers on the host, or operands at capacity without data. */
     double (*flops)(const tt__instr *i, const tt__mat *in);
-    int phases;         /* of a collective: TT__REDUCE_PHASE and so on; 0: it is none */
-    /* What a member loads of what others have; `elements`: of the largest operand. NULL: nothing. */
+    int phases;         /* phases of a collective, TT__REDUCE_PHASE and so on; 0: the op is no collective */
+    /* Elements that a member loads from others; `elements`: of the largest operand. NULL: none. */
     tt__loads (*loads)(const tt__move *m, int64_t elements, int me, int members);
-    int table;          /* the operand, not 0, of which as many rows are read as out[0] has; 0: none */
+    int table;          /* number of the operand of which only as many rows are read as out[0] has; 0: none */
 } tt__rules;
 
-static const tt__rules *tt__rules_of(const tt__instr *i); /* the table stands below the rules */
+static const tt__rules *tt__rules_of(const tt__instr *i); /* the table is in ops/rules.h, after all rules */
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* How many outputs, from the first on, have sums of their columns among the last. */
+/* Returns how many outputs, from the first on, may have column sums among the last outputs. */
 static int tt__summed(const tt__instr *i)
 {
     return !tt__is(i, TT__COLUMN_SUMS) ? 0 : i->op == TT__OP_ATTENTION_BACKWARD ? 3 : 1;
 }
 
-/* The output that has the sums of columns of out[o]; 0: i has none. */
+/* Returns the number of the output that has the column sums of out[o]; 0 if i has none. */
 static int tt__column_sums(const tt__instr *i, int o)
 {
     const int sums = tt__ops[i->op].outputs - tt__summed(i) + o;
@@ -4622,8 +4627,9 @@ static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_O
     return true;
 }
 
-/* Records i with operands of the kinds that letters tell: v a tt_value, p a tt_param; V and P may be none (id
-   0, NULL). Checks it by its shape rule, creates its outputs, appends it. Returns out[0]. */
+/* Records i: checks it by its shape rule, creates its outputs and appends it. Each letter of `kinds` is the
+   kind of an operand that follows: v a tt_value, p a tt_param; V and P may be absent (id 0, NULL). Returns
+   out[0]. */
 static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
 {
     tt__shape shape[TT__MAX_OUT];
@@ -4633,7 +4639,8 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
         const bool value = kinds[k] == 'v' || kinds[k] == 'V', optional = kinds[k] == 'V' || kinds[k] == 'P';
         tt_value v = value ? va_arg(args, tt_value) : tt__handle(t, 0);
         tt_param *p = value ? NULL : va_arg(args, tt_param *);
-        if (optional && !v.id && !p && (value || !t->ctx->unmade[0])) continue; /* else it is not by intent */
+        /* A NULL parameter after a failed tt_param_new is a mistake, not an absent operand. */
+        if (optional && !v.id && !p && (value || !t->ctx->unmade[0])) continue;
         if (!value) i.in[k] = tt__param_id(t, tt__instr_name(&i), k, p);
         else if (tt__on_tape(t, tt__instr_name(&i), k, v)) i.in[k] = v.id;
     }
@@ -4685,7 +4692,7 @@ static bool tt__float_in(tt_tape *t, const tt__instr *i, int k)
     return tt__is_float(tt__in(t, i, k)->dtype) || tt__bad(t, i, k, "a float dtype (f32, bf16, f16)");
 }
 
-/* Operand k has floats, the rows of `like`, and `cols` columns. */
+/* Fails unless operand k has floats, the rows of `like`, and `cols` columns. */
 static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *like, int64_t cols)
 {
     const tt__shape *s = tt__in(t, i, k);
@@ -4696,14 +4703,15 @@ static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape 
                    (long long)cols);
 }
 
-/* Operand k, where there is one, has floats, so many rows, of no axis, and so many columns. */
+/* Fails if operand k exists and is not a matrix of floats with `rows` rows, of no axis, and `cols` columns. */
 static bool tt__fixed_in(tt_tape *t, const tt__instr *i, int k, int64_t rows, int64_t cols)
 {
     const tt__shape like = {TT_F32, rows, cols, 0, 0};
     return !i->in[k] || tt__shape_in(t, i, k, &like, cols);
 }
 
-static bool tt__index_in(tt_tape *t, const tt__instr *i, int k) /* i32 (any rows, 1) */
+/* Fails unless operand k is i32 (any rows, 1). */
+static bool tt__index_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
     if (s->dtype != TT_I32 || s->cols != 1) return tt__bad(t, i, k, "i32 of width 1");
@@ -4711,7 +4719,7 @@ static bool tt__index_in(tt_tape *t, const tt__instr *i, int k) /* i32 (any rows
     return alone || tt__bad(t, i, k, "an input of its own, not a column of a wider one");
 }
 
-/* Operand k, where there is one, has the numbers of the rows of operand `of`. */
+/* Fails if operand k exists and does not have a number for each row of operand `of`. */
 static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
 {
     if (!i->in[k]) return true;
@@ -4720,7 +4728,7 @@ static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
     return same || tt__bad(t, i, k, "one number for each row of operand %d", of);
 }
 
-/* Operand k, where there is one, has the weights of a loss's targets. They get no gradient. */
+/* Fails if operand k exists and does not have the weights of a loss's targets, which get no gradient. */
 static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows, int64_t cols)
 {
     if (!i->in[k]) return true;
@@ -4731,7 +4739,7 @@ static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shap
 
 static bool tt__rate_in(tt_tape *t, const tt__instr *i)
 {
-    const float p = i->attr.dropout; /* rounded to steps of 2^-16 it is still below 1 */
+    const float p = i->attr.dropout; /* must be below 1 also when rounded to a multiple of 2^-16 */
     if (p >= 0 && p < 65535.0f / 65536) return true;
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: dropout %g must be at least 0 and below 65535/65536",
                          tt__instr_name(i), p);
@@ -4750,7 +4758,8 @@ static void tt__set_fixed(tt__shape *to, tt_dtype dtype, int64_t rows, int64_t c
     *to = shape;
 }
 
-static bool tt__shape_alike(tt_tape *t, const tt__instr *i, tt__shape *out) /* of any dtype */
+/* The shape rule of a result with the shape and dtype of operand 0, which may have any dtype. */
+static bool tt__shape_alike(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = *tt__in(t, i, 0);
     return true;
@@ -4767,7 +4776,8 @@ static void tt__set_loss(tt__shape *out)
     tt__set_fixed(&out[TT__LOSS_COUNTS], TT_F32, 1, 4);
 }
 
-static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out) /* of one shape */
+/* The shape rule of an op element by element with two operands of one shape. */
+static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     return tt__shape_elementwise(t, i, out) && tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols);
 }
@@ -4775,13 +4785,14 @@ static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out) /* 
 /* ==== src/ops/layouts.h */
 /* ------------------------------------------------------------------------------------------- layout rules */
 
-/* Operand k has this layout, or is absent. */
+/* Returns whether operand k has the layout `as` or is absent. */
 static bool tt__laid_out(const tt__instr *i, const tt__split *in, int k, tt__split as)
 {
     return !i->in[k] || in[k] == as;
 }
 
-/* All tensors of floats are split as the first. Numbers are of all rows: split where rows are. */
+/* The layout rule of ops element by element: all tensors of floats are split as operand 0. Operands of
+   integers have a number for each row; they are split if the rows are, else whole. */
 static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     if (in[0] == TT__PARTIAL) return false;
@@ -4793,13 +4804,13 @@ static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__spl
     return true;
 }
 
-/* As tt__layout_alike, of ops whose rows depend on other rows. */
+/* The layout rule of ops whose rows depend on other rows: tt__layout_alike, but rows may not be split. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     return in[0] != TT__ROWS && tt__layout_alike(t, i, in, out);
 }
 
-/* What an optimizer updates is split as the gradient. */
+/* The layout rule of optimizers: the parameter and its state are split as the gradient. */
 static bool tt__layout_of_update(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -4807,7 +4818,7 @@ static bool tt__layout_of_update(const tt_tape *t, const tt__instr *i, const tt_
     return in[0] != TT__PARTIAL && tt__laid_out(i, in, 1, TT__WHOLE);
 }
 
-/* Sums of squares of what is split. */
+/* The layout rule of sums of squares: the sum over a split tensor is partial. */
 static bool tt__layout_of_squares(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t; (void)i;
@@ -4829,7 +4840,7 @@ static tt_status tt__launch_fail(const tt__launch *l, int operand, const char *f
                     l->tape->values[l->instr->in[operand]].name, text);
 }
 
-/* Every index in [0, limit), or equal to `ignored`. */
+/* Fails unless every index is in [0, limit) or equal to *ignored (NULL: no such number). */
 static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t limit, const int32_t *ignored,
                                    const char *of_what)
 {
@@ -4842,7 +4853,7 @@ static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t lim
     return TT_OK;
 }
 
-/* 0 = start[0] < start[1] < ... < start[seqs] = rows. */
+/* Fails unless 0 = start[0] < start[1] < ... < start[seqs] = rows. */
 static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows)
 {
     const int32_t *start = (const int32_t *)l->in[operand].data;
@@ -4857,7 +4868,7 @@ static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows
     return tt__launch_fail(l, operand, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
 }
 
-/* The sequence that a row lies in. */
+/* Returns the sequence that contains a row. */
 static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
 {
     int64_t low = 0, high = seqs; /* start[low] <= row < start[high] */
@@ -4871,9 +4882,11 @@ static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
 
 /* ==== src/ops/gradients.h */
 /* ------------------------------------------------------------------------------------------------- gradients
-   The gradient rule, see src/tape/: the first contribution writes, later ones add. */
+   The rule of gradients (see src/tape/): the first contribution to a gradient writes it, later ones add to
+   it. */
 
-/* Emits an instruction that reads in[0] to in[n - 1], with f's attributes and random numbers (NULL: none). */
+/* Emits an instruction that reads in[0] to in[n - 1] and has the attributes and random numbers of f, unless f
+   is NULL. Returns NULL when out of memory. */
 static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)
 {
     tt__instr *i = b->ok ? tt__append(b->t, op) : NULL;
@@ -4888,14 +4901,15 @@ static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int
     return i;
 }
 
-/* Has v the values of a parameter, as that or as what tensor ranks have gathered of it? */
+/* Returns whether v has the values of a parameter: v is the parameter, or the tensor ranks gathered v from
+   shards of the parameter. */
 static bool tt__is_weight(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
     return x->storage == TT__PARAMETER || (x->storage == TT__TRANSIENT && x->param >= 0);
 }
 
-/* The value whose gradient v's is: a cast of a parameter hands its gradient to the parameter. */
+/* Returns the value that gets the gradient of v: the parameter if v is a cast of a parameter, else v. */
 static int32_t tt__grad_owner(const tt_tape *t, int32_t v)
 {
     int at = tt__producer(t, v);
@@ -4909,10 +4923,10 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
-    if (b->t->values[v].persistent) i->add_later = 1; /* it starts at x once, not in each micro-batch */
+    if (b->t->values[v].persistent) i->add_later = 1; /* v becomes x once, not in each micro-batch */
 }
 
-/* A gradient with storage of its own for v, which is no view. */
+/* Makes a gradient of v, which is no view, with its own storage. Returns 0 when out of memory. */
 static int32_t tt__new_gradient(tt__builder *b, int32_t v)
 {
     tt_tape *t = b->t;
@@ -4927,7 +4941,8 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     return g;
 }
 
-/* Makes out[slot] of the last instruction the gradient of v, if it needs one, or its next contribution. */
+/* Makes out[slot] of the last instruction the gradient of v, or its next contribution, if v needs a
+   gradient. */
 static void tt__grad_into(tt__builder *b, int slot, int32_t v)
 {
     tt_tape *t = b->t;
@@ -4941,7 +4956,7 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
         tt__value view = t->values[v], *whole = &t->values[base];
         bool all = view.shape.rows * view.shape.cols == whole->shape.rows * whole->shape.cols &&
                    view.part.split == whole->part.split;
-        if (!exists && !all) { /* before it, 0: the other views of base may add to the rest */
+        if (!exists && !all) { /* first fill all with 0: other views of base may add to the rest */
             tt__instr last = t->code[--t->n_code];
             tt__fill(b, g, 0);
             tt__instr *again = tt__emit(b, last.op, NULL, NULL, 0);
@@ -4958,7 +4973,8 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
     else if (t->values[g].persistent) i->add_later |= 1u << slot;
 }
 
-/* v's gradient is g, unchanged: takes it over if nothing else will read or add to it; else copies or adds. */
+/* Makes g, unchanged, the gradient of v or its next contribution. If may_take, nothing else will read g or
+   add to it, and v may take g over as its gradient; else g is copied or added. */
 static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 {
     tt_tape *t = b->t;
@@ -4975,8 +4991,9 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
     tt__grad_into(b, 0, v);
 }
 
-/* Emits an instruction with f's attributes and random numbers that reads what letters in `reads` say: g, f's
-   operands by number, its results as A, B, C, - none. Its results are gradients of the operands in `into`. */
+/* Emits an instruction of `op` with f's attributes and random numbers. Each letter of `reads` is an operand:
+   g is the gradient g, 0 to 9 are f's operands, A, B, C are f's results, - is none. The instruction's results
+   are gradients of f's operands, whose numbers are in `into`. */
 static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
                               const char *into)
 {
@@ -4993,9 +5010,9 @@ static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].ne
 
 /* ==== src/ops/scratch.h */
 /* ---------------------------------------------------------------------------------------- scratch of kernels
-   What the sizes of a plan and the CPU kernels that lay the scratch out must agree on. */
+   Sizes of scratch, on which the plan and the CPU kernels that lay the scratch out must agree. */
 
-/* Rows are handed out in chunks fixed by the shape. Each thread widens into so many rows of floats. */
+/* Rows of floats into which a thread may widen rows. Threads take rows in chunks that only the shape decides. */
 #define TT__ROW_BUFFERS 5
 #define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
 
@@ -5003,7 +5020,7 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
    2008: a panel of A (4..12 x K) stays in L1, a panel of B (K x 8..48) and a tile of A (TILE_M x K) in L2,
-   the packed A (M x K) and B (K x N) in L3. Sums over no more than K are not kept in between, which is why K
+   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums, so K
    is the width of many models. M and TILE_M are multiples of every microkernel's height, N and TILE_N of its
    width. */
 #define TT__GEMM_K 768
@@ -5011,19 +5028,20 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 #define TT__GEMM_N 1056
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
-#define TT__GEMM_PACK_LINES 96 /* a packing task takes so many lines of all k: whole panels of any width,   */
-#define TT__GEMM_PACK_K 32    /* or, where lines lie side by side, so many units of all lines: even         */
-#define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                   */
-#define TT__GEMM_STRIP 64     /* columns of a task where B is not packed                                    */
-#define TT__GEMM_FEW_ROWS 24  /* up to here B is not packed, being used only a few times: dot products      */
-#define TT__GEMM_FEW_SUMS 4   /* the same where B's rows are contiguous: sums of rows                       */
+#define TT__GEMM_PACK_LINES 96 /* lines of a packing task, each with all k: whole panels of any width       */
+#define TT__GEMM_PACK_K 32    /* units of k of a packing task if lines are side by side; even               */
+#define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
+#define TT__GEMM_STRIP 64     /* columns of a task if B is not packed                                       */
+#define TT__GEMM_FEW_ROWS 24  /* max rows for which B, used only a few times, is not packed: dot products   */
+#define TT__GEMM_FEW_SUMS 4   /* max rows for which B with contiguous rows is not packed: sums of rows      */
 #ifdef TINYTRAIN_CBLAS
 #include <cblas.h>
-#define TT__CBLAS_M 192 /* rows, and at most GEMM_N columns, that are finished while in the cache          */
+#define TT__CBLAS_M 192 /* rows, with at most GEMM_N columns, that are finished while in the cache         */
 #endif
 
-/* Bytes of args->workspace; the same for every instruction set and number of threads, and never less for a
-   larger m, n or k, so that what is planned for the most rows serves fewer. */
+/* Returns the bytes of workspace of the product of (m, k) and (k, n). The number is the same for every instruction
+   set and number of threads, and never less for a larger m, n or k, so that a plan for the most rows serves
+   fewer. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
     size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
@@ -5039,34 +5057,34 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
     return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
 }
 
-/* Blocks of the flash-style kernels: score tiles of KEYS x QUERIES floats that stay in the cache. A forward
-   task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All are
-   multiples of 16; KEYS of 8 too, because one Philox call serves 8 keys. */
+/* Block sizes of the flash-style kernels. Tiles of KEYS x QUERIES scores, as floats, stay in the cache. A forward
+   task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All sizes are
+   multiples of 16; one Philox call serves 8 keys. */
 enum {
     TT__ATTENTION_KEYS = 256,
     TT__ATTENTION_QUERIES = 64,
     TT__ATTENTION_GROUP = 256,
-    TT__ATTENTION_SPAN = 4096, /* queries of which the backward holds dq in fp32: it bounds the workspace */
+    TT__ATTENTION_SPAN = 4096, /* queries whose dq the backward holds in fp32; bounds the workspace */
     TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
-/* Row stride of packed rows: room for the widest vectors, and an odd number of cache lines, because
-   power-of-two strides would put a column of a block into a few cache sets. */
+/* Returns the stride of packed rows, in floats: room for the widest vectors, and an odd number of cache lines,
+   because strides of a power of two would put a column of a block into few cache sets. */
 static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
 
-/* Rows of qt and doutt: columns of a head, or pairs of them up to whole tiles. */
+/* Returns the rows of qt and doutt: columns of a head, or pairs of columns in whole tiles. */
 static int64_t tt__attention_qt_rows(int64_t head_size)
 {
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
 }
 
-/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): of the forward, the backward or both;
-   sizes are in the variables of tt__attention_layout. Those of pairs hold two bf16 in each float, where those
-   are multiplied; they are of columns or of rows, see attention_pairs_of_columns. */
+/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): a buffer of the forward, the backward or
+   both; the sizes use variables of tt__attention_layout. Buffers of pairs, for products of bf16, hold two bf16 in
+   each float: a pair of columns or of rows, see attention_pairs_of_columns. */
 #define TT__ATTENTION_BUFFERS(X) \
-    X(both, k_pairs, keys * whole / 2)           /* of columns */ \
+    X(both, k_pairs, keys * whole / 2)           /* pairs of columns */ \
     X(both, summed, keys * stride / 2)           /* pairs; forward by tiles of v: of rows, or transposed */ \
     X(both, columns, queries * whole / 2)        /* pairs of q or dout, of columns */ \
     X(both, left, keys * queries / 2)            /* pairs of weights or dscores, of rows or columns */ \
@@ -5079,8 +5097,8 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(forward, out, most_queries * stride) \
     X(forward, most, most_queries)               /* running maximum of the scores */ \
     X(forward, sum, most_queries)                /* sum of the weights */ \
-    X(backward, v_pairs, keys * whole / 2)       /* of columns */ \
-    X(backward, q_pairs, queries * stride / 2)   /* of rows */ \
+    X(backward, v_pairs, keys * whole / 2)       /* pairs of columns */ \
+    X(backward, q_pairs, queries * stride / 2)   /* pairs of rows */ \
     X(backward, dout_pairs, queries * stride / 2) \
     X(backward, dk, keys * stride) \
     X(backward, dv, keys * stride) \
@@ -5090,7 +5108,7 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(backward, lse, span)                       /* log2-sum-exp2 */ \
     X(backward, delta, span)                     /* sum of dout * out */ \
     X(backward, dq, span * tt__attention_padded(head_size)) \
-    X(shared, all_dk, rows * stride)             /* of a sequence, from all heads of q that a key serves */ \
+    X(shared, all_dk, rows * stride)             /* a sequence's dk, from all heads of q that a key serves */ \
     X(shared, all_dv, rows * stride)
 
 typedef struct tt__attention_buffers {
@@ -5099,8 +5117,8 @@ typedef struct tt__attention_buffers {
 #undef TT__BUFFER
 } tt__attention_buffers;
 
-/* Lays the buffers out in memory, unless NULL; returns their bytes. rows: of the longest sequence; group:
-   heads of q that a key serves. */
+/* Lays the buffers out in `memory`, unless that is NULL, and returns their bytes. rows: of the longest sequence;
+   group: the number of heads of q that a key serves. */
 static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, int group, bool backward,
                                    tt__attention_buffers *b)
 {
@@ -5123,7 +5141,7 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
     return used;
 }
 
-/* Bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
+/* Returns the bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
 static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int group, bool backward,
                                       int threads)
 {
@@ -5136,7 +5154,8 @@ static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n)
     return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t));
 }
 
-/* What linear_cross_entropy keeps: loss and hit of each row; of a chunk, log-sum-exp and logits. */
+/* Returns the bytes that linear_cross_entropy keeps: loss and hit of each row; log-sum-exp and logits of a
+   chunk. */
 static size_t tt__loss_bytes(int64_t rows, int64_t classes)
 {
     int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);
@@ -5144,13 +5163,14 @@ static size_t tt__loss_bytes(int64_t rows, int64_t classes)
     return tt__align_up((size_t)rows * 8) + of_chunk;
 }
 
-/* Scratch of the rows that the threads of a CPU widen to floats: TT__ROW_BUFFERS of so many columns each. */
+/* Returns the bytes of scratch into which the threads of a CPU widen rows: TT__ROW_BUFFERS rows of `cols` floats
+   for each thread. */
 static size_t tt__buffer_bytes(int threads, int64_t cols)
 {
     return (size_t)threads * TT__ROW_BUFFERS * tt__row_bytes(cols);
 }
 
-/* The sizes of the largest operand or result. */
+/* Returns the max number of rows and the max number of columns of all operands and results. */
 static tt__shape tt__largest(const tt_tape *t, const tt__instr *i)
 {
     tt__shape most;
@@ -5164,19 +5184,19 @@ static tt__shape tt__largest(const tt_tape *t, const tt__instr *i)
     return most;
 }
 
-/* Scratch of a kernel that widens rows of any of its operands. */
+/* Returns the bytes of scratch of a kernel that widens rows of any of its operands. */
 static size_t tt__widen_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__buffer_bytes(threads, tt__largest(t, i).cols);
 }
 
-/* Partial sums of columns, one of so many rows. */
+/* Returns the bytes of partial column sums, one for each TT__SUM_ROWS rows. */
 static size_t tt__partial_bytes(int64_t rows, int64_t cols)
 {
     return (size_t)tt__ceil_div(rows, TT__SUM_ROWS) * tt__row_bytes(cols);
 }
 
-/* The sums of all columns. */
+/* Returns the bytes of scratch of a kernel that sums all columns. */
 static size_t tt__sum_rows_bytes(int threads, int64_t rows, int64_t cols)
 {
     return tt__partial_bytes(rows, cols) + tt__buffer_bytes(threads, cols);
@@ -5199,10 +5219,11 @@ static size_t tt__no_bytes(int threads, const tt_tape *t, const tt__instr *i)
     return 0;
 }
 
-/* A matrix product: (m, k) times (k, n). */
+/* Sizes of a matrix product: (m, k) times (k, n). */
 typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
 
-/* Of a TT__PRODUCT whose in[0] has so many rows; w has the shape that it has when all rows are there. */
+/* Returns the sizes of i, a TT__PRODUCT, from the shapes of in[0] and in[1]. in[0] may have fewer rows than its
+   capacity; in[1] has the shape that it has with all rows. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
     tt__mnk p = {rows, w_rows, cols};              /* linear: x, w                                          */
@@ -5228,7 +5249,8 @@ static size_t tt__product_bytes(int threads, const tt_tape *t, const tt__instr *
     return tt__gemm_workspace(p.m, p.n, p.k);
 }
 
-/* On CUDA: a radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident. */
+/* Returns the bytes of scratch of CUDA's radix sort of (id, row) by id, which sorts one pair of arrays into another.
+   The sort's counts are in the resident workspace. */
 static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 {
     return 4 * tt__align_to((size_t)tt__in(t, i, 1)->rows * 4, TT__CUDA_ALIGN);
@@ -7245,7 +7267,7 @@ TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
 TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */
 
 /* ==== src/ops/rules.h */
-/* -------------------------------------------------------------------------------------------- all of them */
+/* ------------------------------------------------------------------------------------ rules of all the ops */
 
 static const tt__rules *tt__rules_of(const tt__instr *i)
 {
@@ -7257,7 +7279,7 @@ static const tt__rules *tt__rules_of(const tt__instr *i)
     return table[i->op];
 }
 
-/* Floating-point operations of an instruction's matrix products; `in`: see tt__rules.flops. */
+/* Returns the floating-point operations of an instruction's matrix products; in: see tt__rules.flops. */
 static double tt__flops(const tt__instr *i, const tt__mat *in)
 {
     if (tt__rules_of(i)->flops) return tt__rules_of(i)->flops(i, in);
@@ -7266,7 +7288,7 @@ static double tt__flops(const tt__instr *i, const tt__mat *in)
     return 2.0 * (double)p.m * (double)p.n * (double)p.k;
 }
 
-/* The matrix that operand `id` is at full capacity, without data; all 0 for no operand. */
+/* Returns operand `id` as a matrix at full capacity, without data; all 0 if id is 0. */
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
 {
     const tt__value *v = &t->values[id];
@@ -7274,7 +7296,7 @@ static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
     return m;
 }
 
-/* Scratch at full capacity, of the kinds of devices. */
+/* Returns the bytes of scratch of i at full capacity on a CPU, as tt__cuda_workspace does on a CUDA device. */
 static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
     const tt__rules *r = tt__rules_of(i);
@@ -11932,7 +11954,7 @@ static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t
 
 /* ==== src/ops/cpu_launch.h */
 /* -------------------------------------------------------------------------------------------------- launches
-   How a kernel gets its rows shared out to threads, its workspace and its elements. */
+   Functions that share a kernel's rows out to threads, and that find its workspace and its elements. */
 
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job {
@@ -11956,7 +11978,8 @@ static void tt__rows_task(void *arg, int64_t task, int thread)
 
 static const tt__cpu *tt__cpu_of(const tt__launch *l) { return (const tt__cpu *)(const void *)l->device; }
 
-/* Calls fn for `rows` rows of `cols` columns, `chunk` at a time; the workspace's first `skip` bytes stay. */
+/* Calls fn for `rows` rows of `cols` columns, `chunk` rows a task. Threads' scratch begins after the first
+   `skip` bytes of the workspace. */
 static tt_status tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols, int64_t chunk, size_t skip,
                                 tt__rows_fn fn)
 {
@@ -12085,7 +12108,7 @@ static uint64_t tt__dropout_key(const tt__launch *l)
                                      (uint64_t)run->micro << 32 | l->instr->random);
 }
 
-/* The key's words in the rounds of a draw, two a round. */
+/* Computes the two words of the key for each round of a draw. */
 static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
@@ -14831,16 +14854,16 @@ TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *
 
 /* ==== src/ops/cpu_rows.h */
 /* ----------------------------------------------------------------------------------------------- row kernels
-   Everything but matmul and attention works on rows of floats; other dtypes are widened on the way in and
-   rounded on the way out, a row at a time, so no kernel knows them. */
+   All kernels except matrix products and attention work on rows of floats. A row of another dtype is widened
+   when it is read and rounded when it is written, so these kernels know no other dtype. */
 
-/* Row k of the scratch of a thread. */
+/* Returns row k of a thread's scratch. */
 TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k)
 {
     return scratch + (size_t)k * (tt__row_bytes(cols) / 4);
 }
 
-/* Row r of m as floats: in place when m is f32, else widened into row k of scratch. */
+/* Returns row r of m as floats: in place if m is f32, else widened into row k of scratch. */
 TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratch, int k)
 {
     float *row = TT__K(scratch_row)(scratch, m->cols, k);
@@ -14849,7 +14872,7 @@ TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratc
     return row;
 }
 
-/* Where row r of m is computed: in place, or in `row` when it must be rounded or added. */
+/* Returns where to compute row r of m: in place, or in `row` if the result must be rounded or added. */
 TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float *row)
 {
     return m->dtype == TT_F32 && !add ? (float *)tt__at(m, r) : row;
@@ -14866,24 +14889,26 @@ TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, const floa
     if (m->dtype != TT_F32) TT__K(row_narrow)(tt__at(m, r), add ? spare : row, m->dtype, m->cols);
 }
 
-/* sum += row r of m, which row k of scratch may hold. */
+/* Computes sum += row r of m; uses row k of scratch. */
 TT__INLINE void TT__K(row_add)(float *sum, const tt__mat *m, int64_t r, float *scratch, int k)
 {
     TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(m, r, scratch, k), m->cols);
 }
 
-/* Computes row r of out[0] as y (n) from row r of some inputs, the x; x[k] is NULL if that one is absent. */
+/* A function that computes y, row r of out[0] with n columns, from rows r of some operands; x[k] is NULL if
+   that operand is absent. more: data of the op. */
 typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n,
                               const void *more);
 #define TT__UNUSED __attribute__((unused))
 #define TT__ROW_FN(name) \
     TT__FN void TT__K(name)(TT__UNUSED const tt__launch *l, TT__UNUSED int64_t r, const float *const *x, \
                             float *y, int64_t n, TT__UNUSED const void *more)
-/* A function of the rows [from, to) of an op, with TT__ROW_BUFFERS rows of scratch. */
+/* Defines a function that computes rows [from, to) of an op, with TT__ROW_BUFFERS rows of scratch. */
 #define TT__ROWS_FN(name) \
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
-/* Rows [from, to) of out[0], each by fn from the rows of in[first] to in[first + count - 1], 3 at most. */
+/* Computes rows [from, to) of out[0], each by fn from rows of in[first] to in[first + count - 1]; count is at
+   most 3. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -14900,8 +14925,9 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-/* Kernels of ops that compute rows of out[0]. RUN_ROWS: by a statement for the rows [from, to). RUN_MAP: each
-   by the function row_OP or a statement, from rows of inputs as in map_rows. */
+/* Define kernels of ops that compute rows of out[0]. RUN_ROWS: a statement computes rows [from, to). RUN_MAP
+   and RUN_MAP_OF: the function row_OP, or a statement, computes each row from rows of operands, as in
+   map_rows. */
 #define TT__RUN_ROWS(OP, statement) \
     TT__ROWS_FN(rows_##OP) { statement; } \
     TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \
@@ -15071,14 +15097,15 @@ TT__ROWS_FN(dropout_rows)
 TT__RUN_ROWS(DROPOUT, TT__K(dropout_rows)(l, from, to, scratch))
 
 /* ==== src/ops/cpu_column_sums.h */
-/* ---- column sums: the workspace begins with sums of TT__SUM_ROWS rows each, then added in order ---- */
+/* ---- column sums: the workspace begins with partial sums, each of TT__SUM_ROWS rows; the partial sums are then
+   added in order ---- */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
 {
     return tt__workspace_at(l, (size_t)k * tt__row_bytes(cols));
 }
 
-/* Writes or adds the sum of `count` partial sums from number `first` on; `scratch` has two rows. */
+/* Writes or adds to `to` the sum of `count` partial sums from number `first` on; `scratch` has two rows. */
 TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bool add, int64_t first,
                                       int64_t count, float *scratch)
 {
@@ -15097,7 +15124,7 @@ TT__ROWS_FN(column_sum_rows)
     for (int64_t r = from; r < to; r++) TT__K(row_add)(sum, &l->in[0], r, scratch, 0);
 }
 
-/* to = or += the sum of the rows of in[0] */
+/* Computes to = or += the sum of the rows of in[0]. */
 TT__INLINE void TT__K(column_sums)(const tt__launch *l, const tt__mat *to, bool add)
 {
     const int64_t parts = tt__ceil_div(l->in[0].rows, TT__SUM_ROWS);
@@ -16216,9 +16243,9 @@ TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 }
 
 /* ==== src/ops/kernels.h */
-/* --------------------------------------------------------------------------------------- the pass's table */
+/* ------------------------------------------------------------------------------------ the variant's table */
 
-#ifndef TT__OPTIMIZED /* tests that are built without optimisation define it as true */
+#ifndef TT__OPTIMIZED /* tests that are built without optimisation define TT__OPTIMIZED as true */
 #ifdef __OPTIMIZE__
 #define TT__OPTIMIZED true
 #else
