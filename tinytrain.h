@@ -4703,7 +4703,7 @@ static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape 
                    (long long)cols);
 }
 
-/* Fails if operand k exists and is not a matrix of floats with `rows` rows, of no axis, and `cols` columns. */
+/* Fails unless operand k is absent or a matrix of floats with `rows` rows, of no axis, and `cols` columns. */
 static bool tt__fixed_in(tt_tape *t, const tt__instr *i, int k, int64_t rows, int64_t cols)
 {
     const tt__shape like = {TT_F32, rows, cols, 0, 0};
@@ -4941,8 +4941,7 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     return g;
 }
 
-/* Makes out[slot] of the last instruction the gradient of v, or its next contribution, if v needs a
-   gradient. */
+/* Makes out[slot] of the last instruction v's gradient or its next contribution, if v needs a gradient. */
 static void tt__grad_into(tt__builder *b, int slot, int32_t v)
 {
     tt_tape *t = b->t;
@@ -5012,7 +5011,7 @@ static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].ne
 /* ---------------------------------------------------------------------------------------- scratch of kernels
    Sizes of scratch, on which the plan and the CPU kernels that lay the scratch out must agree. */
 
-/* Rows of floats into which a thread may widen rows. Threads take rows in chunks that only the shape decides. */
+/* Rows of floats into which a thread may widen rows. Threads take rows in chunks that the shape decides. */
 #define TT__ROW_BUFFERS 5
 #define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
 
@@ -5020,8 +5019,8 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
    2008: a panel of A (4..12 x K) stays in L1, a panel of B (K x 8..48) and a tile of A (TILE_M x K) in L2,
-   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums, so K
-   is the width of many models. M and TILE_M are multiples of every microkernel's height, N and TILE_N of its
+   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums; so
+   K is the width of many models. M and TILE_M are multiples of each microkernel's height, N and TILE_N of its
    width. */
 #define TT__GEMM_K 768
 #define TT__GEMM_M 1056
@@ -5039,9 +5038,9 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 #define TT__CBLAS_M 192 /* rows, with at most GEMM_N columns, that are finished while in the cache         */
 #endif
 
-/* Returns the bytes of workspace of the product of (m, k) and (k, n). The number is the same for every instruction
-   set and number of threads, and never less for a larger m, n or k, so that a plan for the most rows serves
-   fewer. */
+/* Returns the bytes of workspace of the product of (m, k) and (k, n). The number is the same for every
+   instruction set and number of threads, and never less for a larger m, n or k, so that a plan for the most
+   rows serves fewer. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
     size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
@@ -5057,9 +5056,9 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
     return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
 }
 
-/* Block sizes of the flash-style kernels. Tiles of KEYS x QUERIES scores, as floats, stay in the cache. A forward
-   task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All sizes are
-   multiples of 16; one Philox call serves 8 keys. */
+/* Block sizes of the flash-style kernels. Tiles of KEYS x QUERIES scores, as floats, stay in the cache. A
+   forward task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All
+   sizes are multiples of 16; one Philox call serves 8 keys. */
 enum {
     TT__ATTENTION_KEYS = 256,
     TT__ATTENTION_QUERIES = 64,
@@ -5068,8 +5067,8 @@ enum {
     TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
-/* Returns the stride of packed rows, in floats: room for the widest vectors, and an odd number of cache lines,
-   because strides of a power of two would put a column of a block into few cache sets. */
+/* Returns the stride of packed rows, in floats: room for the widest vectors, and an odd number of cache
+   lines, because strides of a power of two would put a column of a block into few cache sets. */
 static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
@@ -5080,9 +5079,9 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
 }
 
-/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): a buffer of the forward, the backward or
-   both; the sizes use variables of tt__attention_layout. Buffers of pairs, for products of bf16, hold two bf16 in
-   each float: a pair of columns or of rows, see attention_pairs_of_columns. */
+/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): a buffer of the forward, the backward
+   or both; the sizes use variables of tt__attention_layout. Buffers of pairs, for products of bf16, hold two
+   bf16 in each float: a pair of columns or of rows, see attention_pairs_of_columns. */
 #define TT__ATTENTION_BUFFERS(X) \
     X(both, k_pairs, keys * whole / 2)           /* pairs of columns */ \
     X(both, summed, keys * stride / 2)           /* pairs; forward by tiles of v: of rows, or transposed */ \
@@ -5108,7 +5107,7 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(backward, lse, span)                       /* log2-sum-exp2 */ \
     X(backward, delta, span)                     /* sum of dout * out */ \
     X(backward, dq, span * tt__attention_padded(head_size)) \
-    X(shared, all_dk, rows * stride)             /* a sequence's dk, from all heads of q that a key serves */ \
+    X(shared, all_dk, rows * stride)             /* of a sequence, from all heads of q that a key serves */ \
     X(shared, all_dv, rows * stride)
 
 typedef struct tt__attention_buffers {
@@ -5117,8 +5116,8 @@ typedef struct tt__attention_buffers {
 #undef TT__BUFFER
 } tt__attention_buffers;
 
-/* Lays the buffers out in `memory`, unless that is NULL, and returns their bytes. rows: of the longest sequence;
-   group: the number of heads of q that a key serves. */
+/* Lays the buffers out in `memory`, unless that is NULL, and returns their bytes. rows: of the longest
+   sequence; group: the number of heads of q that a key serves. */
 static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, int group, bool backward,
                                    tt__attention_buffers *b)
 {
@@ -5154,8 +5153,7 @@ static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n)
     return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t));
 }
 
-/* Returns the bytes that linear_cross_entropy keeps: loss and hit of each row; log-sum-exp and logits of a
-   chunk. */
+/* Returns the bytes that linear_cross_entropy keeps: loss and hit of all rows, lse and logits of a chunk. */
 static size_t tt__loss_bytes(int64_t rows, int64_t classes)
 {
     int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);
@@ -5163,8 +5161,8 @@ static size_t tt__loss_bytes(int64_t rows, int64_t classes)
     return tt__align_up((size_t)rows * 8) + of_chunk;
 }
 
-/* Returns the bytes of scratch into which the threads of a CPU widen rows: TT__ROW_BUFFERS rows of `cols` floats
-   for each thread. */
+/* Returns the bytes of scratch into which the threads of a CPU widen rows: TT__ROW_BUFFERS rows of `cols`
+   floats for each thread. */
 static size_t tt__buffer_bytes(int threads, int64_t cols)
 {
     return (size_t)threads * TT__ROW_BUFFERS * tt__row_bytes(cols);
@@ -5222,8 +5220,8 @@ static size_t tt__no_bytes(int threads, const tt_tape *t, const tt__instr *i)
 /* Sizes of a matrix product: (m, k) times (k, n). */
 typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
 
-/* Returns the sizes of i, a TT__PRODUCT, from the shapes of in[0] and in[1]. in[0] may have fewer rows than its
-   capacity; in[1] has the shape that it has with all rows. */
+/* Returns the sizes of i, a TT__PRODUCT, from the shapes of in[0] and in[1]. in[0] may have fewer rows than
+   its capacity; in[1] has the shape that it has with all rows. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
     tt__mnk p = {rows, w_rows, cols};              /* linear: x, w                                          */
@@ -5249,8 +5247,8 @@ static size_t tt__product_bytes(int threads, const tt_tape *t, const tt__instr *
     return tt__gemm_workspace(p.m, p.n, p.k);
 }
 
-/* Returns the bytes of scratch of CUDA's radix sort of (id, row) by id, which sorts one pair of arrays into another.
-   The sort's counts are in the resident workspace. */
+/* Returns the bytes of scratch of CUDA's radix sort of (id, row) by id, which sorts one pair of arrays into
+   another. The sort's counts are in the resident workspace. */
 static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 {
     return 4 * tt__align_to((size_t)tt__in(t, i, 1)->rows * 4, TT__CUDA_ALIGN);
@@ -7267,7 +7265,7 @@ TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
 TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */
 
 /* ==== src/ops/rules.h */
-/* ------------------------------------------------------------------------------------ rules of all the ops */
+/* ------------------------------------------------------------------------------------- rules of all ops */
 
 static const tt__rules *tt__rules_of(const tt__instr *i)
 {
@@ -7296,7 +7294,7 @@ static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
     return m;
 }
 
-/* Returns the bytes of scratch of i at full capacity on a CPU, as tt__cuda_workspace does on a CUDA device. */
+/* Returns the bytes of scratch of i at full capacity on a CPU; tt__cuda_workspace: on a CUDA device. */
 static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
     const tt__rules *r = tt__rules_of(i);
@@ -14907,8 +14905,8 @@ typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const
 #define TT__ROWS_FN(name) \
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
-/* Computes rows [from, to) of out[0], each by fn from rows of in[first] to in[first + count - 1]; count is at
-   most 3. */
+/* Computes rows [from, to) of out[0], each by fn from rows of `count` operands, at most 3, from in[first]
+   on. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -15097,8 +15095,7 @@ TT__ROWS_FN(dropout_rows)
 TT__RUN_ROWS(DROPOUT, TT__K(dropout_rows)(l, from, to, scratch))
 
 /* ==== src/ops/cpu_column_sums.h */
-/* ---- column sums: the workspace begins with partial sums, each of TT__SUM_ROWS rows; the partial sums are then
-   added in order ---- */
+/* ---- column sums: partial sums of TT__SUM_ROWS rows, in the workspace, which are added in order ---- */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
 {

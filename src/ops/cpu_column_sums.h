@@ -6,8 +6,7 @@
 #include "../cpu/rows.h"
 #include "cpu_rows.h"
 
-/* ---- column sums: the workspace begins with partial sums, each of TT__SUM_ROWS rows; the partial sums are then
-   added in order ---- */
+/* ---- column sums: partial sums of TT__SUM_ROWS rows, in the workspace, which are added in order ---- */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
 {

@@ -65,8 +65,7 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     return g;
 }
 
-/* Makes out[slot] of the last instruction the gradient of v, or its next contribution, if v needs a
-   gradient. */
+/* Makes out[slot] of the last instruction v's gradient or its next contribution, if v needs a gradient. */
 static void tt__grad_into(tt__builder *b, int slot, int32_t v)
 {
     tt_tape *t = b->t;

@@ -22,8 +22,8 @@ namespace {
 typedef cudaError_t (*run_fn)(const tt__launch *l);
 typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // launches as few kernels as possible
 
-// The function that runs an op (both NULL: CUDA has no kernel for the op), and the max numbers of rows and columns
-// of its operands (0: any number).
+// The function that runs an op (both NULL: CUDA has no kernel for the op), and the max numbers of rows and
+// columns of its operands (0: any number).
 struct op_kernels {
     run_fn run;
     run_together_fn together;

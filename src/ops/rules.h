@@ -15,7 +15,7 @@
 #include "optimizers/rules.h"
 #include "collectives/rules.h"
 
-/* ------------------------------------------------------------------------------------ rules of all the ops */
+/* ------------------------------------------------------------------------------------- rules of all ops */
 
 static const tt__rules *tt__rules_of(const tt__instr *i)
 {
@@ -44,7 +44,7 @@ static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
     return m;
 }
 
-/* Returns the bytes of scratch of i at full capacity on a CPU, as tt__cuda_workspace does on a CUDA device. */
+/* Returns the bytes of scratch of i at full capacity on a CPU; tt__cuda_workspace: on a CUDA device. */
 static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
     const tt__rules *r = tt__rules_of(i);

@@ -6,7 +6,7 @@
 /* ---------------------------------------------------------------------------------------- scratch of kernels
    Sizes of scratch, on which the plan and the CPU kernels that lay the scratch out must agree. */
 
-/* Rows of floats into which a thread may widen rows. Threads take rows in chunks that only the shape decides. */
+/* Rows of floats into which a thread may widen rows. Threads take rows in chunks that the shape decides. */
 #define TT__ROW_BUFFERS 5
 #define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
 
@@ -14,8 +14,8 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
    2008: a panel of A (4..12 x K) stays in L1, a panel of B (K x 8..48) and a tile of A (TILE_M x K) in L2,
-   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums, so K
-   is the width of many models. M and TILE_M are multiples of every microkernel's height, N and TILE_N of its
+   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums; so
+   K is the width of many models. M and TILE_M are multiples of each microkernel's height, N and TILE_N of its
    width. */
 #define TT__GEMM_K 768
 #define TT__GEMM_M 1056
@@ -33,9 +33,9 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 #define TT__CBLAS_M 192 /* rows, with at most GEMM_N columns, that are finished while in the cache         */
 #endif
 
-/* Returns the bytes of workspace of the product of (m, k) and (k, n). The number is the same for every instruction
-   set and number of threads, and never less for a larger m, n or k, so that a plan for the most rows serves
-   fewer. */
+/* Returns the bytes of workspace of the product of (m, k) and (k, n). The number is the same for every
+   instruction set and number of threads, and never less for a larger m, n or k, so that a plan for the most
+   rows serves fewer. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
     size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
@@ -51,9 +51,9 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
     return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
 }
 
-/* Block sizes of the flash-style kernels. Tiles of KEYS x QUERIES scores, as floats, stay in the cache. A forward
-   task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All sizes are
-   multiples of 16; one Philox call serves 8 keys. */
+/* Block sizes of the flash-style kernels. Tiles of KEYS x QUERIES scores, as floats, stay in the cache. A
+   forward task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All
+   sizes are multiples of 16; one Philox call serves 8 keys. */
 enum {
     TT__ATTENTION_KEYS = 256,
     TT__ATTENTION_QUERIES = 64,
@@ -62,8 +62,8 @@ enum {
     TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
-/* Returns the stride of packed rows, in floats: room for the widest vectors, and an odd number of cache lines,
-   because strides of a power of two would put a column of a block into few cache sets. */
+/* Returns the stride of packed rows, in floats: room for the widest vectors, and an odd number of cache
+   lines, because strides of a power of two would put a column of a block into few cache sets. */
 static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
@@ -74,9 +74,9 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
 }
 
-/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): a buffer of the forward, the backward or
-   both; the sizes use variables of tt__attention_layout. Buffers of pairs, for products of bf16, hold two bf16 in
-   each float: a pair of columns or of rows, see attention_pairs_of_columns. */
+/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): a buffer of the forward, the backward
+   or both; the sizes use variables of tt__attention_layout. Buffers of pairs, for products of bf16, hold two
+   bf16 in each float: a pair of columns or of rows, see attention_pairs_of_columns. */
 #define TT__ATTENTION_BUFFERS(X) \
     X(both, k_pairs, keys * whole / 2)           /* pairs of columns */ \
     X(both, summed, keys * stride / 2)           /* pairs; forward by tiles of v: of rows, or transposed */ \
@@ -102,7 +102,7 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(backward, lse, span)                       /* log2-sum-exp2 */ \
     X(backward, delta, span)                     /* sum of dout * out */ \
     X(backward, dq, span * tt__attention_padded(head_size)) \
-    X(shared, all_dk, rows * stride)             /* a sequence's dk, from all heads of q that a key serves */ \
+    X(shared, all_dk, rows * stride)             /* of a sequence, from all heads of q that a key serves */ \
     X(shared, all_dv, rows * stride)
 
 typedef struct tt__attention_buffers {
@@ -111,8 +111,8 @@ typedef struct tt__attention_buffers {
 #undef TT__BUFFER
 } tt__attention_buffers;
 
-/* Lays the buffers out in `memory`, unless that is NULL, and returns their bytes. rows: of the longest sequence;
-   group: the number of heads of q that a key serves. */
+/* Lays the buffers out in `memory`, unless that is NULL, and returns their bytes. rows: of the longest
+   sequence; group: the number of heads of q that a key serves. */
 static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, int group, bool backward,
                                    tt__attention_buffers *b)
 {
@@ -148,8 +148,7 @@ static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n)
     return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t));
 }
 
-/* Returns the bytes that linear_cross_entropy keeps: loss and hit of each row; log-sum-exp and logits of a
-   chunk. */
+/* Returns the bytes that linear_cross_entropy keeps: loss and hit of all rows, lse and logits of a chunk. */
 static size_t tt__loss_bytes(int64_t rows, int64_t classes)
 {
     int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);
@@ -157,8 +156,8 @@ static size_t tt__loss_bytes(int64_t rows, int64_t classes)
     return tt__align_up((size_t)rows * 8) + of_chunk;
 }
 
-/* Returns the bytes of scratch into which the threads of a CPU widen rows: TT__ROW_BUFFERS rows of `cols` floats
-   for each thread. */
+/* Returns the bytes of scratch into which the threads of a CPU widen rows: TT__ROW_BUFFERS rows of `cols`
+   floats for each thread. */
 static size_t tt__buffer_bytes(int threads, int64_t cols)
 {
     return (size_t)threads * TT__ROW_BUFFERS * tt__row_bytes(cols);
@@ -216,8 +215,8 @@ static size_t tt__no_bytes(int threads, const tt_tape *t, const tt__instr *i)
 /* Sizes of a matrix product: (m, k) times (k, n). */
 typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
 
-/* Returns the sizes of i, a TT__PRODUCT, from the shapes of in[0] and in[1]. in[0] may have fewer rows than its
-   capacity; in[1] has the shape that it has with all rows. */
+/* Returns the sizes of i, a TT__PRODUCT, from the shapes of in[0] and in[1]. in[0] may have fewer rows than
+   its capacity; in[1] has the shape that it has with all rows. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
     tt__mnk p = {rows, w_rows, cols};              /* linear: x, w                                          */
@@ -243,8 +242,8 @@ static size_t tt__product_bytes(int threads, const tt_tape *t, const tt__instr *
     return tt__gemm_workspace(p.m, p.n, p.k);
 }
 
-/* Returns the bytes of scratch of CUDA's radix sort of (id, row) by id, which sorts one pair of arrays into another.
-   The sort's counts are in the resident workspace. */
+/* Returns the bytes of scratch of CUDA's radix sort of (id, row) by id, which sorts one pair of arrays into
+   another. The sort's counts are in the resident workspace. */
 static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 {
     return 4 * tt__align_to((size_t)tt__in(t, i, 1)->rows * 4, TT__CUDA_ALIGN);

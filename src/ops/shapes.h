@@ -43,7 +43,7 @@ static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape 
                    (long long)cols);
 }
 
-/* Fails if operand k exists and is not a matrix of floats with `rows` rows, of no axis, and `cols` columns. */
+/* Fails unless operand k is absent or a matrix of floats with `rows` rows, of no axis, and `cols` columns. */
 static bool tt__fixed_in(tt_tape *t, const tt__instr *i, int k, int64_t rows, int64_t cols)
 {
     const tt__shape like = {TT_F32, rows, cols, 0, 0};
