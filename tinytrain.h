@@ -4570,8 +4570,8 @@ typedef struct tt__loads { int64_t done; double least; } tt__loads;
 /* The facts about an op that are not in its row of TT__OPS. */
 typedef struct tt__rules {
     /* Checks the operands and writes the shapes of the outputs to `out`; false after tt__tape_fail. The
-       verifier calls shape, too, so shapes depend on the operands only. Outputs of ops that only passes emit
-       already exist. */
+       verifier calls shape, too, so shapes depend on the operands only. Outputs of ops that are not recorded
+       exist already. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
     /* Writes the layouts of the results for operands with the layouts `in` to `out`; false if the op cannot
        be computed from these. A result is partial only if its sum over the ranks equals the result of whole
@@ -4585,7 +4585,7 @@ typedef struct tt__rules {
     /* Checks, before a run, the integers of operands, which are on the host, as kernels rely on them. NULL:
        there is nothing to check. */
     tt_status (*check)(const tt__launch *l);
-    /* Fuses instruction k and the instruction whose result k reads into one, where possible: before
+    /* Merges instruction k with another, mostly one whose result k reads, where possible: before
        differentiation (fuse) and after it (fuse_later). root: the value for which the program is compiled.
        NULL: never. */
     void (*fuse)(tt_tape *t, int k, int32_t root);
@@ -5582,14 +5582,14 @@ static int tt__join_launches(tt__launch *l, int n)
 
 /* ==== src/ops/fp8/rules.h */
 /* ---------------------------------------------------------------------------------------------------- fp8
-   QUANTIZE rounds x to fp8 once, for all products that read it (Micikevicius et al.: "FP8 formats for deep
-   learning", 2022): to TT__E4M3 or TT__E5M2, as the results' dtype says. A product's operands lie along its
-   sum, as cuBLASLt wants them: so out[0] is x row by row, out[1] column by column; both have the shape of x,
-   and their `ld` is what lies between two rows or two columns, a multiple of 16 elements, with zeros behind
-   those of x. With a history the scale is known before x is read (delayed scaling, as in NVIDIA's Transformer
-   Engine): in[1] has the largest magnitudes of x in the steps before. That of this step, which out[3] has,
-   goes into the history at the step's end. While none is known, and without a history, the largest magnitude
-   of x is found first. */
+   QUANTIZE rounds x to fp8 once, for all products that read x (Micikevicius et al.: "FP8 formats for deep
+   learning", 2022): to TT__E4M3 or TT__E5M2, the dtype of the results. cuBLASLt needs operands that are
+   contiguous along the summed dimension, so out[0] is x row by row and out[1] is x column by column. Both
+   have the shape of x; their `ld`, the distance of two rows or two columns, is a multiple of 16 elements,
+   with zeros after the elements of x. With a history the scale is known before x is read (delayed scaling, as
+   in NVIDIA's Transformer Engine): in[1] has the largest magnitudes of x in earlier steps, and at the end of
+   the step the history gets this step's largest magnitude from out[3]. Without a history, or while no
+   magnitude is known, QUANTIZE first finds the largest magnitude of x. */
 
 static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -5601,7 +5601,7 @@ static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 1 + TT__FP8_STEPS);
 }
 
-/* A tensor rank scales its part by itself. */
+/* The layout rule: each tensor rank scales its own shard. */
 static bool tt__layout_QUANTIZE(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -5610,7 +5610,8 @@ static bool tt__layout_QUANTIZE(const tt_tape *t, const tt__instr *i, const tt__
     return in[0] <= TT__COLS && !i->in[1];
 }
 
-static size_t tt__cuda_QUANTIZE(const tt_tape *t, const tt__instr *i) /* the largest magnitude */
+/* Returns the bytes of scratch on CUDA, for the largest magnitude; with a history out[3] holds it. */
+static size_t tt__cuda_QUANTIZE(const tt_tape *t, const tt__instr *i)
 {
     (void)t;
     return i->in[1] ? 0 : TT__CUDA_ALIGN;
@@ -5643,7 +5644,7 @@ static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
     return !table->axis || tt__bad(t, i, 1, "a table with a fixed number of rows");
 }
 
-/* Of a part of the rows of the table, the rows of other ids are 0. */
+/* The layout rule: with a shard of the table, rows of ids outside the shard are 0; the result is partial. */
 static bool tt__layout_EMBEDDING(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -5680,7 +5681,7 @@ static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
     return tt__index_in(t, i, 0) && tt__shape_in(t, i, 1, tt__in(t, i, 0), cols);
 }
 
-/* It adds up what is of the rows that it has. */
+/* The layout rule of the backward: a rank sums the gradients of the table's rows that it has. */
 static bool tt__layout_EMBEDDING_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                           tt__split *out)
 {
@@ -5796,15 +5797,15 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* The instruction whose out[0] is v, if only one, which may so take v over, reads v; -1: there is none. */
+/* Returns the instruction whose out[0] is v if v has only one reader, which may then take v over; else -1. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
     return at >= 0 && t->code[at].out[0] == v ? at : -1;
 }
 
-/* The product that x comes from applies the activation itself. Its own result becomes out[1], which GELU and
-   SiLU save; pruning drops it where nothing reads it. */
+/* Lets the product that computes x apply the activation. The product without activation becomes its out[1],
+   which GELU and SiLU save; pruning drops out[1] if nothing reads it. */
 static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 {
     int at = tt__sole_producer(t, t->code[k].in[0], root);
@@ -5819,7 +5820,7 @@ static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__layout_alike,
     {tt__backward_ACTIVATION}, NULL, NULL, NULL, tt__fuse_ACTIVATION};
 
-/* The product of dy multiplies by the derivative: the gradient before the activation is never stored. */
+/* Lets the product that computes dy multiply by the derivative, so that dy itself is never stored. */
 static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
 {
     int at = tt__sole_producer(t, t->code[k].in[0], root);
@@ -5837,7 +5838,7 @@ static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__la
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* tt__record says what is not */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* else tt__record fails */
     const bool row = both && !t->values[b.id].shape.axis &&
                      !tt__same_rows(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(row ? TT__OP_ADD_ROW : TT__OP_ADD), "vv", a, b);
@@ -5848,11 +5849,11 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     const tt__value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before the other may take it over */
+    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before in[take] may take it over */
     tt__grad_pass(b, g, f->in[take], true);
 }
 
-/* What computes one of the two adds the other itself. */
+/* Lets the instruction that computes one of the operands add the other operand. */
 static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
     for (int side = 0; side < 2; side++) {
@@ -5990,9 +5991,9 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     tt__instr i = tt__new_instr(TT__OP_ROTARY);
     tt_rotary_options *to = &i.attr.rotary;
     *to = *o;
-    to->heads = 0; /* of a part of x it is less: see attr.heads */
+    to->heads = 0; /* attr.heads has the number, which is less for a shard of x */
     if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
-    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* what is not read may be anything */
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* an option that is not read may be anything */
     if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
     if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
         to->low = 1;
@@ -6005,7 +6006,7 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     return tt__record(t, i, "vv", x, positions);
 }
 
-/* The other way round, by the same angles. */
+/* Emits the backward: a rotation by the same angles in the opposite direction. */
 static void tt__backward_ROTARY(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__instr back = *f;
@@ -6040,7 +6041,7 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
     return tt__record(t, i, "v", x);
 }
 
-/* Emits a collective, of a sum or of rows as f's. */
+/* Emits a collective of x with the `move` of f. */
 static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int32_t x)
 {
     tt__instr *i = tt__emit(b, op, NULL, &x, 1);
@@ -6048,9 +6049,9 @@ static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int3
     return i;
 }
 
-/* A SCALE by 1 with `move` stands where tensor ranks leave parts of x's gradient (tt__entered): these are
-   summed before they are added to the rest of it. Of rows that were only gathered for it, each rank gets its
-   own rows of the sum. */
+/* Emits the backward of SCALE. A SCALE by 1 with `move` marks that tensor ranks make partial gradients of x
+   (tt__entered); these are summed before they are added to the rest of x's gradient. If rows of x were
+   gathered only for this SCALE, each rank gets only its own rows of the sum. */
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt_tape *t = b->t;
@@ -6089,8 +6090,8 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Does a device have a kernel for i and `next`, which reads i's first result: dropout and the norm of its
-   result, or the backward of a norm and dropout of the gradient that it makes? */
+/* Returns whether a device has one kernel for i and `next`, which reads i's first result: dropout and a norm
+   of its result, or the backward of a norm and dropout of the gradient that the backward makes. */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
@@ -6383,7 +6384,7 @@ tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index)
     return tt__record(t, tt__new_instr(TT__OP_GATHER_ROWS), "vv", x, index);
 }
 
-/* The rows of operand 0 that operand 1 tells. */
+/* Fails unless operand 1 has only numbers of rows of operand 0. */
 static tt_status tt__check_rows(const tt__launch *l)
 {
     const char *what = tt__is(l->instr, TT__GATHERS) ? "rows to gather from" : "rows to set";
@@ -6441,8 +6442,8 @@ static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, NULL,
     {NULL, "g1", "02", TT__OP_SET_ROWS_BACKWARD}, NULL, NULL, tt__check_rows};
 
 /* --------------------------------------------------------------------------------------------- store_rows
-   A cache is read and written in the order of recording. Training with one fails: nothing flows back through
-   what a run before has stored. */
+   Instructions read and write a cache in the order of recording. Training with a cache fails: no gradient
+   flows back through rows that an earlier run has stored. */
 
 tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width)
 {
@@ -6501,7 +6502,7 @@ static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shap
     return tt__float_in(t, i, 0) && tt__index_in(t, i, 1);
 }
 
-/* A mark for each row. */
+/* Returns the bytes of scratch on a CPU: a mark for each row, and the threads' rows. */
 static size_t tt__cpu_SET_ROWS_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__align_up((size_t)tt__in(t, i, 0)->rows) + tt__widen_bytes(threads, t, i);
@@ -6860,7 +6861,7 @@ static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_err
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    bool weight = tt__is_weight(b->t, f->in[0]); /* which has got its gradient already */
+    bool weight = tt__is_weight(b->t, f->in[0]); /* a weight has its gradient already: tt__grad_owner */
     if (!weight) tt__emit_gradient(b, f, g, TT__OP_CAST, "g", "0");
 }
 
@@ -6879,7 +6880,7 @@ static bool tt__layout_FILL(const tt_tape *t, const tt__instr *i, const tt__spli
     return true;
 }
 
-/* Do the results of i that share a storage, and are added to what is there, have all of its columns? */
+/* Returns whether the results of i in `storage` are added to it, do not overlap, and cover its columns. */
 static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t storage)
 {
     const tt__value *whole = &t->values[storage];
@@ -6900,8 +6901,8 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
     return cols == whole->shape.cols;
 }
 
-/* Zeros to which the next instruction that touches them adds everywhere, as attention's backward to the
-   gradient of packed queries, keys and values, need not be written: it writes its results instead. */
+/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it, as attention's
+   backward does to the gradient of packed queries, keys and values. That instruction then does not add. */
 static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
     const tt__instr *i = &t->code[k];
@@ -6934,7 +6935,7 @@ static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out
     return tt__float_in(t, i, 0);
 }
 
-/* A sum for each chunk. */
+/* Returns the bytes of scratch on a CPU: a sum for each chunk, and the threads' rows. */
 static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr *i)
 {
     int64_t chunks = tt__ceil_div(tt__in(t, i, 0)->rows * tt__in(t, i, 0)->cols, TT__CHUNK);
@@ -6944,8 +6945,9 @@ static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr
 static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, tt__layout_of_squares, {NULL},
     tt__cpu_SUM_SQUARES};
 
-/* The same in two steps, for a g in pieces of whole chunks, one on each rank: CHUNK_SQUARES sums those of a
-   piece, ALL_GATHER makes one table of all, FOLD_SQUARES sums that, with the bits of SUM_SQUARES of g. */
+/* CHUNK_SQUARES, ALL_GATHER and FOLD_SQUARES do the work of SUM_SQUARES, to the same bits, for a gradient g
+   whose ranks have shards of whole chunks: CHUNK_SQUARES sums the squares of each chunk of a shard,
+   ALL_GATHER makes one table of all sums, and FOLD_SQUARES adds up the table. */
 static bool tt__shape_CHUNK_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *g = tt__in(t, i, 0);
@@ -6972,7 +6974,8 @@ static const tt__rules tt__rules_CHUNK_SQUARES = {tt__shape_CHUNK_SQUARES, tt__l
 static const tt__rules tt__rules_FOLD_SQUARES = {tt__shape_FOLD_SQUARES, tt__layout_FOLD_SQUARES, {NULL},
     tt__no_bytes};
 
-static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k) /* a part of tt__results */
+/* Fails unless operand k is f64 (1, 3), a part of tt__results. */
+static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
     return (s->dtype == TT__F64 && s->rows == 1 && s->cols == 3) || tt__bad(t, i, k, "f64 (1, 3)");
@@ -7007,16 +7010,16 @@ static const tt__rules tt__rules_MEAN_LOSS = {tt__shape_MEAN_LOSS, NULL, {NULL},
 static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, NULL, {NULL}, tt__no_bytes};
 static const tt__rules tt__rules_LOSS_SCALE = {tt__shape_LOSS_SCALE, NULL, {NULL}, tt__no_bytes};
 
-/* All outputs are as the gradient. */
+/* The shape rule of optimizers: all outputs have the shape and dtype of the gradient. */
 static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     for (int k = 0; k < TT__MAX_OUT; k++) out[k] = *tt__in(t, i, 0);
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
-/* Each op that updates has tt__rules_OP and tt__use_OP, which appends what is wrong with the options that the
-   op reads (wrong NULL: they are right), sets its attributes to them, and returns how many states it keeps of
-   each parameter. */
+/* The op of each optimizer has tt__rules_OP and tt__use_OP. tt__use_OP appends to `wrong` what is wrong with
+   the options that the op reads (NULL: the options are valid), copies these options to the op's attributes,
+   and returns the number of states that the op keeps for each parameter. */
 
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
 
@@ -7042,7 +7045,7 @@ static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text *wr
     return 2;
 }
 
-enum { TT__STATES = 2 }; /* the most that an op keeps of a parameter */
+enum { TT__STATES = 2 }; /* max number of states that an op keeps for a parameter */
 typedef struct tt__optimizer {
     const char *name;
     int op;
@@ -7059,16 +7062,15 @@ static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /
 /* ----------------------------------------------------------------------------------- memories and streams */
 
 static const tt__rules tt__rules_COPY = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
-/* It has no results. */
+/* WAIT has no results. */
 static const tt__rules tt__rules_WAIT = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
 
 /* -------------------------------------------------------------------------------------------- collectives
-   What ranks do together, see tt__move: each reads what lies at the same place in the memory of the others.
-   Operands and results are contiguous, all of one dtype. A result may be the storage of the operand, or a
-   part of it; a piece may be a view of what it is a piece of. Sums follow the tree (ranks/threads.h) of what
-   the first `present` members have: x[0], x[1], ... in pairs, pairs of pairs and so on, each sum of fp32
-   (f64: f64) rounded to the dtype; `add` adds that to the result at last. Where none is present nothing is
-   written. */
+   A collective (see tt__move) reads an operand at the same place in the memory of each member. Operands and
+   results are contiguous and have one dtype. A result may be the operand's storage or a part of it; a shard
+   may be a view of the whole tensor. Sums follow the tree (ranks/threads.h) over the first `present` members:
+   x[0], x[1], ... in pairs, pairs of pairs and so on. Each sum is computed in fp32 (f64 for f64) and rounded
+   to the dtype; `add` adds the last sum to the result. If no member is present, nothing is written. */
 
 static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 {
@@ -7079,7 +7081,7 @@ static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 
 static bool tt__contiguous(const tt__value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
 
-/* Both have one dtype, in which sums can be where it is summed, and lie without gaps. */
+/* Fails unless operand and result are contiguous and have one dtype, with `sums` a float or f64. */
 static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -7099,7 +7101,7 @@ static bool tt__in_units(tt_tape *t, const tt__instr *i)
                                              tt__instr_name(i));
 }
 
-/* The shape of a piece over the data ranks, at capacity. */
+/* Returns the shape of a shard over the data ranks, at capacity. */
 static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__part *part)
 {
     const int64_t units = tt__ceil_div(part->of, part->unit);
@@ -7108,7 +7110,8 @@ static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__par
     return shape;
 }
 
-/* Is `piece` what a member has of `whole`? Over data, elements (tt__part); over tensor, rows. */
+/* Returns whether `piece` can be a member's shard of `whole`. Shards over the data ranks are elements
+   (tt__part), shards over the tensor ranks are rows. */
 static bool tt__is_piece(const tt_tape *t, const tt__instr *i, int32_t piece, int32_t whole)
 {
     const tt__value *p = &t->values[piece], *w = &t->values[whole];
@@ -7164,7 +7167,7 @@ static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* it
     return tt__moved(t, i, false);
 }
 
-/* Over the tensor ranks a collective makes one layout of another; of others it keeps it. */
+/* The layout rule of collectives: over the tensor ranks they change the layout, over others they keep it. */
 static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     out[0] = i->in[0] ? in[0] : t->values[i->out[0]].part.split;
@@ -7174,7 +7177,7 @@ static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__s
     return i->op == TT__OP_ALL_GATHER && in[0] == TT__ROWS;
 }
 
-/* Backwards of those over the tensor ranks. Each rank has the gradient of a sum whole. */
+/* Emits the backward of a sum over the tensor ranks, whose gradient each rank has whole. */
 static void tt__backward_ALL_REDUCE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__grad_pass(b, g, f->in[0], true);
@@ -7186,7 +7189,7 @@ static void tt__backward_REDUCE_SCATTER(tt__builder *b, const tt__instr *f, int3
     tt__grad_into(b, 0, f->in[0]);
 }
 
-/* The gradient of what was gathered is whole, too: of it a rank takes its rows. */
+/* Emits the backward of a gather over the tensor ranks: a rank takes its rows of the whole gradient. */
 static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt_tape *t = b->t;
@@ -7197,10 +7200,10 @@ static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t 
     tt__grad_pass(b, own, f->in[0], false);
 }
 
-/* Of n members, with data shared out evenly: each sums its n-th of what the n - 1 others have, or fetches the
-   n-ths of these. No algorithm moves less (Patarasuk, Yuan: "Bandwidth optimal all-reduce algorithms for
-   clusters of workstations", 2009). Where member 0 has all, it alone sums, and each other fetches all: that
-   is what a server is. */
+/* Returns the elements that one of n members loads if data is divided evenly: a sum loads the member's n-th
+   from the n - 1 others, and a gather loads the n - 1 others' n-ths. No algorithm moves less (Patarasuk,
+   Yuan: "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). With a root, member 0
+   alone sums, and each other member loads all, as from a server. */
 
 static double tt__share(int64_t elements, int members)
 {
@@ -7262,7 +7265,7 @@ TT__COLLECTIVE(BROADCAST, tt__shape_BROADCAST, NULL, TT__REDUCE_PHASE | TT__SPRE
                tt__loads_BROADCAST);
 TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
 TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
-TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */
+TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* reads only the rank's own memory */
 
 /* ==== src/ops/rules.h */
 /* ------------------------------------------------------------------------------------- rules of all ops */
@@ -12007,9 +12010,9 @@ static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
 }
 
 /* ==== src/ops/collectives/cpu_shared.h */
-/* ---- collectives, but for sums of vectors: see TT__OP_ALL_REDUCE and those below it in src/ops/ ---- */
+/* ---- collectives except sums by vectors, for all instruction sets: see src/ops/collectives/rules.h ---- */
 
-/* Elements [*first, *first + count) of m are the piece of a member; count. */
+/* Sets *first to the first element of m in a member's shard; returns the number of elements in the shard. */
 static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
 {
     return tt__piece(tt__elements(m), l->instr->move.unit, root, member, l->members, first);
@@ -12027,13 +12030,13 @@ static void tt__copy_elements(const tt__mat *to, int64_t at, const tt__mat *from
     if (n > 0 && x != y) memcpy(y, x, (size_t)n * tt_dtype_bytes(to->dtype));
 }
 
-/* fn(l, from, to, no scratch) of n elements, shared out among the threads. */
+/* Calls fn(l, from, to, no scratch) for chunks of n elements, which are shared out to the threads. */
 static tt_status tt__for_elements(const tt__launch *l, int64_t n, tt__rows_fn fn)
 {
     return tt__for_chunks(l, n, 0, TT__CHUNK, 0, fn);
 }
 
-/* Elements [from, to) of out[0]: of each member's piece, which is in its out[0]. */
+/* Copies elements [from, to) of out[0], each from out[0] of the member whose shard has the element. */
 static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     (void)scratch;
@@ -12044,7 +12047,7 @@ static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float
     }
 }
 
-/* The same where each member's piece is its in[0]. */
+/* Copies elements [from, to) of out[0] from the shards of all members. The shard of a member is its in[0]. */
 static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     (void)scratch;
@@ -12055,7 +12058,7 @@ static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float
     }
 }
 
-/* Elements [from, to) of this member's piece of member 0's in[0]. */
+/* Copies elements [from, to) of this member's shard of out[0] from member 0's in[0]. */
 static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t first;
@@ -12070,7 +12073,7 @@ static void tt__recv_rows(const tt__launch *l, int64_t from, int64_t to, float *
     tt__copy_elements(&l->out[0], from, &l->peer_in[l->instr->move.from], from, to - from);
 }
 
-/* What a tree sums: where the members' elements begin, and those that the sum is added to, or NULL. */
+/* The operands of a tree: x, the members' elements; y, the elements to which the sum is added, or NULL. */
 typedef struct tt__leaves {
     const char *x[TT__RANKS], *y;
     int present;
@@ -12083,7 +12086,7 @@ static double tt__reduce_two(tt__reduce how, double a, double b)
     return (how == TT__MAX ? a > b : a < b) ? a : b;
 }
 
-/* n elements of out[0] from element `to` on: the members' elements from `from` on, of f64, by the tree. */
+/* Reduces the members' f64 elements from `from` on, by the tree, to n elements of out[0] from `to` on. */
 static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -14940,7 +14943,7 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
 
 /* ==== src/ops/elementwise/cpu.h */
 /* ---------------------------------------------------------------------------------------- element by element
-   Kernels whose rows, or elements, depend on the same rows of their operands. */
+   Kernels whose rows, or elements, depend only on the same rows of their operands. */
 
 TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
@@ -14962,7 +14965,7 @@ TT__ROWS_FN(swiglu_backward_rows)
     const int64_t n = l->in[0].cols;
     for (int64_t r = from; r < to; r++) {
         const float *x[3]; /* dy, gate, up */
-        float *y[2];       /* dgate, dup: where one is absent, it is computed into scratch all the same */
+        float *y[2];       /* dgate, dup: an absent one is computed too, into scratch */
         for (int k = 0; k < 3; k++) x[k] = TT__K(row_in)(&l->in[k], r, scratch, 2 + k);
         for (int k = 0; k < 2; k++) {
             float *row = TT__K(scratch_row)(scratch, n, k);
@@ -14983,7 +14986,7 @@ TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
     return tt__for_rows(l, &l->in[0], 0, TT__K(swiglu_backward_rows));
 }
 
-/* The sine and cosine of an angle below 2^25, by Taylor's series, within 2e-9 before they are rounded. */
+/* Computes sine and cosine of an angle below 2^25 by Taylor series, within 2e-9 before they are rounded. */
 TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
 {
     const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52: to integers */
@@ -14996,7 +14999,7 @@ TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
     *cosine = (float)((quarter ^ quarter >> 1) & 1 ? -b : b);
 }
 
-/* Rows [from, to). The frequencies begin the workspace. */
+/* Computes rows [from, to). The frequencies are at the beginning of the workspace. */
 TT__ROWS_FN(rotary_rows)
 {
     const tt__instr *i = l->instr;
@@ -15004,7 +15007,7 @@ TT__ROWS_FN(rotary_rows)
     const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
-    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* that of n floats holds both */
+    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* a row of n floats holds both */
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
@@ -15063,8 +15066,8 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* y = x / (1 - p) where the element of row r survives, else 0; + residual, which may be absent. Element c: 16
-   random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}. more: Philox's keys. */
+/* Computes row r: y = x / (1 - p) where the element survives, else 0; plus the residual, if there is one.
+   Element c gets 16 random bits: number c % 8 of Philox counter {r, c / 8, 0, 0}. more: Philox's keys. */
 TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();
@@ -15363,8 +15366,8 @@ TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K
 /* ==== src/ops/embedding/cpu.h */
 /* ---------------------------------------------------------------------------------------------- embedding */
 
-/* Rows [from, to) of out[0] are rows of m: of the same numbers, or of those in `index` less `first`; 0 where
-   m has no such row. */
+/* Computes rows [from, to) of out[0]: row r is row r of m or, with `index`, row index[r] - first of m; 0
+   where m has no such row. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                  const tt__mat *m, const int32_t *index, int64_t first)
 {
@@ -15393,8 +15396,9 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* `order`: rows of dy in the order of their ids (equal ids in row order), of those that out[0] has a row for.
-   The rows of an id belong to the task in which it begins, so that one task adds them, in row order. */
+/* Adds up rows of dy by id. `order` has the numbers of dy's rows in the order of their ids (equal ids in row
+   order), without ids for which out[0] has no row. All rows of an id belong to the task in which the id
+   begins, so that one task adds these rows, in row order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
@@ -15433,7 +15437,7 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/rows/cpu.h */
 /* ---------------------------------------------------------------- rows: gather, scatter, pooling, patches */
 
-/* rows may repeat: added one after another */
+/* Adds rows of dy to the rows of dx that `index` tells. Rows may repeat, so they are added in order. */
 TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
@@ -15481,7 +15485,8 @@ TT__ROWS_FN(set_rows_backward_rows)
     }
 }
 
-/* a row may be listed twice, but was set once */
+/* Computes the gradients of x and of the row. The index may list a row twice, but that row was set once, so
+   rows are marked first. */
 TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
@@ -15548,7 +15553,7 @@ TT__FN tt_status TT__K(run_MEAN_POOL)(const tt__launch *l)
     return tt__for_chunks(l, l->out[0].rows, l->out[0].cols, 1, 0, TT__K(mean_pool_rows));
 }
 
-TT__ROWS_FN(mean_pool_backward_rows) /* from..to: sequences */
+TT__ROWS_FN(mean_pool_backward_rows) /* [from, to): sequences */
 {
     const int32_t *start = (const int32_t *)l->in[1].data;
     int64_t n = l->in[0].cols;
@@ -15829,21 +15834,22 @@ TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
 
 /* ==== src/ops/optimizers/cpu.h */
 /* ------------------------------------------------------------------------------------------------ optimizers
-   Parameters, gradients and state are contiguous, so they are vectors here, in chunks of TT__CHUNK. */
+   Parameters, gradients and states are contiguous, so kernels treat them as vectors, in chunks of
+   TT__CHUNK. */
 
-/* Elements [from, from + n) of m as floats, in place or in row k of scratch. */
+/* Returns elements [from, from + n) of m as floats, in place or in row k of scratch. */
 TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, float *scratch, int k)
 {
     float *row = TT__K(scratch_row)(scratch, TT__CHUNK, k);
     if (m->dtype == TT_F32) return (float *)m->data + from;
     const uint16_t *h = (const uint16_t *)m->data + from;
-    /* of what is most likely this thread's next chunk */
+    /* prefetches the next chunk, which is most likely this thread's next task */
     for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(h + n + c, 0, 2);
     TT__K(row_widen)(row, h, m->dtype, n);
     return row;
 }
 
-/* x to 16 bits by stochastic rounding; group: of h's first eight elements; its low word does not wrap. */
+/* Rounds x to 16 bits stochastically. group: number of h's first 8 elements; its low word does not wrap. */
 TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dtype, int64_t n,
                                  const uint64_t keys[2 * TT__DRAW_ROUNDS], uint64_t group)
 {
@@ -15861,10 +15867,11 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
     }
 }
 
-/* Back into 16 bits, so that steps smaller than half a unit in the last place survive on average (Gupta et
-   al., "Deep learning with limited numerical precision", 2015): element e is rounded up with a probability
-   equal to the dropped fraction, by number e % 8 of Philox counter {e / 8}; e counts from the first element
-   of the whole tensor, so that a piece is rounded as the whole is. `which`: the tensor's number. */
+/* Rounds elements [from, from + n) of m back to 16 bits stochastically, so that steps smaller than half a
+   unit in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
+   2015). Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox
+   counter {e / 8}. e counts from the first element of the whole tensor, so that a shard is rounded as the
+   whole tensor is. which: the number of the result. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
@@ -15878,7 +15885,7 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
     TT__BY_HALF(m->dtype, D, TT__K(round_row)(h, x, D, n, keys, group));
 }
 
-/* The sum of squares of one chunk of in[0]. */
+/* Returns the sum of squares of one chunk of in[0]. */
 TT__OUTLINE double TT__K(squares_of_chunk)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     const float *g = TT__K(chunk_in)(&l->in[0], from, to - from, scratch, 0);
@@ -15937,7 +15944,7 @@ TT__FN tt_status TT__K(run_MEAN_LOSS)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_). */
+/* Computes the global norm and the factor of all gradients, as torch.nn.utils.clip_grad_norm_ does. */
 TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 {
     const float *squares = (const float *)l->in[0].data;
@@ -15948,15 +15955,15 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     const double loss_scale = l->in[2].data ? ((const tt__scale *)l->in[2].data)->scale : 1;
     double scale = (run ? run->loss_norm / totals->targets : 1) / loss_scale;
     double norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* nothing is updated */
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* no parameter is updated */
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     ((tt__clipped *)l->out[0].data)->norm = (float)norm;
     ((tt__clipped *)l->out[0].data)->factor = (float)factor;
     return TT_OK;
 }
 
-/* The loss scale falls where gradients overflowed, and rises after `interval` steps where none did. It stays
-   where it is not at fault (the loss is not finite, or nothing was counted) or cannot help (it is 1). */
+/* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
+   Keeps it if it is not at fault (the loss is not finite, or there were no targets) or is already 1. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
@@ -15975,7 +15982,7 @@ TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
     return TT_OK;
 }
 
-/* fp8 of x and of its transpose. Magnitudes are compared as bits, of which those of NaN are the largest. */
+/* Rounds x and its transpose to fp8. Magnitudes are compared as bits; the bits of NaN are the largest. */
 TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *q = &l->out[0], *across = &l->out[1];
@@ -15997,7 +16004,7 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
             float v = 0;
             if (r < x->rows && c < x->cols)
                 tt__convert(&v, TT_F32, (char *)tt__at(x, r) + c * item, x->dtype, 1);
-            /* What is infinite becomes NaN, and does not saturate. */
+            /* v - v: an infinity becomes NaN and does not saturate. */
             const uint8_t rounded = tt__to_fp8(v * scale + (v - v), e5m2);
             if (q->data && r < x->rows) ((uint8_t *)q->data)[r * q->ld + c] = rounded;
             if (across->data && c < x->cols) ((uint8_t *)across->data)[c * across->ld + r] = rounded;
@@ -16008,7 +16015,8 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
     return TT_OK;
 }
 
-/* What is not finite, as in a step that updates nothing, is left out. */
+/* Moves the step's largest magnitudes into the history. Magnitudes that are not finite, as in a step that
+   updates nothing, are left out. */
 TT__FN tt_status TT__K(run_FP8_HISTORY)(const tt__launch *l)
 {
     float *largest = (float *)l->out[1].data;
@@ -16024,7 +16032,7 @@ TT__FN tt_status TT__K(run_FP8_HISTORY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* The backend's copies wait for nothing, so that there is nothing to be waited for. */
+/* Copies in[0] to out[0]. The copy is done when the call returns, so WAIT has nothing to wait for. */
 TT__FN tt_status TT__K(run_COPY)(const tt__launch *l)
 {
     size_t bytes = (size_t)l->in[0].cols * tt_dtype_bytes(l->in[0].dtype);
@@ -16084,7 +16092,7 @@ TT__ROWS_FN(sgd_rows)
     if (m) TT__K(chunk_out)(l, &l->out[1], from, n, m, 1);
 }
 
-/* Updates all chunks, unless the norm of the gradients is not finite. */
+/* Updates all chunks if the norm of the gradients is finite. */
 TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 {
     if (!isfinite(((const tt__clipped *)l->in[1].data)->norm)) return TT_OK;
@@ -16096,9 +16104,9 @@ TT__FN tt_status TT__K(run_SGD)(const tt__launch *l) { return TT__K(update)(l, T
 
 /* ==== src/ops/collectives/cpu.h */
 /* ----------------------------------------------------------------------------------------------- collectives
-   Each reads the other members' memory; src/run/ makes all members wait for each other between the phases. */
+   Each member reads the other members' memory. Between the phases, src/run/ has a barrier of all members. */
 
-/* x as the dtype has it */
+/* Returns x rounded to a dtype. */
 TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 {
     uint16_t h[TT__LANES];
@@ -16115,12 +16123,12 @@ TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 TT__INLINE tt__vf TT__K(reduce_two)(const tt__reduce how, const tt_dtype dtype, tt__vf a, tt__vf b)
 {
     if (how == TT__SUM) return TT__K(rounded)(a + b, dtype);
-    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* b where one is NaN */
+    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* b if one is NaN */
     return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)most);
 }
 
-/* A vector of leaf k, from element c on, of which there are n more. What another core has written last is
-   to be asked for far ahead. */
+/* Loads a vector of leaf k, which has n elements from element c on. Prefetches far ahead, because another
+   core may have written the elements last. */
 TT__INLINE tt__vf TT__K(leaf)(const tt__leaves *t, int k, int64_t c, int64_t n, const tt_dtype dtype)
 {
     __builtin_prefetch(t->x[k] + c * (dtype == TT_F32 ? 4 : 2) + 1024);
@@ -16134,7 +16142,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
     return TT__K(reduce_two)(how, dtype, a, b);
 }
 
-/* A vector of the tree. count: `present` where that is 2 or 4, else 0. */
+/* Computes a vector of the tree's sum, which has n elements from element c on. count: `present` if that is 2
+   or 4, else 0. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {
@@ -16167,7 +16176,7 @@ TT__INLINE void TT__K(reduce_many)(const tt__leaves *t, void *y, int64_t n, cons
     else TT__K(reduce_as)(t, y, n, how, dtype, 0);
 }
 
-/* n elements of out[0] from element `to` on: the members' elements from `from` on, by the tree. */
+/* Reduces the members' elements from `from` on, by the tree, to n elements of out[0] from element `to` on. */
 TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -16182,7 +16191,7 @@ TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, in
     else TT__BY_FLOAT(dtype, D, TT__K(reduce_many)(&t, y, n, TT__SUM, D));
 }
 
-/* from, to: of this member's piece */
+/* Computes elements [from, to) of this member's shard. */
 TT__ROWS_FN(all_reduce_rows)
 {
     int64_t first;
@@ -16221,7 +16230,7 @@ TT__FN tt_status TT__K(run_ALL_GATHER)(const tt__launch *l)
 TT__FN tt_status TT__K(run_BROADCAST)(const tt__launch *l)
 {
     int64_t first, n = tt__piece_of(l, &l->out[0], false, l->me, &first);
-    if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* has all already */
+    if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* this member has all already */
     if (l->phase == TT__REDUCE_PHASE) return tt__for_elements(l, n, tt__broadcast_rows);
     return tt__for_elements(l, tt__elements(&l->out[0]), tt__spread_rows);
 }
@@ -16231,7 +16240,7 @@ TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
     return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
 }
 
-TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* the RECV fetches it */
+TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* the RECV fetches x */
 
 TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 {

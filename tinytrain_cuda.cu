@@ -1717,7 +1717,7 @@ namespace {
 
 // ---------------------------------------------------------------------------------------- element by element
 
-// y = s x. Bytes: x and y once.
+// Computes y = s x. Moves x and y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;
     float s;
@@ -1736,7 +1736,7 @@ cudaError_t run_scale(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
-// y = a + b or a b, where b is a matrix or (ROW) a row. Bytes: a, b and y once.
+// Computes y = a + b or (TIMES) a b, where b is a matrix or (ROW) a row. Moves a, b and y once.
 template <bool TIMES, bool ROW> struct op_two {
     static constexpr int KIND = HOT;
     static constexpr bool BY_ROW = ROW;
@@ -1759,7 +1759,8 @@ template <class OP> cudaError_t run_two(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], OP::BY_ROW, OP());
 }
 
-// Rotary positions. A thread turns the same pairs, up to 8, of TURN_HEADS heads. Bytes: x and y once.
+// Arguments of rotary positions. A thread turns up to 8 pairs, the same pairs of TURN_HEADS heads. Moves x
+// and y once.
 enum { TURN_HEADS = 8 };
 struct rotary_args {
     tt__mat x, y;
@@ -1767,11 +1768,11 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head, of heads in a row, and all
+    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; all groups
     float frequency[TT__MOST_PAIRS];
 };
 
-// The n columns from c on of row r become v, or v is added to them.
+// Writes v to the n columns from c on of row r, or adds v to them.
 __device__ void put_group(const rotary_args &a, int64_t r, int64_t c, int n, float (&v)[8])
 {
     float old[8];
@@ -1861,7 +1862,7 @@ cudaError_t run_rotary(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
 
-// y = a constant, times the loss scale if `scale` is not NULL. Bytes: y once.
+// Computes y = a constant, times the loss scale if `scale` is not NULL. Moves y once.
 struct op_fill {
     static constexpr int KIND = RARE;
     float x;
@@ -1881,7 +1882,7 @@ cudaError_t run_fill(const tt__launch *l)
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
 
-// y = act(x), and dx = dy act'(saved). Bytes: x and y, or dy, saved and dx once.
+// Computes y = act(x); op_act_backward computes dx = dy act'(saved). Moves operands and results once.
 template <int ACT> struct op_act {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
@@ -1910,7 +1911,7 @@ template <int ACT> struct op_act_backward {
     }
 };
 
-// run(op) of an activation.
+// Calls run(op) with the op of an activation.
 template <template <int> class OP, class RUN> cudaError_t with_act(int act, RUN run)
 {
     switch (act) {
@@ -1945,7 +1946,7 @@ cudaError_t run_activation_backward(const tt__launch *l)
     return run_slope(l, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0], l->out[1], l->add[1]);
 }
 
-// y = silu(gate) up. Bytes: gate, up and y once.
+// Computes y = silu(gate) up. Moves gate, up and y once.
 struct op_swiglu {
     static constexpr int KIND = HOT;
     __device__ void begin() {}
@@ -1964,11 +1965,11 @@ cudaError_t run_swiglu(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_swiglu());
 }
 
-// Its backward, in groups as each_group. dgate or dup may be absent, or in the place of an operand. Bytes:
-// operands and results once.
+// Arguments of the backward of swiglu, in groups of 8 columns as in each_group. dgate or dup may be absent,
+// or in the place of an operand. Moves operands and results once.
 struct swiglu_args { tt__mat dy, gate, up, dgate, dup; bool add_dgate, add_dup, vector; int64_t per_row; };
 
-// X: dtype of all, or ANY.
+// Computes dgate and dup. X: dtype of all operands and results, or ANY.
 template <int X> __global__ void __launch_bounds__(TT__ROW_THREADS, 2) swiglu_backward(swiglu_args g)
 {
     tt__begin_kernel();
@@ -2026,14 +2027,15 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
     return TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
-// y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox
-// block {r, c / 8, 0, 0}, of the rows and columns of all ranks; r is number[r] if that is not NULL. Bytes: x,
-// residual and y once; some 12 integer operations an element for the random numbers.
+// Computes y = x / (1 - p) where the element survives, else 0; plus the residual. A group's 16-bit random
+// numbers are Philox block {r, c / 8, 0, 0}, where r and c count the rows and columns of all ranks; number[r]
+// replaces r if `number` is not NULL. Moves x, residual and y once; the random numbers take some 12 integer
+// operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__run *run;
     const int32_t *number;
-    int64_t first_row, first_col; // the column: a multiple of 8
+    int64_t first_row, first_col; // first_col is a multiple of 8
     uint32_t stream, drop;
     float scale;
     uint64_t key;
@@ -2050,7 +2052,7 @@ struct op_dropout {
     {
         return number ? (uint32_t)number[r] : (uint32_t)(first_row + r);
     }
-    // Group number `group` of the row with this number.
+    // Drops elements of group number `group` of row number `row`.
     __device__ void apply(uint32_t row, uint32_t group, float (&v)[8]) const
     {
         const uint32_t counter[4] = {row, (uint32_t)(first_col / 8) + group, 0, 0};
@@ -2094,7 +2096,7 @@ namespace {
 
 // ------------------------------------------------------------------- rows: gather, scatter, pooling, patches
 
-// y[r] = x[index[r] - first]; 0 where x has no such row. Bytes: the rows of y twice.
+// Computes y[r] = x[index[r] - first]; 0 where x has no such row. Moves the rows of y twice.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
     const int32_t *index;
@@ -2117,7 +2119,7 @@ cudaError_t run_gather(const tt__launch *l)
     return run_groups(l->device, l->in[embedding ? 1 : 0], no_operand, l->out[0], l->add[0], true, op);
 }
 
-// The sequence that row r belongs to: start[s] <= r < start[s + 1].
+// Returns the sequence s that contains row r: start[s] <= r < start[s + 1].
 __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seqs, int64_t r)
 {
     int64_t low = 0, high = seqs;
@@ -2129,7 +2131,7 @@ __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seq
     return low;
 }
 
-// dx[r] = dy[s] / length of r's sequence s. Bytes: dx once.
+// Computes dx[r] = dy[s] / length of s, the sequence of row r. Moves dx once.
 struct op_mean_pool_backward {
     static constexpr int KIND = RARE;
     const int32_t *start;
@@ -2151,9 +2153,9 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 
-// y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. A
-// thread takes up to 8 pixels of a line of a patch, from all C channels. words: the pixels of 8 begin at
-// multiples of 4 bytes. Bytes: the pixels and y once.
+// Arguments of patches, which computes y[r] = patch number position[r] - 1 of row r's image, its channels one
+// after another; 0 for position 0. A thread takes up to 8 pixels of a line of a patch, with all C channels.
+// words: groups of 8 pixels begin at multiples of 4 bytes. Moves the pixels and y once.
 struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
@@ -2174,7 +2176,7 @@ template <int C> __global__ void __launch_bounds__(TT__ROW_THREADS) patches(patc
         const int64_t r = g.y.rows * each > INT32_MAX ? k / each : (uint32_t)k / each;
         const unsigned unit = (unsigned)(k - r * each), line = unit / runs, x = unit % runs * 8;
         const int n = min(8, g.patch - (int)x), p = g.position[r] - 1;
-        uint32_t pixels[2 * C]; // 4 bytes each
+        uint32_t pixels[2 * C]; // 8 pixels of C bytes
         TT__UNROLL for (int i = 0; i < 2 * C; i++) pixels[i] = 0;
         if (p >= 0) {
             const int64_t corner = ((int64_t)((unsigned)p / across) * g.patch + line) * g.width
@@ -2215,7 +2217,7 @@ cudaError_t run_patches(const tt__launch *l)
         g.scale[c] = 1 / (255 * o->std[c]);
         g.shift[c] = -o->mean[c] / o->std[c];
     }
-    // So all lines of images begin at multiples of 4 bytes, as 8 pixels of C channels are.
+    // words: all lines of images begin at multiples of 4 bytes; 8 pixels of C channels are whole words.
     const uintptr_t pitches = (uintptr_t)g.ld | (uintptr_t)(o->width * o->channels);
     g.words = o->patch % 8 == 0 && ((uintptr_t)g.pixels | pitches) % 4 == 0;
     if (!y->rows) return cudaSuccess;
@@ -2228,10 +2230,10 @@ cudaError_t run_patches(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
-// ---- sums over rows, by kernels of their own
+// ---- sums over rows, with special kernels
 
-// Columns [c, c + n) of N rows, of which those below 0 are zeros; all loads are under way before the first
-// result is needed.
+// Loads columns [c, c + n) of N rows; rows with negative numbers are zeros. All loads are in flight before
+// the first result is needed.
 template <int N>
 __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, const int64_t (&rows)[N],
                                           int64_t c, int n, bool vector)
@@ -2256,8 +2258,8 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
     }
 }
 
-// y[s] = the mean of sequence s. A block takes 256 columns of a sequence, a warp every eighth of its rows.
-// Bytes: x once.
+// Computes y[s] = the mean of the rows of sequence s. A block takes 256 columns of a sequence, a warp every
+// eighth row. Moves x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
@@ -2289,7 +2291,7 @@ cudaError_t run_mean_pool(const tt__launch *l)
                       d->stream, l->in[0], (const int32_t *)l->in[1].data, *y, l->add[0], is_wide(&l->in[0]));
 }
 
-// ---- set rows: a bit for each row that is listed, as a row may be listed twice
+// ---- set rows: a bit marks each listed row, because the index may list a row twice
 
 __global__ void __launch_bounds__(TT__ROW_THREADS) mark_rows(const int32_t *index, int64_t n, unsigned *bits)
 {
@@ -2309,12 +2311,12 @@ cudaError_t run_mark_rows(const tt__launch *l, int64_t rows)
                       (const int32_t *)l->in[1].data, l->in[1].rows, resident_of(l)->words);
 }
 
-// y[r] = b where r is set, else x[r], which is not read when it is in place. Bytes: x and y once, or of the
-// set rows only. As a backward: 0 where r is set, which leaves alone what is added to.
+// Computes y[r] = b where row r is set, else x[r], which is not read if y is in the place of x. Moves x and y
+// once, or only the set rows. In the backward b is absent: y[r] = 0 where row r is set, unless y is added to.
 struct op_set_rows {
     static constexpr int KIND = RARE;
     const unsigned *bits;
-    bool in_place, add; // add: to what is there, where r is not set
+    bool in_place, add; // add: y[r] += x[r] where row r is not set
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
@@ -2344,7 +2346,7 @@ cudaError_t run_set_rows(const tt__launch *l)
     return e == cudaSuccess ? run_groups(l->device, l->in[0], l->in[2], l->out[0], false, true, op) : e;
 }
 
-// Row index[r] of y = row r of x. Bytes: x and those rows once.
+// Copies row r of x to row index[r] of y. Moves x and the written rows once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) store_rows(tt__mat x, const int32_t *index, tt__mat y,
                                                               int64_t groups, bool vector)
 {
@@ -2369,8 +2371,8 @@ cudaError_t run_store_rows(const tt__launch *l)
                       (const int32_t *)l->in[1].data, y, groups, is_wide(&x) && is_wide(&y));
 }
 
-// partial[blockIdx.x][c] = the sum of dy's set rows among `words` words of 32 rows. 256 columns a block,
-// every eighth word a warp.
+// Computes partial[blockIdx.x][c] = the sum of dy's set rows among `words` words, each with the bits of 32
+// rows. A block has 256 columns, a warp every eighth word.
 __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits,
                                                                 int64_t words, float *partial, bool vector)
 {
@@ -2397,7 +2399,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const unsigned *bits = resident_of(l)->words;
     float *partial = resident_of(l)->sums + used / sizeof(float);
     cudaError_t e = run_mark_rows(l, dy->rows);
-    if (e == cudaSuccess && l->out[1].data) { // first, as dx may take the place of dy
+    if (e == cudaSuccess && l->out[1].data) { // first, because dx may be in the place of dy
         const int64_t all = (dy->rows + 31) / 32;
         const int64_t blocks = sum_blocks(d, 2, (all + 7) / 8, used, (size_t)dy->cols * 4);
         const int64_t words = (all + blocks - 1) / blocks;
@@ -3031,24 +3033,23 @@ cudaError_t run_with_dropout(const tt__launch *l)
 /* ==== src/ops/embedding/cuda.cuh */
 namespace {
 
-// ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums
-// of equal ids
+// ---- gradients of tables: rows of dy are sorted by id, equal ids in row order; then equal ids are summed
 
-#ifndef TT__SORT_TILES // at most so many blocks; tests make it smaller
+#ifndef TT__SORT_TILES // max number of blocks; tests make it smaller
 #define TT__SORT_TILES 128
 #endif
-enum { TT__SORT_STEP = 1024 }; // each of which takes so many numbers at a time
+enum { TT__SORT_STEP = 1024 }; // ids that a block takes at a time
 
-// These kernels run once or twice a step, and each time the device reads their instructions from its memory
-// anew: code that is short matters more than what unrolled loops save.
+// The kernels below run once or twice a step, and each time the device reads their code from its memory, so
+// that short code saves more time than unrolled loops.
 
-// Four loads that are under way together, 32 numbers apart.
+// Loads four numbers, 32 apart, with all four loads in flight together.
 __device__ __forceinline__ void load_ids(int32_t (&to)[4], const int32_t *from, int64_t k, int64_t end)
 {
     TT__UNROLL for (int u = 0; u < 4; u++) to[u] = k + u * 32 < end ? from[k + u * 32] : 0;
 }
 
-// counts[block][digit] = how many of the block's ids have this digit of 8 bits.
+// Sets counts[block][digit] to the number of the block's ids with this digit, 8 bits from bit `shift` on.
 __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift,
                                                                 int64_t tile, unsigned *counts)
 {
@@ -3068,15 +3069,15 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *i
     counts[(int64_t)blockIdx.x * 256 + threadIdx.x] = count[threadIdx.x];
 }
 
-// Moves ids and rows (NULL: 0, 1, ...) behind those with a lesser digit, in the order that they had. Thread k
-// of a block looks after digit k.
+// Sorts ids and rows (NULL: 0, 1, ...) by their digit; ids with the same digit keep their order. Thread k of
+// a block is responsible for digit k.
 __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows,
                                                                   int64_t n, int shift, int64_t tile,
                                                                   const unsigned *counts, int32_t *to_ids,
                                                                   int32_t *to_rows)
 {
     tt__begin_kernel();
-    TT__SHARED(unsigned, place, [8][256]); // of each warp's next id with a digit
+    TT__SHARED(unsigned, place, [8][256]); // place of each warp's next id, by its digit
     TT__SHARED(unsigned, totals, [8]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
@@ -3090,7 +3091,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
             all += count[u];
         }
     }
-    unsigned sum = all; // of the digits of this warp up to this one
+    unsigned sum = all; // number of ids with a digit of this warp up to this thread's
     for (int m = 1; m < 32; m *= 2) {
         const unsigned other = __shfl_up_sync(0xffffffffu, sum, m);
         if (lane >= m) sum += other;
@@ -3108,7 +3109,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
         if (rows) load_ids(row, rows, first, to);
         TT__UNROLL for (int k = 0; k < 8; k++) place[warp][k * 32 + lane] = 0;
         __syncwarp();
-        // How many ids with the same digit the warp has before each of its 128.
+        // rank: how many ids with the same digit the warp has before each of its 128 ids.
         TT__UNROLL for (int u = 0; u < 4; u++) {
             const bool there = first + u * 32 < to;
             const unsigned digit = (uint32_t)id[u] >> shift & 255;
@@ -3136,12 +3137,13 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
     }
 }
 
-// The same for up to TT__RANKED ids at once: the place of an id is how many come before it. A block counts
-// for 32 ids, and each of its warps compares them with an eighth of all. Blocks behind these write zeros.
+// Sorts up to TT__RANKED ids and their rows at once: the place of an id is the number of ids before it. A
+// block counts for 32 ids, and each of its warps compares these with an eighth of all ids. Further blocks
+// write zeros.
 #ifndef TT__RANKED // tests make it smaller
 #define TT__RANKED 8192
 #endif
-enum { TT__ZEROS = 4096 }; // vectors that a block writes at a time
+enum { TT__ZEROS = 4096 }; // vectors of zeros that a block writes at a time
 __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, int n, int32_t *to_ids,
                                                             int32_t *to_rows, uint4 *zero,
                                                             int64_t zero_vectors)
@@ -3158,13 +3160,13 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
                 if (k + u < zero_vectors) zero[k + u] = make_uint4(0, 0, 0, 0);
         return;
     }
-    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // a warp's
+    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // each: ids of a warp
     const int whole = (uintptr_t)ids % 16 == 0 ? n / 4 * 4 : 0;
     TT__ROLLED for (int k = threadIdx.x * 4; k < whole; k += 4 * TT__ROW_THREADS)
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // fewer than the threads
+    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // < 256 numbers
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
     __syncthreads();
@@ -3174,7 +3176,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         const int32_t most = id + (at < from); // equal ids of earlier blocks come before it
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
-            // The sign of a difference of numbers that are not negative, which costs less than a comparison.
+            // The sign of a difference costs less than a comparison; the numbers are not negative.
             count += (unsigned)(of.x - most) >> 31;
             count += (unsigned)(of.y - most) >> 31;
             count += (unsigned)(of.z - most) >> 31;
@@ -3190,9 +3192,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     to_rows[count] = from + lane;
 }
 
-enum { TT__SUMMED = 16 }; // so many vectors are on their way to each thread of sum_ids at a time
+enum { TT__SUMMED = 16 }; // vectors in flight to each thread of sum_ids
 
-// Brings 8 columns of a row, whole vectors, to shared memory.
+// Copies 8 columns of a row, which are whole vectors, to shared memory asynchronously.
 __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t r, int64_t c)
 {
     const int vectors = m.dtype == TT_F32 ? 2 : 1;
@@ -3201,33 +3203,33 @@ __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t 
     if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
 }
 
-// Sums the rows of dy with equal ids, `chunk` of them a block. A sum of rows that are all in the chunk goes
-// to row id - first of `to`, if it has that; of those that go on from the chunk before to partial[block][0],
-// of those that begin here and go on to partial[block][1]. wide: both have whole groups of 8 columns at
-// multiples of 16 bytes, and shared memory has room for the rows that are on their way. Bytes: dy and the
-// rows of `to`.
+// Sums the rows of dy with equal ids. A block has a chunk of `chunk` rows. The sum of an id whose rows are
+// all in the chunk goes to row id - first of `to`, if there is one. The sum goes to partial[block][0] if rows
+// of the id are in the chunk before, and to partial[block][1] if the id begins in this chunk and goes on in
+// the next. wide: dy and `to` have whole groups of 8 columns at multiples of 16 bytes, and shared memory has
+// room for the rows in flight. Moves dy and the rows of `to` once.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
                                                tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
                                                float *partial)
 {
     tt__begin_kernel();
     TT__DYN_SHARED(uint4, coming);
-    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // from the one in front of the rows to the one behind them
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // of the row before, of the rows, and of the row after
     TT__SHARED(int32_t, row, [TT__SUMMED]);
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const int width = (int)max((int64_t)0, min(dy.cols - c, (int64_t)8)), t = (int)threadIdx.x;
     const bool copies = wide && width > 0;
-    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // of a row
+    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // in 8 columns
     const int most = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
-    uint4 *const own = coming + t * vectors, *const old = own + most * step; // of dy and of `to`
+    uint4 *const own = coming + t * vectors, *const old = own + most * step; // rows of dy, rows of `to`
     const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     bool began = false;
     TT__ROLLED for (int64_t k = from; k < end; k += most) {
         const int count = (int)min(end - k, (int64_t)most);
         __syncthreads();
-        if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // no id is less than 0
+        if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // ids are at least 0
         if (t < count) row[t] = rows[k + t];
         __syncthreads();
         TT__ROLLED for (int u = 0; u < count && copies; u++) {
@@ -3259,7 +3261,8 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     }
 }
 
-// Adds up what ids whose rows lie in several chunks left in `partial`: the chunk in which they begin does.
+// Adds up the partial sums of ids whose rows are in several chunks. The block of the chunk in which an id
+// begins adds up the id's sums.
 __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, int64_t first,
                                                 bool add, bool vector, int64_t chunk, float *partial)
 {
@@ -3282,7 +3285,7 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
     const bool whole = to.cols % 8 == 0;
     float sum[8], v[8][8];
     load_group(sum, parts, (int64_t)blockIdx.x * 2 + 1, c, width, whole);
-    for (int64_t b = blockIdx.x + 1; b <= last; b += 8) { // 8 loads are under way at a time
+    for (int64_t b = blockIdx.x + 1; b <= last; b += 8) { // 8 loads are in flight at a time
         int64_t at[8];
         TT__UNROLL for (int u = 0; u < 8; u++) at[u] = b + u <= last ? (b + u) * 2 : -1;
         load_rows(v, parts, at, c, width, whole);
@@ -3305,7 +3308,7 @@ cudaError_t run_table_backward(const tt__launch *l)
     const int64_t n = index->rows, first = embedding ? l->first_row - l->instr->attr.offset : 0;
     const int64_t ids_end = embedding && l->whole_rows ? l->whole_rows : to->rows;
     const size_t each = tt__align_to((size_t)n * sizeof(int32_t), TT__CUDA_ALIGN);
-    int32_t *array[4]; // ids and rows, and again
+    int32_t *array[4]; // ids, rows, and another pair of these
     for (int k = 0; k < 4; k++) array[k] = (int32_t *)((char *)l->workspace + k * each);
     const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
     const bool ranked = n > 0 && n <= TT__RANKED;
@@ -4119,17 +4122,17 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
 namespace {
 
 // ================================================================================================ optimizers
-// Parameters, gradients and state are contiguous, so they are vectors here.
+// Parameters, gradients and states are contiguous, so kernels treat them as vectors.
 
 enum { TT__SQUARES_BLOCKS = 1024 };
 
-// Tensors that share a launch, as its arguments: of instructions that run together. Tests make it smaller.
+// Max number of tensors, of instructions that run together, in a launch. Tests make it smaller.
 #ifndef TT__TENSORS
-// Arguments may have 32,764 bytes, and 4,096 before CUDA 12.1.
+// A kernel's arguments may have 32,764 bytes, or 4,096 before CUDA 12.1.
 #define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
 #endif
 
-// The tensor that a block is for, of `count` in the order of their first blocks.
+// Returns the number of this block's tensor, of `count` tensors in the order of their first blocks.
 template <class T> __device__ __forceinline__ int tensor_of_block(const T *of, int count)
 {
     int low = 0;
@@ -4152,11 +4155,11 @@ struct square_sum {
 
 struct square_sums {
     int count;
-    double *partial; // a block's each
+    double *partial; // the sum of each block
     square_sum of[TT__TENSORS];
 };
 
-// Squares of elements [i, i + 8) of g, summed in f32.
+// Returns the sum, in f32, of the squares of elements [i, i + 8) of g.
 __device__ __forceinline__ float squares8(const square_sum &t, int64_t i)
 {
     float x[8];
@@ -4165,7 +4168,8 @@ __device__ __forceinline__ float squares8(const square_sum &t, int64_t i)
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
-// Sums of squares of tensors; each crosses memory once. Eight at a time in f32, and these sums in double.
+// Sums the squares of tensors, for each block to partial: eight squares in f32, and these sums in double.
+// Reads each tensor once.
 __global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ square_sums s)
 {
     tt__begin_kernel();
@@ -4188,7 +4192,7 @@ __global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant_
     if (threadIdx.x == 0) *(float *)t.to = (float)sum;
 }
 
-// The same in two steps: a block for each chunk of a tensor, then the sum of all chunks.
+// Sums the squares of each chunk of a tensor, a block each; fold_squares adds up the sums of the chunks.
 __global__ void __launch_bounds__(256) chunk_squares(const __grid_constant__ square_sums s)
 {
     tt__begin_kernel();
@@ -4211,7 +4215,7 @@ __global__ void __launch_bounds__(256) fold_squares(const __grid_constant__ squa
     if (threadIdx.x == 0) *(float *)t.to = (float)sum;
 }
 
-// The loss of what was counted.
+// Computes the mean loss from the counts of a loss.
 __global__ void mean_loss(const float *counts, float *loss)
 {
     tt__begin_kernel();
@@ -4224,7 +4228,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// totals [+]= a loss's counts: tt__totals.
+// Computes totals = or += the counts of a loss. totals: a tt__totals.
 __global__ void add_counts(const float *counts, double *totals, bool add)
 {
     tt__begin_kernel();
@@ -4238,8 +4242,8 @@ cudaError_t run_add_counts(const tt__launch *l)
                       l->add[0]);
 }
 
-// Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_), from the n gradients' sums
-// of squares.
+// Computes the global norm and the factor of all gradients, as torch.nn.utils.clip_grad_norm_ does, from the
+// sums of squares of n gradients.
 __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm,
                                             const tt__totals *totals, const tt__scale *loss_scale,
                                             const tt__run *run, tt__clipped *out)
@@ -4251,7 +4255,7 @@ __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, flo
     if (threadIdx.x) return;
     double scale = (run ? run->loss_norm / totals->targets : 1) / (loss_scale ? loss_scale->scale : 1),
         norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // nothing is updated
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // no parameter is updated
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     out->norm = (float)norm;
     out->factor = (float)factor;
@@ -4264,7 +4268,7 @@ cudaError_t run_clip(const tt__launch *l)
                       (const tt__scale *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
 }
 
-// The next loss scale, as on the CPU.
+// Computes the next loss scale, as the CPU's run_LOSS_SCALE does.
 __global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale *s,
                                 float growth, float backoff, int interval)
 {
@@ -4289,16 +4293,16 @@ cudaError_t run_loss_scale(const tt__launch *l)
                       a->interval);
 }
 
-// The stream of a launch; nothing but copies and collectives are on another than that of computation.
+// Returns the stream of a launch. Only copies and collectives are on a stream other than the compute stream.
 cudaStream_t stream_of(const tt__launch *l) { return stream_of(l->device, l->instr->stream); }
 
-// Between memories of the device and the host.
+// Copies between or within the memories of the device and the host.
 cudaError_t run_copy(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *y = &l->out[0];
     const size_t size = tt_dtype_bytes(x->dtype);
     const bool whole = x->rows == 1 || (x->ld == x->cols && y->ld == y->cols);
-    if (whole) // which may be longer than the longest row of the other
+    if (whole) // contiguous data may be longer than the max row of cudaMemcpy2DAsync
         return cudaMemcpyAsync(y->data, x->data, (size_t)(x->rows * x->cols) * size, cudaMemcpyDefault,
                                stream_of(l));
     return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
@@ -4307,9 +4311,9 @@ cudaError_t run_copy(const tt__launch *l)
 
 cudaError_t run_nothing(const tt__launch *) { return cudaSuccess; }
 
-// x to 16 bits by stochastic rounding (the CPU's round_16): up with a probability equal to the dropped
-// fraction, by 16 random bits. To the nearest instead what is not finite and, in f16, from 65504 on, where
-// nearest overflows no sooner.
+// Rounds x to 16 bits stochastically, as the CPU's round_16 does: up with a probability equal to the dropped
+// fraction, by 16 random bits. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to
+// nearest, so that they overflow no sooner than rounding to nearest does: at 65520.
 __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype dtype)
 {
     const uint32_t u = __float_as_uint(x), magnitude = u & 0x7fffffff, sign = u >> 16 & 0x8000;
@@ -4324,17 +4328,18 @@ __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype 
     return sign | (whole + ((units - (float)whole) * 65536.0f + (float)random >= 65536.0f));
 }
 
-// x plus 16 random bits, whose upper half is x in bf16 by stochastic rounding. NaN as kernels compute it is
-// 0x7fffffff, from which an addition would run over; smaller ones stay NaN, as their upper half is.
+// Returns x plus 16 random bits; the upper half of the sum is x in bf16, stochastically rounded. Kernels
+// compute NaN as 0x7fffffff, which the addition would overflow, so x is limited to 0x7fff0000. NaNs with
+// smaller bits stay NaN, because their upper half stays NaN.
 __device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
 {
     return (uint32_t)min((int)__float_as_uint(x), 0x7fff0000) + random;
 }
 
-// Elements [i, i + 8) of a vector back into its dtype. Element e of a 16-bit one is rounded by number e % 8
-// of Philox counter {e / 8}, so that steps smaller than half a unit in the last place survive on average
-// (Gupta et al., "Deep learning with limited numerical precision", 2015). The vector begins at element
-// 8 * first of the tensor that elements are numbered in.
+// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Element e of a 16-bit vector is
+// rounded stochastically, by number e % 8 of Philox counter {e / 8}, so that steps smaller than half a unit
+// in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
+// 2015). e counts from the first element of the whole tensor; the vector begins at element 8 * first.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                         const float (&x)[8], const philox_keys &keys, int64_t first)
 {
@@ -4344,13 +4349,13 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     }
     const uint64_t group = (uint64_t)(first + i / 8);
     uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
-    tt__forget(none); // or the keys would be kept in registers, of which there are too few
+    tt__forget(none); // else the compiler would keep the keys in registers, of which there are too few
     TT__UNROLL for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         const uint4 k = keys[pair + none];
         philox_round(random, k.x, k.y);
         if (2 * pair + 1 < TT__DRAW_ROUNDS) philox_round(random, k.z, k.w);
     }
-    if (dtype == TT_BF16 && wide && left >= 8) { // the same bits as round_16's, but of NaN
+    if (dtype == TT_BF16 && wide && left >= 8) { // the bits are those of round_16, except for NaN
         uint32_t pair[4];
         TT__UNROLL for (int k = 0; k < 4; k++)
             pair[k] = __byte_perm(round_up(x[2 * k], random[k] & 0xffff),
@@ -4363,14 +4368,14 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     store8_bits(p, i, left, wide, h);
 }
 
-struct param_update { // of a parameter
+struct param_update { // the update of a parameter
     const void *g;
-    void *p, *m, *v;    // m, v: Adam's moments; SGD: momentum or NULL, and none
-    int64_t n, begin;   // p is n elements from 8 * begin on of the whole parameter
+    void *p, *m, *v;    // m, v: Adam's moments; SGD: m is the momentum or NULL, v is unused
+    int64_t n, begin;   // p has n elements of the whole parameter, from element 8 * begin on
     unsigned first;
     float weight_decay;
     uint32_t random;    // the instruction's stream of random numbers
-    uint8_t types[3];   // of g, p, and m and v
+    uint8_t types[3];   // dtypes of g, of p, and of m and v
     bool wide;
 };
 
@@ -4382,20 +4387,20 @@ struct update_rule {
 struct param_updates {
     int count;
     update_rule rule;
-    const float *clip;  // norm; factor on gradients
+    const float *clip;  // a tt__clipped: the norm, and the factor of gradients
     param_update of[TT__TENSORS];
 };
 
-// How many pointers to members' operands a launch of collectives has. Tests make it smaller.
+// Max number of pointers to members' operands in a launch of collectives. Tests make it smaller.
 #ifndef TT__PEERS
 #define TT__PEERS (CUDART_VERSION >= 12010 ? 2048 : 256)
 #endif
 
-struct member_sum { // of members' elements, see ops/collectives/cuda.cuh
+struct member_sum { // a sum of members' elements, see ops/collectives/cuda.cuh
     void *y;
     int64_t n;
     unsigned first;
-    int peers, present; // where its operands begin among the launch's, and how many there are
+    int peers, present; // number of the sum's first operand in member_sums.peers, and how many operands
     uint8_t type, how;
     bool add, wide;
 };
@@ -4411,7 +4416,7 @@ struct member_copy {
     const void *x;
     int64_t bytes;
     unsigned first;
-    int unit;           // bytes that are copied at once
+    int unit;           // bytes that a thread copies at once
 };
 
 struct member_copies {
@@ -4439,7 +4444,7 @@ bool make_arguments(tt__device *d)
     return d->arguments != NULL;
 }
 
-// SUM_SQUARES, CHUNK_SQUARES and FOLD_SQUARES.
+// Runs SUM_SQUARES, CHUNK_SQUARES or FOLD_SQUARES, `count` instructions of one op.
 cudaError_t run_squares(const tt__launch *l, int count)
 {
     tt__device *d = l->device;
@@ -4465,7 +4470,7 @@ cudaError_t run_squares(const tt__launch *l, int count)
         const unsigned tensors = (unsigned)s->count;
         cudaError_t e = cudaSuccess;
         if (op == TT__OP_SUM_SQUARES) e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
-        if (op == TT__OP_CHUNK_SQUARES && blocks) // a rank may have no piece
+        if (op == TT__OP_CHUNK_SQUARES && blocks) // a rank may have empty shards
             e = TT__LAUNCH(chunk_squares, blocks, 256, 0, d->stream, *s);
         if (op == TT__OP_FOLD_SQUARES) e = TT__LAUNCH(fold_squares, tensors, 256, 0, d->stream, *s);
         if (e == cudaSuccess && op == TT__OP_SUM_SQUARES)
@@ -4477,9 +4482,9 @@ cudaError_t run_squares(const tt__launch *l, int count)
 
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
 
-// Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16
-// bits half of that. G: dtype of all gradients of the launch, P: of all parameters and their state. Any
-// dtypes need more than the 64 registers of four blocks a processor.
+// Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in
+// 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and their states.
+// With ANY, a thread needs more than the 64 registers with which four blocks fit a multiprocessor.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
@@ -4487,7 +4492,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     tt__begin_kernel();
     TT__SHARED(philox_keys, keys, [3]);
     TT__SHARED(float, of_step, [2]);
-    if (!isfinite(u.clip[0])) return; // for all threads alike
+    if (!isfinite(u.clip[0])) return; // true for all threads or for none
     const param_update &t = u.of[tensor_of_block(u.of, u.count)];
     const tt_dtype type_g = (tt_dtype)(G != ANY ? G : t.types[0]);
     const tt_dtype type_p = (tt_dtype)(P != ANY ? P : t.types[1]);
@@ -4500,7 +4505,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     if (threadIdx.x < 3)
         expand_key(stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                               (uint64_t)threadIdx.x << 32 | t.random), keys[threadIdx.x]);
-    // Bias corrections: a thread of the second warp for each, a power by squaring.
+    // Bias corrections, each by a thread of the second warp, which computes a power by squaring.
     if (ADAM && threadIdx.x / 2 == 16) {
         double power = 1, b = threadIdx.x % 2 ? b2 : b1;
         for (uint64_t e = (uint64_t)run->step + 1; e; e >>= 1, b *= b) if (e & 1) power *= b;
@@ -4521,7 +4526,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
             if (ADAM) {
                 m[k] = m[k] * b1 + d * (1 - b1);
                 v[k] = v[k] * b2 + d * d * (1 - b2);
-                // Within 4 ulp of the step.
+                // The approximations change the step by at most 4 ulp.
                 p[k] = p[k] * keep - m[k] * step * tt__reciprocal(tt__root(v[k]) * root + u.rule.eps);
             } else {
                 m[k] = m[k] * b1 + d;
@@ -4536,7 +4541,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     int64_t i = from + 8 * threadIdx.x;
     if (P == ANY) {
         for (; i < to; i += 2048) update(i, to - i);
-    } else { // whole groups, and then the last elements
+    } else { // whole groups of 8, then the last elements
         for (; i + 8 <= to; i += 2048) update(i, 8);
         if (i < to) update(i, to - i);
     }
@@ -4553,7 +4558,7 @@ cudaError_t launch_update(const tt__launch *l, const param_updates *u, unsigned 
         const param_update *t = &u->of[k];
         typed = typed && t->wide && t->types[0] == g && t->types[1] == p && (!t->m || t->types[2] == p);
     }
-    if constexpr (ADAM) { // f32 gradients are those of 32-true, of accumulation and of norms' weights
+    if constexpr (ADAM) { // gradients are f32 in 32-true, with accumulation, and of norms' weights
         if (typed && g == TT_F32 && p == TT_F32) return TT__UPDATE(TT_F32, TT_F32);
         if (typed && g == TT_BF16 && p == TT_F32) return TT__UPDATE(TT_BF16, TT_F32);
         if (typed && g == TT_BF16 && p == TT_BF16) return TT__UPDATE(TT_BF16, TT_BF16);
@@ -4572,7 +4577,7 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
     param_updates *u = &l->device->arguments->updates;
-    for (int from = 0; from < count; from += u->count) { // as many as have the same rule
+    for (int from = 0; from < count; from += u->count) { // a launch has updates by the same rule
         const update_rule rule = rule_of(&l[from]);
         const float *clip = (const float *)l[from].in[1].data;
         unsigned blocks = 0;
@@ -4607,9 +4612,9 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 namespace {
 
 // =============================================================================================== collectives
-// What members of a group of ranks do together: kernels load the others' operands from where they lie, which
-// may be another device, or memory of the host that cuda_stage has copied them to. Those of a launch that add
-// up, and those that copy, are one kernel each, if its arguments have room.
+// Collectives over ranks. Kernels load other members' operands from the memory of their devices, or from host
+// memory to which cuda_stage has copied them. One kernel does all sums of a launch, and another does all
+// copies, if the kernel's arguments have room for them.
 
 enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 }; // of a block
 
@@ -4625,8 +4630,8 @@ __device__ __forceinline__ double reduce_two(int how, tt_dtype, double a, double
     return a + b;
 }
 
-// The tree of sums (src/ranks/threads.h) of members that come one after another: level b holds a sum of 2^b
-// of them, and is empty where bit b of how many have come is 0.
+// The tree of sums (src/ranks/threads.h) over members that come one after another. Level b holds a sum of 2^b
+// members, and is empty if bit b of the number of members so far is 0.
 template <class T, int N, int LEVELS> struct sum_tree {
     T level[LEVELS][N];
 
@@ -4644,7 +4649,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
         }
     }
 
-    // Their sum. There is one at least.
+    // Sets x to the sum of all `count` members; count is at least 1.
     __device__ __forceinline__ void finish(int count, T (&x)[N], int how, tt_dtype dtype)
     {
         bool some = false;
@@ -4659,7 +4664,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
     }
 };
 
-// LEVELS: 4 for at most 8 members, 7 for at most 64.
+// Computes sums over members. LEVELS: 4 for at most 8 members, 7 for at most 64.
 template <int LEVELS>
 __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     sum_members(const __grid_constant__ member_sums s)
@@ -4701,7 +4706,7 @@ __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     }
 }
 
-// Bytes [from, to) in units of T.
+// Copies bytes [from, to) in units of T.
 template <class T> __device__ __forceinline__ void copy_as(const member_copy &t, int64_t from, int64_t to)
 {
     for (int64_t i = from / (int64_t)sizeof(T) + threadIdx.x; i < to / (int64_t)sizeof(T); i += 256)
@@ -4724,7 +4729,7 @@ __global__ void __launch_bounds__(256) copy_members(const __grid_constant__ memb
     copy_as<uint8_t>(t, whole, to);
 }
 
-// Collectives of a call of launch on their way into kernels.
+// The sums and copies of a call of launch that are collected for the next kernels.
 struct move_batch {
     cudaStream_t stream;
     member_sums *sums;
@@ -4755,16 +4760,17 @@ cudaError_t launch_copies(move_batch *b)
     return e;
 }
 
-// What a collective does in a phase. Each member has a piece of the whole. Fetching: this member's piece is
-// made of those elements of all operands. Spreading: each member's piece comes from that member's operand.
+// The work of a collective in a phase. Each member has a shard of the whole tensor. Without spread, a member
+// makes its own shard from the same elements of all operands. With spread, a member copies each member's
+// shard from that member's operand.
 struct move_plan {
     bool spread;
-    bool sums;          // what is fetched is added up, by those who are present; or copied
-    bool of_results;    // operands are peer_out; or peer_in
-    bool packed;        // an operand has nothing but its member's piece
-    bool to_piece;      // the result has nothing but this member's piece
-    int owner;          // the member whose piece is the whole; -1: pieces are tt__piece's
-    int only;           // the one member with an operand; -1: all have one
+    bool sums;          // add up the operands of the members that are present; false: copy one operand
+    bool of_results;    // operands are in peer_out; false: in peer_in
+    bool packed;        // an operand has only its member's shard
+    bool to_piece;      // the result has only this member's shard
+    int owner;          // the member whose shard is the whole tensor; -1: tt__piece gives the shards
+    int only;           // the only member with an operand; -1: all have one
 };
 
 move_plan plan_of(const tt__launch *l)
@@ -4786,8 +4792,8 @@ move_plan plan_of(const tt__launch *l)
 
 int64_t elements_of(const tt__mat &m) { return m.data ? m.rows * m.cols : 0; }
 
-// The elements [first, first + n) of the whole that a launch works on of a member's piece, which begins at
-// `begin` and has `left` elements behind these.
+// The part of a member's shard that a launch works on: elements [first, first + n) of the whole tensor. The
+// shard begins at element `begin`, and has `left` elements after this part.
 struct piece_part { int64_t begin, first, n, left; };
 
 piece_part part_of(const tt__launch *l, const move_plan &p, int member)
@@ -4809,7 +4815,7 @@ char *element_of(const void *data, tt_dtype dtype, int64_t k)
     return (char *)data + k * (int64_t)tt_dtype_bytes(dtype);
 }
 
-// Where this member's kernels find, of member k's operand, what they need of `part` of a piece.
+// Returns where this member's kernels find the elements of `part` in member k's operand.
 const void *operand_of(const tt__launch *l, const move_plan &p, int k, const piece_part &part)
 {
     const tt__mat &m = p.of_results ? l->peer_out[k] : l->peer_in[k];
@@ -4819,7 +4825,7 @@ const void *operand_of(const tt__launch *l, const move_plan &p, int k, const pie
     return element_of(l->staged[k], dtype, p.spread ? 0 : l->me * l->most);
 }
 
-// The largest number of bytes, up to 16, that both addresses are multiples of.
+// Returns the largest number of bytes, up to 16, of which both addresses are multiples.
 int unit_of(const void *x, const void *y)
 {
     int unit = 16;
@@ -4863,14 +4869,14 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
     const int64_t item = (int64_t)tt_dtype_bytes(y.dtype);
     const bool adds_up = p.sums || l->instr->op == TT__OP_ALL_REDUCE;
     cudaError_t e = cudaSuccess;
-    if (adds_up && !l->present) return e; // there is nothing
+    if (adds_up && !l->present) return e; // no member has an operand
     if (!p.spread) {
         const piece_part part = part_of(l, p, l->me);
         void *to = element_of(y.data, y.dtype, part.first - (p.to_piece ? part.begin : 0));
         return p.sums ? add_sum(b, l, p, part, to)
             : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
     }
-    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // has all of it
+    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // it has all
     for (int k = 0; k < l->members && e == cudaSuccess; k++) {
         const piece_part part = part_of(l, p, k);
         if (!part.n) continue;
@@ -4880,7 +4886,7 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
     return e;
 }
 
-// Collectives of the same op, in the same phase.
+// Runs `count` collectives of one op in one phase.
 cudaError_t run_move(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
@@ -4920,7 +4926,7 @@ tt_status cuda_stage(const tt__launch *l, bool *more)
 /* ==== src/ops/collectives/cuda_peers.cuh */
 namespace {
 
-// ---- which devices reach each other's memory
+// ---- which devices can load from each other's memory
 
 #ifndef TT__PROBE_BYTES // tests make it smaller
 #define TT__PROBE_BYTES ((size_t)16 << 20)
@@ -4939,7 +4945,7 @@ __global__ void __launch_bounds__(256) fill_probe(uint4 *to, int64_t n)
         to[i] = probe_words(i);
 }
 
-// *wrong counts those of p's n that are not what fill_probe writes.
+// Adds to *wrong the number of p's n vectors that differ from those of fill_probe.
 __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, unsigned *wrong)
 {
     tt__begin_kernel();
@@ -4952,11 +4958,11 @@ __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, un
     if (count) atomicAdd(wrong, count);
 }
 
-// What is tried between two devices: bytes from the memory of `from`, for kernels of d.
+// A trial with two devices: kernels of d load bytes from the memory of `from`.
 struct peer_probe {
     tt__device *d, *from;
-    void *source, *target, *pinned; // of TT__PROBE_BYTES; the last two once they are needed
-    unsigned *wrong;                // of d
+    void *source, *target, *pinned; // TT__PROBE_BYTES each: of `from`, of d, and of the host, if needed
+    unsigned *wrong;                // number of wrong vectors, in d's memory
     enum { WORDS = TT__PROBE_BYTES / 16, BLOCKS = WORDS < 65536 ? 2 : 256 };
 };
 
@@ -4976,7 +4982,7 @@ tt_status open_probe(peer_probe *p)
 
 void close_probe(peer_probe *p)
 {
-    if (p->source || p->target) { // before memory goes that the other may use
+    if (p->source || p->target) { // before memory is released that the other device may use
         cuda_wait(p->from);
         cuda_wait(p->d);
     }
@@ -4986,7 +4992,7 @@ void close_probe(peer_probe *p)
     if (p->wrong) cuda_release(p->d, p->wrong);
 }
 
-// How many of the 16 bytes each at `at` are wrong where d's kernels see them.
+// Sets *wrong to the number of vectors of 16 bytes at `at` that d's kernels load wrongly.
 tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
 {
     tt__device *d = p->d;
@@ -4997,7 +5003,7 @@ tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
     return status == TT_OK ? cuda_read(d, wrong, p->wrong, sizeof *wrong) : status;
 }
 
-// Adds to *ms what a copy takes: one of kernels of d, as collectives do it, or of cudaMemcpyAsync.
+// Adds to *ms the milliseconds of a copy, by a kernel of d, as in collectives, or by cudaMemcpyAsync.
 tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, double *ms)
 {
     cudaEvent_t event[2] = {NULL, NULL};
@@ -5025,7 +5031,8 @@ tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, d
     return status;
 }
 
-// Do copies and loads of peer access bring the right bytes? *wrong: NULL, or what they do instead.
+// Tries whether copies and loads by peer access bring the right bytes. Sets *wrong to what they do instead,
+// or leaves it NULL; adds the milliseconds of a copy to *ms.
 tt_status try_access(peer_probe *p, const char **wrong, double *ms)
 {
     tt__device *d = p->d;
@@ -5047,7 +5054,7 @@ tt_status try_access(peer_probe *p, const char **wrong, double *ms)
     return status;
 }
 
-// The way through the host.
+// Adds to *ms the milliseconds of a copy through the host.
 tt_status time_staged(peer_probe *p, double *ms)
 {
     if (!(p->pinned = cuda_allocate_host(p->from, TT__PROBE_BYTES)) ||
@@ -9259,24 +9266,24 @@ namespace {
 
 // ==================================================================================================== fp8
 
-// A tensor that is rounded to fp8. Its scale comes from `known`, a row of the history, or, where that is NULL
-// or knows nothing, from its largest magnitude.
+// A tensor that is rounded to fp8. The scale comes from `known`, a row of the history, or from the tensor's
+// largest magnitude if `known` is NULL or 0.
 struct fp8_tensor {
     tt__mat x;
-    unsigned char *q, *across; // (rows, q_ld), and transposed (columns, across_ld); NULL: not wanted
+    unsigned char *q, *across; // results (rows, q_ld), and transposed (columns, across_ld); NULL: not wanted
     int64_t q_ld, across_ld;
     const float *known;
-    unsigned *largest; // of the step, to which that of x is added; without a history that of x
+    unsigned *largest; // bits of the largest magnitude: of the step so far, or without history of x
     float *unscale;
     bool wide, e5m2;
 };
 
-// The bits of the largest magnitude that any thread of a block of 256 has, NaN above infinity.
+// Returns the bits of the largest magnitude of all threads of a block of 256; NaN is larger than infinity.
 __device__ __forceinline__ unsigned fp8_largest_of_block(unsigned most)
 {
     TT__SHARED(unsigned, part, [8]);
     TT__UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
-    __syncthreads(); // an earlier result was read
+    __syncthreads(); // all threads have read `part` of an earlier call
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
     __syncthreads();
     TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, part[k]);
@@ -9289,7 +9296,8 @@ __device__ __forceinline__ unsigned fp8_larger(unsigned most, const float (&v)[8
     return most;
 }
 
-// Of the groups of eight elements block, block + step, ... of 256 each.
+// Returns the bits of the largest magnitude in some groups of eight elements. Groups are numbered in blocks
+// of 256, and the blocks are `block`, block + step, ...
 __device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
 {
     const int64_t groups = (t.x.cols + 7) / 8;
@@ -9307,10 +9315,10 @@ __global__ void __launch_bounds__(256) fp8_largest(fp8_tensor t)
 {
     tt__begin_kernel();
     const unsigned most = fp8_largest_of(t, blockIdx.x, gridDim.x);
-    if (threadIdx.x == 0) atomicMax(t.largest, most); // the same in any order
+    if (threadIdx.x == 0) atomicMax(t.largest, most); // any order gives the same result
 }
 
-// As tt__fp8_scale.
+// Returns the factor of a tensor before it is rounded to fp8, as tt__fp8_scale does; `largest` is bits.
 __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
 {
     const float most = __uint_as_float(largest);
@@ -9319,7 +9327,7 @@ __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
     return __uint_as_float(__float_as_uint(TT__FP8_MOST(e5m2) / most) & 0x7f800000u);
 }
 
-// The fp8 of eight numbers, one a byte.
+// Rounds eight numbers to fp8, one a byte.
 template <bool E5M2> __device__ __forceinline__ uint2 fp8_of(const float (&v)[8])
 {
     uint32_t two[4];
@@ -9329,7 +9337,7 @@ template <bool E5M2> __device__ __forceinline__ uint2 fp8_of(const float (&v)[8]
     return make_uint2(__byte_perm(two[0], two[1], 0x5410), __byte_perm(two[2], two[3], 0x5410));
 }
 
-// Four rows of four bytes each become four columns.
+// Transposes four rows of four bytes each.
 __device__ __forceinline__ void transpose_bytes(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d)
 {
     const uint32_t ab = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);
@@ -9338,18 +9346,18 @@ __device__ __forceinline__ void transpose_bytes(uint32_t &a, uint32_t &b, uint32
     c = __byte_perm(ab_high, cd_high, 0x5410); d = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// Infinities among two 16-bit numbers become NaN.
+// Replaces infinities in two 16-bit numbers by NaN.
 template <int X> __device__ __forceinline__ uint32_t without_infinities(uint32_t two)
 {
     const uint32_t infinity = X == TT_BF16 ? 0x7f80 : 0x7c00;
     return two | ((two & 0x7fff) == infinity) | (uint32_t)((two >> 16 & 0x7fff) == infinity) << 16;
 }
 
-// x and its transpose, in one pass over x, by tiles of 128 rows and 64 columns. A thread has eight columns of
-// four rows: eight bytes of each row, and four of each column, which go through shared memory, a column's
-// pieces of 16 bytes exchanged so that no bank is met twice. While the history knows nothing, as in a first
-// step, each block reads all of x before. X: the dtype of x, BF16 or F16, whose rows are vectors of eight
-// elements then, or ANY.
+// Rounds x and its transpose to fp8 in one sweep over x, by tiles of 128 rows and 64 columns. A thread has
+// eight columns of four rows: it writes eight bytes of each row, and four bytes of each column through shared
+// memory, where a column's pieces of 16 bytes are permuted against bank conflicts. While the history knows
+// nothing, as in a first step, each block first reads all of x. X: the dtype of x, BF16 or F16, if the rows
+// of x are whole vectors of eight elements, or ANY.
 template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quantize(fp8_tensor t)
 {
     tt__begin_kernel();
@@ -9365,17 +9373,17 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
     const unsigned tiles = (unsigned)((rows + ROWS - 1) / ROWS) * across;
     const int part = (int)threadIdx.x % 8, four = (int)threadIdx.x / 8;
     float scale;
-    unsigned most = 0; // bits of a float, or of a number in 16 bits where x has them
+    unsigned most = 0; // bits of a float, or unless X is ANY of a 16-bit number
     if (t.known && *t.known > 0)
         scale = fp8_scale(__float_as_uint(*t.known), E5M2) / (1 << TT__FP8_MARGIN);
     else scale = fp8_scale(t.known ? fp8_largest_of(t, 0, 1) : *t.largest, E5M2);
     for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int64_t r0 = (int64_t)(tile / across) * ROWS + 4 * four, c0 = tile % across * COLS;
         const int64_t c = c0 + 8 * part;
-        const int left = (int)min((int64_t)4, x.rows - r0); // of the four rows
+        const int left = (int)min((int64_t)4, x.rows - r0); // how many of the four rows exist
         const char *from = (const char *)row_at(x, r0);
         unsigned char *to = t.q + r0 * t.q_ld + c;
-        uint2 q[4]; // of four rows eight bytes
+        uint2 q[4]; // eight bytes of each of four rows
         if (X != ANY) {
             uint4 raw[4];
             uint32_t top = 0;
@@ -9389,7 +9397,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
             }
             top = max(top & 0xffff, top >> 16);
             most = max(most, top);
-            if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // else an infinity would saturate
+            if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // infinities become NaN and do not saturate
                 TT__UNROLL for (int k = 0; k < 4; k++)
                     raw[k] = make_uint4(without_infinities<X>(raw[k].x), without_infinities<X>(raw[k].y),
                                         without_infinities<X>(raw[k].z), without_infinities<X>(raw[k].w));
@@ -9406,7 +9414,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 float v[8] = {};
                 if (k < left && c < x.cols) load8(v, row_at(x, r0 + k), x.dtype, c, x.cols - c, t.wide);
                 most = fp8_larger(most, v);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]); // as above
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]); // inf: NaN
                 q[k] = fp8_of<E5M2>(v);
             }
         }
@@ -9415,7 +9423,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
         if (!t.across) continue;
         transpose_bytes(q[0].x, q[1].x, q[2].x, q[3].x);
         transpose_bytes(q[0].y, q[1].y, q[2].y, q[3].y);
-        __syncthreads(); // the tile before was read
+        __syncthreads(); // all threads have read the previous tile
         TT__UNROLL for (int k = 0; k < 8; k++) // column k of the four rows
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();
@@ -9460,7 +9468,7 @@ cudaError_t run_quantize(const tt__launch *l)
     return TT__LAUNCH(quantize, grid_for(tiles, 1, 528), 256, 0, d->stream, t);
 }
 
-// As on the CPU; a thread has a tensor.
+// Moves the largest magnitudes of the step into the history, as on the CPU. A thread has a tensor.
 __global__ void __launch_bounds__(256) fp8_history(float *history, int64_t ld, float *largest, int64_t n)
 {
     tt__begin_kernel();

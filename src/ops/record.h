@@ -39,8 +39,8 @@ typedef struct tt__loads { int64_t done; double least; } tt__loads;
 /* The facts about an op that are not in its row of TT__OPS. */
 typedef struct tt__rules {
     /* Checks the operands and writes the shapes of the outputs to `out`; false after tt__tape_fail. The
-       verifier calls shape, too, so shapes depend on the operands only. Outputs of ops that only passes emit
-       already exist. */
+       verifier calls shape, too, so shapes depend on the operands only. Outputs of ops that are not recorded
+       exist already. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
     /* Writes the layouts of the results for operands with the layouts `in` to `out`; false if the op cannot
        be computed from these. A result is partial only if its sum over the ranks equals the result of whole
@@ -54,7 +54,7 @@ typedef struct tt__rules {
     /* Checks, before a run, the integers of operands, which are on the host, as kernels rely on them. NULL:
        there is nothing to check. */
     tt_status (*check)(const tt__launch *l);
-    /* Fuses instruction k and the instruction whose result k reads into one, where possible: before
+    /* Merges instruction k with another, mostly one whose result k reads, where possible: before
        differentiation (fuse) and after it (fuse_later). root: the value for which the program is compiled.
        NULL: never. */
     void (*fuse)(tt_tape *t, int k, int32_t root);
