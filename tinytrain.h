@@ -2678,7 +2678,7 @@ struct tt_context {
     tt_status status;
     char error[TT__ERROR];
     size_t allocated;
-    pthread_mutex_t mutex; /* guards what threads share: `allocated` and the allocator, errors */
+    pthread_mutex_t mutex; /* guards data that threads share: `allocated` and the allocator, errors */
     bool late;             /* tests: the CPU does work of other streams at its WAIT, not when it starts */
     bool apart;            /* tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
@@ -2775,7 +2775,8 @@ static void *tt__try_alloc(tt_context *ctx, size_t bytes)
     return block ? block + 1 : NULL;
 }
 
-static void *tt__alloc(tt_context *ctx, size_t bytes) /* not zeroed; a failure (NULL) sets the error */
+/* Allocates memory that is not zeroed. A failure (NULL) sets the error. */
+static void *tt__alloc(tt_context *ctx, size_t bytes)
 {
     void *p = tt__try_alloc(ctx, bytes);
     if (!p) tt__fail(ctx, TT_ERR_MEMORY, "out of memory: the allocator returned NULL for %zu bytes", bytes);
@@ -2920,7 +2921,8 @@ static float tt__float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
 static float tt__from_bf16(uint16_t h) { return tt__float((uint32_t)h << 16); }
 
-static uint16_t tt__to_bf16(float x) /* round to nearest even; NaN stays NaN */
+/* Rounds x to bf16, to nearest even; NaN stays NaN. */
+static uint16_t tt__to_bf16(float x)
 {
     uint32_t u = tt__bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40);
@@ -3034,7 +3036,7 @@ static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t
     return (uint64_t)out[1] << 32 | out[0];
 }
 
-static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* in (0, 1) */
+static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* a number in (0, 1) */
 
 /* Computes numbers [4i, 4i + 4) of a standard normal sequence (Box, Muller 1958). */
 static void tt__normal4(uint64_t key, uint64_t i, float out[4])
@@ -3069,7 +3071,7 @@ static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
    mode, so that results don't depend on the caller's mode. tt__float_default sets the default and returns the
    mode that tt__float_restore is to restore. */
 #if defined(__x86_64__)
-typedef uint32_t tt__float_mode; /* MXCSR: flags in bits 0 to 5 */
+typedef uint32_t tt__float_mode; /* register MXCSR; bits 0 to 5 are flags */
 static tt__float_mode tt__float_default(void)
 {
     tt__float_mode before = __builtin_ia32_stmxcsr();
@@ -3081,7 +3083,7 @@ static void tt__float_restore(tt__float_mode mode)
     if ((mode & ~63u) != 0x1f80) __builtin_ia32_ldmxcsr(mode);
 }
 #elif defined(__aarch64__)
-typedef uint64_t tt__float_mode; /* FPCR */
+typedef uint64_t tt__float_mode; /* register FPCR */
 static tt__float_mode tt__float_default(void)
 {
     tt__float_mode before;
@@ -3165,7 +3167,8 @@ static void tt__pool_work(tt__pool *pool, int thread)
 /* Iterations of a waiting loop, about 20 us: longer than the gap between ops, shorter than a time slice. */
 #define TT__SPINS 2000
 
-static void tt__pause(void) /* in a loop that waits for another thread */
+/* Slows down a loop that waits for another thread. */
+static void tt__pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -5043,10 +5046,10 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
    rows serves fewer. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
-    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
+    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as floats */
     size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* in whole panels */
     size_t cols = (size_t)tt__min(n + 47, TT__GEMM_N);
-    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* 16: units of a tile */
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* 16: units of k in a tile */
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4);
     if (k > TT__GEMM_K) packed += rows * cols * 4;
 #ifdef TINYTRAIN_CBLAS
@@ -5200,12 +5203,14 @@ static size_t tt__sum_rows_bytes(int threads, int64_t rows, int64_t cols)
     return tt__partial_bytes(rows, cols) + tt__buffer_bytes(threads, cols);
 }
 
-static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr *i) /* two floats a row */
+/* Returns the bytes of scratch of a kernel that keeps two floats for each row and widens rows. */
+static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__align_up((size_t)tt__largest(t, i).rows * 8) + tt__widen_bytes(threads, t, i);
 }
 
-static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i) /* of vectors in chunks */
+/* Returns the bytes of scratch of a kernel that widens chunks of vectors. */
+static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     (void)t; (void)i;
     return tt__buffer_bytes(threads, TT__CHUNK);
@@ -6084,7 +6089,7 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* the same mask */
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* f's mask */
     tt__grad_pass(b, g, f->in[1], true);
 }
 
@@ -7055,7 +7060,7 @@ typedef struct tt__optimizer {
 } tt__optimizer;
 #define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
     {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
-static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* by tt_optimizer_kind */
+static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* index: tt_optimizer_kind */
 #undef TT__OPTIMIZER
 
 /* ==== src/ops/collectives/rules.h */
@@ -7081,7 +7086,8 @@ static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 
 static bool tt__contiguous(const tt__value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
 
-/* Fails unless operand and result are contiguous and have one dtype, with `sums` a float or f64. */
+/* Fails unless operand and result are contiguous and have one dtype; if `sums`, that must be a float or
+   f64. */
 static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -7161,7 +7167,7 @@ static bool tt__shape_RECV(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__shape_alike(t, i, out) && tt__moved(t, i, false);
 }
 
-static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* it has no result */
+static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* SEND has no result */
 {
     (void)out;
     return tt__moved(t, i, false);
@@ -14989,7 +14995,7 @@ TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
 /* Computes sine and cosine of an angle below 2^25 by Taylor series, within 2e-9 before they are rounded. */
 TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
 {
-    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52: to integers */
+    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, to round */
     const double turns = (angle / half_pi + nearest) - nearest, x = angle - turns * half_pi, y = x * x;
     const double s = x * (1 - y / 6 * (1 - y / 20 * (1 - y / 42 * (1 - y / 72 * (1 - y / 110)))));
     const double c = 1 - y / 2 * (1 - y / 12 * (1 - y / 30 * (1 - y / 56 * (1 - y / 90))));
@@ -15423,7 +15429,7 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
     int64_t rows = l->in[0].rows, vocab = l->out[0].rows, n = l->out[0].cols, id;
     int32_t *order = (int32_t *)l->workspace, *first = order + rows;
     const int64_t first_row = l->first_row - l->instr->attr.offset;
-    memset(first, 0, (size_t)(vocab + 1) * 4); /* counting sort */
+    memset(first, 0, (size_t)(vocab + 1) * 4); /* a counting sort by id */
     for (int64_t r = 0; r < rows; r++)
         if ((id = ids[r] - first_row) >= 0 && id < vocab) first[id + 1]++;
     for (int64_t v = 0; v < vocab; v++) first[v + 1] += first[v];
@@ -15932,7 +15938,7 @@ TT__FN tt_status TT__K(run_FOLD_SQUARES)(const tt__launch *l)
 TT__FN tt_status TT__K(run_ADD_COUNTS)(const tt__launch *l)
 {
     const float *counts = (const float *)l->in[0].data;
-    double *totals = (double *)l->out[0].data; /* tt__totals */
+    double *totals = (double *)l->out[0].data; /* a tt__totals */
     for (int k = 0; k < 3; k++) totals[k] = (l->add[0] ? totals[k] : 0) + counts[k];
     return TT_OK;
 }
@@ -15963,7 +15969,8 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 }
 
 /* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
-   Keeps it if it is not at fault (the loss is not finite, or there were no targets) or is already 1. */
+   Keeps a scale that is not at fault (the loss is not finite, or there were no targets) or that would fall
+   below 1. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;

@@ -457,7 +457,7 @@ bool ends_all(cudaError_t e)
 tt_status check(tt__device *d, cudaError_t e, const char *what)
 {
     if (e == cudaSuccess) return TT_OK;
-    cudaGetLastError(); // the next call starts without it
+    cudaGetLastError(); // clears the error, which the next call would return
     const bool lost = ends_all(e);
     const char *advice = !lost ? "" : d->waits ? "; CUDA does nothing more in this process"
         : "; CUDA does nothing more in this process, and with TINYTRAIN_CUDA_SYNC=1 in the environment the "
@@ -1074,7 +1074,7 @@ __device__ __forceinline__ normal_tail tail_of(float x)
     f = fmaf(f, t, 0.40716967f);
     f = fmaf(f, t, 0.321383715f);
     f = fmaf(f, t, 0.341364413f);
-    // In powers of 2, -1.3257 is the logarithm of 1 / sqrt(2 pi).
+    // -1.3257 is the logarithm of 1 / sqrt(2 pi) to base 2.
     return {f * t, tt__exp2(fmaf(-0.72134752f * x, x, -1.32574809f)), fminf(a, 14.0f)};
 }
 
@@ -1732,7 +1732,7 @@ struct op_scale {
 
 cudaError_t run_scale(const tt__launch *l)
 {
-    const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // CAST: 1
+    const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // a CAST is a SCALE by 1
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
@@ -1824,7 +1824,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2) rotary_kernel(rotary_args 
             }
             put_group(a, r, lower, n_lower, v);
             put_group(a, r, upper, n_upper, w);
-            if (group || (a.x.data == a.y.data && !a.add)) continue; // columns that do not turn
+            if (group || (a.x.data == a.y.data && !a.add)) continue; // below: columns that do not turn
             for (int64_t e = 2 * a.pairs; e < a.head_size; e += 8) {
                 const int rest = min((int64_t)8, a.head_size - e);
                 load_group(v, a.x, r, head + e, rest, a.vector);
@@ -3166,7 +3166,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // < 256 numbers
+    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // < 256 of these
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
     __syncthreads();
@@ -3214,7 +3214,7 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
 {
     tt__begin_kernel();
     TT__DYN_SHARED(uint4, coming);
-    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // of the row before, of the rows, and of the row after
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the row before, of the rows, of the row after
     TT__SHARED(int32_t, row, [TT__SUMMED]);
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
@@ -3274,7 +3274,7 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
     const int32_t id = ids[end];
     const int64_t row = id - first;
     if ((from > 0 && ids[from - 1] == id) || row < 0 || row >= to.rows) return;
-    int64_t low = end, high = n; // ids[low] == id, and those from high on are greater
+    int64_t low = end, high = n; // ids[low] == id; ids from `high` on are greater
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         if (ids[middle] == id) low = middle;
@@ -4126,7 +4126,7 @@ namespace {
 
 enum { TT__SQUARES_BLOCKS = 1024 };
 
-// Max number of tensors, of instructions that run together, in a launch. Tests make it smaller.
+// Max number of tensors (of instructions that run together) in a launch. Tests make the number smaller.
 #ifndef TT__TENSORS
 // A kernel's arguments may have 32,764 bytes, or 4,096 before CUDA 12.1.
 #define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
@@ -4391,7 +4391,7 @@ struct param_updates {
     param_update of[TT__TENSORS];
 };
 
-// Max number of pointers to members' operands in a launch of collectives. Tests make it smaller.
+// Max number of pointers to members' operands in a launch of collectives. Tests make the number smaller.
 #ifndef TT__PEERS
 #define TT__PEERS (CUDART_VERSION >= 12010 ? 2048 : 256)
 #endif
@@ -4480,7 +4480,7 @@ cudaError_t run_squares(const tt__launch *l, int count)
     return cudaSuccess;
 }
 
-enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
+enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements that a block updates
 
 // Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in
 // 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and their states.
@@ -4616,7 +4616,8 @@ namespace {
 // memory to which cuda_stage has copied them. One kernel does all sums of a launch, and another does all
 // copies, if the kernel's arguments have room for them.
 
-enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 }; // of a block
+// Elements of a sum, and bytes of a copy, that a block takes.
+enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 };
 
 __device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, float b)
 {
@@ -4765,7 +4766,7 @@ cudaError_t launch_copies(move_batch *b)
 // shard from that member's operand.
 struct move_plan {
     bool spread;
-    bool sums;          // add up the operands of the members that are present; false: copy one operand
+    bool sums;          // adds up the operands of the members that are present; false: copies one operand
     bool of_results;    // operands are in peer_out; false: in peer_in
     bool packed;        // an operand has only its member's shard
     bool to_piece;      // the result has only this member's shard
@@ -9273,7 +9274,7 @@ struct fp8_tensor {
     unsigned char *q, *across; // results (rows, q_ld), and transposed (columns, across_ld); NULL: not wanted
     int64_t q_ld, across_ld;
     const float *known;
-    unsigned *largest; // bits of the largest magnitude: of the step so far, or without history of x
+    unsigned *largest; // bits of the largest magnitude: with a history of the step so far, else of x
     float *unscale;
     bool wide, e5m2;
 };
@@ -9373,7 +9374,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
     const unsigned tiles = (unsigned)((rows + ROWS - 1) / ROWS) * across;
     const int part = (int)threadIdx.x % 8, four = (int)threadIdx.x / 8;
     float scale;
-    unsigned most = 0; // bits of a float, or unless X is ANY of a 16-bit number
+    unsigned most = 0; // largest magnitude: bits of a float if X is ANY, else bits of a 16-bit number
     if (t.known && *t.known > 0)
         scale = fp8_scale(__float_as_uint(*t.known), E5M2) / (1 << TT__FP8_MARGIN);
     else scale = fp8_scale(t.known ? fp8_largest_of(t, 0, 1) : *t.largest, E5M2);

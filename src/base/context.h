@@ -26,7 +26,7 @@ struct tt_context {
     tt_status status;
     char error[TT__ERROR];
     size_t allocated;
-    pthread_mutex_t mutex; /* guards what threads share: `allocated` and the allocator, errors */
+    pthread_mutex_t mutex; /* guards data that threads share: `allocated` and the allocator, errors */
     bool late;             /* tests: the CPU does work of other streams at its WAIT, not when it starts */
     bool apart;            /* tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */

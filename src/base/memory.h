@@ -26,7 +26,8 @@ static void *tt__try_alloc(tt_context *ctx, size_t bytes)
     return block ? block + 1 : NULL;
 }
 
-static void *tt__alloc(tt_context *ctx, size_t bytes) /* not zeroed; a failure (NULL) sets the error */
+/* Allocates memory that is not zeroed. A failure (NULL) sets the error. */
+static void *tt__alloc(tt_context *ctx, size_t bytes)
 {
     void *p = tt__try_alloc(ctx, bytes);
     if (!p) tt__fail(ctx, TT_ERR_MEMORY, "out of memory: the allocator returned NULL for %zu bytes", bytes);

@@ -33,7 +33,8 @@ static float tt__float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
 static float tt__from_bf16(uint16_t h) { return tt__float((uint32_t)h << 16); }
 
-static uint16_t tt__to_bf16(float x) /* round to nearest even; NaN stays NaN */
+/* Rounds x to bf16, to nearest even; NaN stays NaN. */
+static uint16_t tt__to_bf16(float x)
 {
     uint32_t u = tt__bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40);

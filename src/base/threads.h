@@ -11,7 +11,7 @@
    mode, so that results don't depend on the caller's mode. tt__float_default sets the default and returns the
    mode that tt__float_restore is to restore. */
 #if defined(__x86_64__)
-typedef uint32_t tt__float_mode; /* MXCSR: flags in bits 0 to 5 */
+typedef uint32_t tt__float_mode; /* register MXCSR; bits 0 to 5 are flags */
 static tt__float_mode tt__float_default(void)
 {
     tt__float_mode before = __builtin_ia32_stmxcsr();
@@ -23,7 +23,7 @@ static void tt__float_restore(tt__float_mode mode)
     if ((mode & ~63u) != 0x1f80) __builtin_ia32_ldmxcsr(mode);
 }
 #elif defined(__aarch64__)
-typedef uint64_t tt__float_mode; /* FPCR */
+typedef uint64_t tt__float_mode; /* register FPCR */
 static tt__float_mode tt__float_default(void)
 {
     tt__float_mode before;
@@ -107,7 +107,8 @@ static void tt__pool_work(tt__pool *pool, int thread)
 /* Iterations of a waiting loop, about 20 us: longer than the gap between ops, shorter than a time slice. */
 #define TT__SPINS 2000
 
-static void tt__pause(void) /* in a loop that waits for another thread */
+/* Slows down a loop that waits for another thread. */
+static void tt__pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();

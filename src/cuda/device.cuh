@@ -41,7 +41,7 @@ bool ends_all(cudaError_t e)
 tt_status check(tt__device *d, cudaError_t e, const char *what)
 {
     if (e == cudaSuccess) return TT_OK;
-    cudaGetLastError(); // the next call starts without it
+    cudaGetLastError(); // clears the error, which the next call would return
     const bool lost = ends_all(e);
     const char *advice = !lost ? "" : d->waits ? "; CUDA does nothing more in this process"
         : "; CUDA does nothing more in this process, and with TINYTRAIN_CUDA_SYNC=1 in the environment the "

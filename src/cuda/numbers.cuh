@@ -161,7 +161,7 @@ __device__ __forceinline__ normal_tail tail_of(float x)
     f = fmaf(f, t, 0.40716967f);
     f = fmaf(f, t, 0.321383715f);
     f = fmaf(f, t, 0.341364413f);
-    // In powers of 2, -1.3257 is the logarithm of 1 / sqrt(2 pi).
+    // -1.3257 is the logarithm of 1 / sqrt(2 pi) to base 2.
     return {f * t, tt__exp2(fmaf(-0.72134752f * x, x, -1.32574809f)), fminf(a, 14.0f)};
 }
 

@@ -38,10 +38,10 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
    rows serves fewer. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
-    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
+    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as floats */
     size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* in whole panels */
     size_t cols = (size_t)tt__min(n + 47, TT__GEMM_N);
-    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* 16: units of a tile */
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* 16: units of k in a tile */
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4);
     if (k > TT__GEMM_K) packed += rows * cols * 4;
 #ifdef TINYTRAIN_CBLAS
@@ -195,12 +195,14 @@ static size_t tt__sum_rows_bytes(int threads, int64_t rows, int64_t cols)
     return tt__partial_bytes(rows, cols) + tt__buffer_bytes(threads, cols);
 }
 
-static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr *i) /* two floats a row */
+/* Returns the bytes of scratch of a kernel that keeps two floats for each row and widens rows. */
+static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__align_up((size_t)tt__largest(t, i).rows * 8) + tt__widen_bytes(threads, t, i);
 }
 
-static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i) /* of vectors in chunks */
+/* Returns the bytes of scratch of a kernel that widens chunks of vectors. */
+static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     (void)t; (void)i;
     return tt__buffer_bytes(threads, TT__CHUNK);

@@ -13,7 +13,8 @@ namespace {
 // memory to which cuda_stage has copied them. One kernel does all sums of a launch, and another does all
 // copies, if the kernel's arguments have room for them.
 
-enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 }; // of a block
+// Elements of a sum, and bytes of a copy, that a block takes.
+enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 };
 
 __device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, float b)
 {
@@ -162,7 +163,7 @@ cudaError_t launch_copies(move_batch *b)
 // shard from that member's operand.
 struct move_plan {
     bool spread;
-    bool sums;          // add up the operands of the members that are present; false: copy one operand
+    bool sums;          // adds up the operands of the members that are present; false: copies one operand
     bool of_results;    // operands are in peer_out; false: in peer_in
     bool packed;        // an operand has only its member's shard
     bool to_piece;      // the result has only this member's shard

@@ -31,7 +31,8 @@ static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 
 static bool tt__contiguous(const tt__value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
 
-/* Fails unless operand and result are contiguous and have one dtype, with `sums` a float or f64. */
+/* Fails unless operand and result are contiguous and have one dtype; if `sums`, that must be a float or
+   f64. */
 static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -111,7 +112,7 @@ static bool tt__shape_RECV(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__shape_alike(t, i, out) && tt__moved(t, i, false);
 }
 
-static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* it has no result */
+static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* SEND has no result */
 {
     (void)out;
     return tt__moved(t, i, false);

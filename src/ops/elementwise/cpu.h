@@ -58,7 +58,7 @@ TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
 /* Computes sine and cosine of an angle below 2^25 by Taylor series, within 2e-9 before they are rounded. */
 TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
 {
-    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52: to integers */
+    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, to round */
     const double turns = (angle / half_pi + nearest) - nearest, x = angle - turns * half_pi, y = x * x;
     const double s = x * (1 - y / 6 * (1 - y / 20 * (1 - y / 42 * (1 - y / 72 * (1 - y / 110)))));
     const double c = 1 - y / 2 * (1 - y / 12 * (1 - y / 30 * (1 - y / 56 * (1 - y / 90))));

@@ -24,7 +24,7 @@ struct op_scale {
 
 cudaError_t run_scale(const tt__launch *l)
 {
-    const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // CAST: 1
+    const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // a CAST is a SCALE by 1
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2) rotary_kernel(rotary_args 
             }
             put_group(a, r, lower, n_lower, v);
             put_group(a, r, upper, n_upper, w);
-            if (group || (a.x.data == a.y.data && !a.add)) continue; // columns that do not turn
+            if (group || (a.x.data == a.y.data && !a.add)) continue; // below: columns that do not turn
             for (int64_t e = 2 * a.pairs; e < a.head_size; e += 8) {
                 const int rest = min((int64_t)8, a.head_size - e);
                 load_group(v, a.x, r, head + e, rest, a.vector);

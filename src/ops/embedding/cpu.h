@@ -64,7 +64,7 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
     int64_t rows = l->in[0].rows, vocab = l->out[0].rows, n = l->out[0].cols, id;
     int32_t *order = (int32_t *)l->workspace, *first = order + rows;
     const int64_t first_row = l->first_row - l->instr->attr.offset;
-    memset(first, 0, (size_t)(vocab + 1) * 4); /* counting sort */
+    memset(first, 0, (size_t)(vocab + 1) * 4); /* a counting sort by id */
     for (int64_t r = 0; r < rows; r++)
         if ((id = ids[r] - first_row) >= 0 && id < vocab) first[id + 1]++;
     for (int64_t v = 0; v < vocab; v++) first[v + 1] += first[v];

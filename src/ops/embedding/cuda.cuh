@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // < 256 numbers
+    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // < 256 of these
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
     __syncthreads();
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
 {
     tt__begin_kernel();
     TT__DYN_SHARED(uint4, coming);
-    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // of the row before, of the rows, and of the row after
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the row before, of the rows, of the row after
     TT__SHARED(int32_t, row, [TT__SUMMED]);
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
     const int32_t id = ids[end];
     const int64_t row = id - first;
     if ((from > 0 && ids[from - 1] == id) || row < 0 || row >= to.rows) return;
-    int64_t low = end, high = n; // ids[low] == id, and those from high on are greater
+    int64_t low = end, high = n; // ids[low] == id; ids from `high` on are greater
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         if (ids[middle] == id) low = middle;

@@ -16,7 +16,7 @@ struct fp8_tensor {
     unsigned char *q, *across; // results (rows, q_ld), and transposed (columns, across_ld); NULL: not wanted
     int64_t q_ld, across_ld;
     const float *known;
-    unsigned *largest; // bits of the largest magnitude: of the step so far, or without history of x
+    unsigned *largest; // bits of the largest magnitude: with a history of the step so far, else of x
     float *unscale;
     bool wide, e5m2;
 };
@@ -116,7 +116,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
     const unsigned tiles = (unsigned)((rows + ROWS - 1) / ROWS) * across;
     const int part = (int)threadIdx.x % 8, four = (int)threadIdx.x / 8;
     float scale;
-    unsigned most = 0; // bits of a float, or unless X is ANY of a 16-bit number
+    unsigned most = 0; // largest magnitude: bits of a float if X is ANY, else bits of a 16-bit number
     if (t.known && *t.known > 0)
         scale = fp8_scale(__float_as_uint(*t.known), E5M2) / (1 << TT__FP8_MARGIN);
     else scale = fp8_scale(t.known ? fp8_largest_of(t, 0, 1) : *t.largest, E5M2);

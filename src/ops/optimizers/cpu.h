@@ -110,7 +110,7 @@ TT__FN tt_status TT__K(run_FOLD_SQUARES)(const tt__launch *l)
 TT__FN tt_status TT__K(run_ADD_COUNTS)(const tt__launch *l)
 {
     const float *counts = (const float *)l->in[0].data;
-    double *totals = (double *)l->out[0].data; /* tt__totals */
+    double *totals = (double *)l->out[0].data; /* a tt__totals */
     for (int k = 0; k < 3; k++) totals[k] = (l->add[0] ? totals[k] : 0) + counts[k];
     return TT_OK;
 }
@@ -141,7 +141,8 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 }
 
 /* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
-   Keeps it if it is not at fault (the loss is not finite, or there were no targets) or is already 1. */
+   Keeps a scale that is not at fault (the loss is not finite, or there were no targets) or that would fall
+   below 1. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;

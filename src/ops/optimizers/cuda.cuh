@@ -13,7 +13,7 @@ namespace {
 
 enum { TT__SQUARES_BLOCKS = 1024 };
 
-// Max number of tensors, of instructions that run together, in a launch. Tests make it smaller.
+// Max number of tensors (of instructions that run together) in a launch. Tests make the number smaller.
 #ifndef TT__TENSORS
 // A kernel's arguments may have 32,764 bytes, or 4,096 before CUDA 12.1.
 #define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
@@ -278,7 +278,7 @@ struct param_updates {
     param_update of[TT__TENSORS];
 };
 
-// Max number of pointers to members' operands in a launch of collectives. Tests make it smaller.
+// Max number of pointers to members' operands in a launch of collectives. Tests make the number smaller.
 #ifndef TT__PEERS
 #define TT__PEERS (CUDART_VERSION >= 12010 ? 2048 : 256)
 #endif
@@ -367,7 +367,7 @@ cudaError_t run_squares(const tt__launch *l, int count)
     return cudaSuccess;
 }
 
-enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
+enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements that a block updates
 
 // Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in
 // 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and their states.

@@ -134,5 +134,5 @@ typedef struct tt__optimizer {
 } tt__optimizer;
 #define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
     {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
-static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* by tt_optimizer_kind */
+static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* index: tt_optimizer_kind */
 #undef TT__OPTIMIZER
