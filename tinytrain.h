@@ -7086,8 +7086,7 @@ static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 
 static bool tt__contiguous(const tt__value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
 
-/* Fails unless operand and result are contiguous and have one dtype; if `sums`, that must be a float or
-   f64. */
+/* Fails unless operand and result are contiguous and have one dtype, which is a float or f64 if `sums`. */
 static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -15969,8 +15968,7 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 }
 
 /* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
-   Keeps a scale that is not at fault (the loss is not finite, or there were no targets) or that would fall
-   below 1. */
+   Keeps a scale that is not at fault (the loss is not finite, or nothing was counted), or would be below 1. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
