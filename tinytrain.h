@@ -15968,7 +15968,7 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 }
 
 /* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
-   Keeps a scale that is not at fault (the loss is not finite, or nothing was counted), or would be below 1. */
+   Keeps a scale that is not at fault (the loss is not finite, or nothing was counted) or would be below 1. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
