@@ -2843,7 +2843,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 /* ===========================================================================================================
    BASE                                                                                              src/base/
    Errors, logging, allocation, text, 16-bit floats, counter-based random numbers, threads, files. Uses the C
-   library and POSIX only. Everything below may use this section.
+   library and POSIX only. All sections below may use this one.
    ======================================================================================================== */
 
 #include <errno.h>
@@ -2872,7 +2872,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include <time.h>
 #include <unistd.h>
 #ifdef TINYTRAIN_MPI
-#define OMPI_SKIP_MPICXX 1 /* bindings for C++ of old versions, with warnings */
+#define OMPI_SKIP_MPICXX 1 /* C++ bindings of old versions, which cause warnings */
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 #ifdef OPEN_MPI
@@ -2880,7 +2880,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #endif
 #endif
 
-#define TT__ALIGN 64 /* of every tensor: one cache line, one AVX-512 register */
+#define TT__ALIGN 64 /* bytes, alignment of every tensor: one cache line, one AVX-512 register */
 #define TT__STR(x) #x
 #define TT__XSTR(x) TT__STR(x)
 #define TT__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
@@ -2890,7 +2890,7 @@ static int64_t tt__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t tt__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static size_t tt__align_up(size_t n) { return tt__align_to(n, TT__ALIGN); }
 
-/* a * b; false when the product does not fit. */
+/* Sets *to to a * b; false if the product does not fit. */
 static bool tt__mul_size(size_t a, size_t b, size_t *to) { return !__builtin_mul_overflow(a, b, to); }
 
 /* ==== src/base/context.h */
@@ -2898,10 +2898,10 @@ static bool tt__mul_size(size_t a, size_t b, size_t *to) { return !__builtin_mul
 
 typedef struct tt__pool tt__pool;
 typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
-/* How bf16 matrices are multiplied: tt_context_options.bf16. */
+/* How kernels multiply bf16 matrices: tt_context_options.bf16. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
-/* The CPU as a device: the threads that kernels run on, and which kernels these are. */
+/* The CPU as a device: the threads that run its kernels, and the kernels' instruction set. */
 typedef struct tt__cpu {
     tt_context *ctx;
     tt__pool *pool;
@@ -2909,37 +2909,37 @@ typedef struct tt__cpu {
     tt__bf16 bf16;
 } tt__cpu;
 
-enum { TT__KINDS = 2, TT__DEVICES = 64 }; /* kinds of devices, and the most devices of a kind */
-enum { TT__ERROR = 1024 }; /* bytes of the sentence that tt_error returns, at most */
+enum { TT__KINDS = 2, TT__DEVICES = 64 }; /* kinds of devices; maximum number of devices of a kind */
+enum { TT__ERROR = 1024 }; /* maximum bytes of the sentence that tt_error returns */
 
 struct tt_context {
     tt_context_options options;
     tt_status status;
     char error[TT__ERROR];
     size_t allocated;
-    pthread_mutex_t mutex; /* guards what threads share: `allocated` and the allocator, errors */
-    bool late;             /* tests: on the CPU, work of other streams is done at its WAIT, not its start */
-    bool apart;            /* tests: device "cpu" has memory of its own, as GPUs have */
-    bool ranks_run;        /* several ranks are at work: of their errors, the first counts */
-    bool rank_failed;      /* ... and there was one */
-    pthread_t failed;      /* ... on this thread */
+    pthread_mutex_t mutex; /* guards data that threads share: `allocated` and the allocator, errors */
+    bool late;             /* tests: the CPU does work of other streams at its WAIT, not when it starts */
+    bool apart;            /* tests: device "cpu" has its own memory, as GPUs have */
+    bool ranks_run;        /* several ranks run: only the first of their errors is kept */
+    bool rank_failed;      /* an error was recorded since the ranks began to run */
+    pthread_t failed;      /* thread that recorded the last error */
     double measured_peak;
-    bool profiles;         /* tt_measure_costs: launches are made, and timed, one by one */
-    double *profile;       /* ... their seconds, by the number of the instruction: the fastest so far */
-    bool searches;         /* for what is the largest that fits: errors need no advice, ... */
-    bool unbudgeted;       /* ... and the caller, who has no budget, will compile that without one, ... */
-    size_t needs;          /* ... but the bytes of the smallest possible, and ... */
-    size_t advised;        /* ... those of the smallest by a refusal's advice; 0: it says what fits */
+    bool profiles;         /* tt_measure_costs: each launch is made and timed by itself */
+    double *profile;       /* seconds of each instruction, by its number: the fastest run so far */
+    bool searches;         /* a search for the largest size that fits is on: errors give no advice */
+    bool unbudgeted;       /* the caller of the search has no budget and will compile without one */
+    size_t needs;          /* bytes of the smallest possible program with the options as they are */
+    size_t advised;        /* bytes of the smallest program that the error advises; 0: its advice fits */
     bool no_arrivals;      /* plans have no memory for the inputs of the next run, as under a tight budget */
-    tt__cpu cpu;           /* device "cpu", as the options want it */
-    struct tt__crew *crews; /* devices that programs were made for: a list */
-    struct tt__net *net;   /* the other processes; NULL: this one is alone */
+    tt__cpu cpu;           /* device "cpu", set up by the options */
+    struct tt__crew *crews; /* list of the device groups that have programs */
+    struct tt__net *net;   /* the other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;
-    uint32_t n_tapes;      /* that were made so far */
-    char unmade[TT__ERROR]; /* the first failure of tt_param_new since tt_error was called; "": none */
-    uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
-    bool writes_nothing;   /* to files, which the first process writes for all */
+    uint32_t n_tapes;      /* number of tapes made so far */
+    char unmade[TT__ERROR]; /* the first failure of tt_param_new since the last tt_error; "": none */
+    uint32_t *param_slots, n_param_slots; /* hash table of names (tt__param_slot): index + 1; 0: free */
+    bool writes_nothing;   /* this process writes no files: the first process writes them for all */
 };
 
 TT_PRINTF(4, 5)
@@ -2954,7 +2954,8 @@ static void tt__log(tt_context *ctx, tt_log_level level, const char *id, const c
     ctx->options.logger.log(ctx->options.logger.user, level, id, message);
 }
 
-/* Records the sentence that tt_error() returns. While several ranks run, the first one stays. */
+/* Records the sentence that tt_error() returns, and returns `status`. While several ranks run, keeps their
+   first error. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {
@@ -2993,10 +2994,11 @@ tt_status tt_error_code(const tt_context *ctx) { return ctx ? ctx->status : TT_E
 /* ==== src/base/memory.h */
 /* --------------------------------------------------------------------------------------------- allocation */
 
-/* Every block starts with its size, so that it can be released without the caller knowing it. */
+/* The head of each block, which holds its size, so that the caller need not know the size to release it. */
 typedef union tt__block { size_t bytes; char pad[TT__ALIGN]; } tt__block;
 
-/* Not zeroed. Background threads use it, as a failure (NULL) sets no error. */
+/* Allocates memory that is not zeroed; NULL on failure. Background threads use this function because a
+   failure sets no error. */
 static void *tt__try_alloc(tt_context *ctx, size_t bytes)
 {
     const tt_allocator *a = &ctx->options.allocator;
@@ -3012,7 +3014,8 @@ static void *tt__try_alloc(tt_context *ctx, size_t bytes)
     return block ? block + 1 : NULL;
 }
 
-static void *tt__alloc(tt_context *ctx, size_t bytes) /* not zeroed; a failure (NULL) sets the error */
+/* Allocates memory that is not zeroed. A failure (NULL) sets the error. */
+static void *tt__alloc(tt_context *ctx, size_t bytes)
 {
     void *p = tt__try_alloc(ctx, bytes);
     if (!p) tt__fail(ctx, TT_ERR_MEMORY, "out of memory: the allocator returned NULL for %zu bytes", bytes);
@@ -3035,7 +3038,7 @@ static void tt__free(tt_context *ctx, void *memory)
     pthread_mutex_unlock(&ctx->mutex);
 }
 
-/* On failure it returns NULL, and `memory` stays. */
+/* Copies `memory` into a new block of `bytes` bytes and frees `memory`; on failure keeps it, returns NULL. */
 static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
 {
     void *bigger = tt__alloc(ctx, bytes);
@@ -3047,7 +3050,7 @@ static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
     return bigger;
 }
 
-/* Grows `array` (count, capacity beside it) to hold one more; false when out of memory. */
+/* Grows `array`, of `count` entries, to a capacity for one more; false when out of memory. */
 #define TT__GROW(ctx, array, count, capacity) \
     ((count) < (capacity) || tt__grow((ctx), (void **)&(array), sizeof *(array), &(capacity)))
 
@@ -3076,7 +3079,7 @@ static char *tt__strdup(tt_context *ctx, const char *text)
 /* ==== src/base/text.h */
 /* --------------------------------------------------------------------------------------------------- text */
 
-/* Appends to a caller's buffer as snprintf does, counting what did not fit. */
+/* A text that grows in the caller's buffer. As with snprintf, `length` also counts bytes that did not fit. */
 typedef struct tt__text { char *to; size_t capacity, length; } tt__text;
 
 TT_PRINTF(2, 3)
@@ -3090,7 +3093,7 @@ static void tt__print(tt__text *text, const char *format, ...)
     if (n > 0) text->length += (size_t)n;
 }
 
-/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
+/* Writes x with the fewest digits, 6 to 9, that read back as x, and with a decimal point in any locale. */
 static const char *tt__shortest(float x, char to[32])
 {
     for (int digits = 6; digits <= 9; digits++) {
@@ -3101,7 +3104,7 @@ static const char *tt__shortest(float x, char to[32])
     return to;
 }
 
-/* Where the class that a pattern begins with ends, as "[0-3a]", if it holds c; else NULL. */
+/* Returns the end of the class ("[0-3a]") that `pattern` begins with if the class holds c; else NULL. */
 static const char *tt__match_class(const char *pattern, char c)
 {
     const char *end = *pattern == '[' ? strchr(pattern, ']') : NULL;
@@ -3113,7 +3116,7 @@ static const char *tt__match_class(const char *pattern, char c)
     return NULL;
 }
 
-/* Does `name` match the pattern ('*': any run of characters, '?': one, '[0-3a]': one of these)? */
+/* Returns whether `name` matches `pattern` ('*': any characters, '?': any one, '[0-3a]': one of these). */
 static bool tt__match(const char *pattern, const char *name)
 {
     const char *star = NULL, *retry = NULL, *behind;
@@ -3157,7 +3160,8 @@ static float tt__float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
 static float tt__from_bf16(uint16_t h) { return tt__float((uint32_t)h << 16); }
 
-static uint16_t tt__to_bf16(float x) /* round to nearest even; NaN stays NaN */
+/* Rounds x to bf16, to nearest even; NaN stays NaN. */
+static uint16_t tt__to_bf16(float x)
 {
     uint32_t u = tt__bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40);
@@ -3186,7 +3190,7 @@ static uint16_t tt__to_f16(float x)
 
 typedef char tt__base_knows_all_floats[TT__FLOATS == 3 ? 1 : -1];
 
-/* A number of 16 bits, of bf16 or f16, and back. */
+/* Converts a number of 16 bits, bf16 or f16, to float. */
 static float tt__from_half(uint16_t h, tt_dtype dtype)
 {
     return dtype == TT_BF16 ? tt__from_bf16(h) : tt__from_f16(h);
@@ -3197,15 +3201,15 @@ static uint16_t tt__to_half(float x, tt_dtype dtype)
     return dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
 }
 
-/* fp8 of x: rounded to nearest even, at most the largest finite number; NaN where x is not finite. */
+/* Rounds x to fp8: to nearest even, at most the largest finite number; NaN if x is not finite. */
 static uint8_t tt__to_fp8(float x, bool e5m2)
 {
-    const int bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, drop = 23 - bits; /* bits: of the mantissa */
+    const int bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, drop = 23 - bits; /* bits: width of the mantissa */
     const uint32_t u = tt__bits(x), magnitude = u & 0x7fffffffu;
     const uint8_t sign = (uint8_t)(u >> 24 & 0x80);
     if (magnitude >= 0x7f800000u) return sign | 0x7f;
     if (magnitude >= tt__bits(TT__FP8_MOST(e5m2))) return sign | (e5m2 ? 0x7b : 0x7e);
-    if (magnitude >> 23 < (uint32_t)(128 - bias)) { /* subnormal, as tt__to_f16 rounds them */
+    if (magnitude >> 23 < (uint32_t)(128 - bias)) { /* subnormal: rounded as in tt__to_f16 */
         const float unit = tt__float((uint32_t)(128 - bias + drop) << 23);
         return (uint8_t)(sign | (tt__bits(tt__float(magnitude) + unit) - tt__bits(unit)));
     }
@@ -3213,8 +3217,9 @@ static uint8_t tt__to_fp8(float x, bool e5m2)
     return (uint8_t)(sign | (r + (1u << (drop - 1)) - 1 + (r >> drop & 1)) >> drop);
 }
 
-/* What a tensor is multiplied by that is to be rounded to fp8: the largest power of two that keeps its
-   largest magnitude within range. NaN where that is not finite, so that all of the tensor becomes NaN. */
+/* Returns the factor of a tensor before it is rounded to fp8: the largest power of two that keeps the
+   tensor's largest magnitude within range. NaN if `largest` is not finite; then the whole tensor becomes
+   NaN. */
 static float tt__fp8_scale(float largest, bool e5m2)
 {
     if (!(largest <= 3.4028235e38f)) return NAN;
@@ -3222,7 +3227,7 @@ static float tt__fp8_scale(float largest, bool e5m2)
     return tt__float(tt__bits(TT__FP8_MOST(e5m2) / largest) & 0x7f800000u);
 }
 
-/* Converts n numbers between float dtypes (either side may be f32, bf16, f16). */
+/* Converts n numbers between float dtypes (f32, bf16, f16). */
 static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, size_t n)
 {
     if (to_type == from_type) { memcpy(to, from, n * tt_dtype_bytes(to_type)); return; }
@@ -3238,10 +3243,10 @@ static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype f
 /* ----------------------------------------------------------------------------------------- random numbers */
 
 /* Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the
-   128-bit counter under the 64-bit key, so any number can be had without those before it. Keys, first values
-   and orders of data are drawn with 10 rounds, the authors' default. Dropout and stochastic rounding draw for
-   each element of each step, with TT__DRAW_ROUNDS: with 7 rounds the generator passes BigCrush (table 2
-   there). */
+   128-bit counter under the 64-bit key, so any number can be drawn without the numbers before it. Keys,
+   initial values and orders of data are drawn with 10 rounds, the authors' default. Dropout and stochastic
+   rounding draw for each element of each step, with TT__DRAW_ROUNDS rounds: 7 rounds pass BigCrush (the
+   paper's table 2). */
 static void tt__philox_rounds(int rounds, const uint32_t counter[4], uint64_t key, uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
@@ -3260,7 +3265,8 @@ static void tt__philox(const uint32_t counter[4], uint64_t key, uint32_t out[4])
     tt__philox_rounds(10, counter, key, out);
 }
 
-/* Keys one stream of random numbers: what it is for (a tag), which instance, which step. */
+/* Returns the key of one stream of random numbers. tag: its purpose (TT__RANDOM_...); a and b: numbers that
+   tell streams of one purpose apart, such as the step and the instruction. */
 static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t b)
 {
     uint32_t high = (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), out[4];
@@ -3269,9 +3275,9 @@ static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t
     return (uint64_t)out[1] << 32 | out[0];
 }
 
-static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* in (0, 1) */
+static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* a number in (0, 1) */
 
-/* Numbers [4i, 4i + 4) of a standard normal sequence (Box, Muller 1958). */
+/* Computes numbers [4i, 4i + 4) of a standard normal sequence (Box, Muller 1958). */
 static void tt__normal4(uint64_t key, uint64_t i, float out[4])
 {
     uint32_t counter[4] = {(uint32_t)i, (uint32_t)(i >> 32), 0, 0}, u[4];
@@ -3284,7 +3290,7 @@ static void tt__normal4(uint64_t key, uint64_t i, float out[4])
     }
 }
 
-/* A permutation of 0..n-1 (Fisher, Yates), a function of the key alone. */
+/* Fills `order` with a permutation of 0..n-1 (Fisher, Yates) that depends only on the key. */
 static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
 {
     for (uint32_t i = 0; i < n; i++) order[i] = i;
@@ -3300,10 +3306,11 @@ static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
 /* ==== src/base/threads.h */
 /* ------------------------------------------------------------------------------------------------ threads */
 
-/* The floating-point mode (rounding, subnormals, traps) of a thread. The library computes in the default, so
-   that results don't depend on the caller's: tt__float_default sets it and returns the one to be restored. */
+/* The floating-point mode (rounding, subnormals, traps) of a thread. The library computes in the default
+   mode, so that results don't depend on the caller's mode. tt__float_default sets the default and returns the
+   mode that tt__float_restore is to restore. */
 #if defined(__x86_64__)
-typedef uint32_t tt__float_mode; /* MXCSR: flags in bits 0 to 5 */
+typedef uint32_t tt__float_mode; /* register MXCSR; bits 0 to 5 are flags */
 static tt__float_mode tt__float_default(void)
 {
     tt__float_mode before = __builtin_ia32_stmxcsr();
@@ -3315,7 +3322,7 @@ static void tt__float_restore(tt__float_mode mode)
     if ((mode & ~63u) != 0x1f80) __builtin_ia32_ldmxcsr(mode);
 }
 #elif defined(__aarch64__)
-typedef uint64_t tt__float_mode; /* FPCR */
+typedef uint64_t tt__float_mode; /* register FPCR */
 static tt__float_mode tt__float_default(void)
 {
     tt__float_mode before;
@@ -3339,9 +3346,9 @@ static tt__float_mode tt__float_default(void)
 static void tt__float_restore(tt__float_mode mode) { fesetenv(&mode); }
 #endif
 
-/* Starts a thread that takes none of the signals that are sent to the process: they are for the host's
-   threads. A signal that an instruction raises goes to the thread of that instruction and is not blocked, so
-   that the host's handlers for it stay in force. Returns false on failure. */
+/* Starts a thread that takes no signals sent to the process: these are for the host program's threads.
+   Signals that a machine instruction raises (SIGSEGV and others) go to the thread of that instruction and are
+   not blocked, so that the host program's handlers still work. Returns false on failure. */
 static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
 {
     static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
@@ -3354,16 +3361,17 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A pool that runs `count` tasks on all threads, the caller's included. Each thread begins with a slice of
-   its own, the same in each call, so that what it worked on is still in its cache, and then helps with the
-   others'. A result must depend on the task alone, not the thread or their number. Idle workers sleep. */
+/* A task of a pool, which runs `count` tasks on all threads, the caller included. Each thread begins with its
+   own slice of the tasks, the same slice in each call, so that the slice's data is still in its cache; then
+   it helps with the slices of other threads. Results must depend on the task only, not on the thread or the
+   number of threads. Idle workers sleep. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
     tt__pool *pool;
     int thread;
-    int64_t next, end; /* the tasks left of this thread's slice; `next` is atomic */
-    char apart[40];    /* so that no two slices share a cache line */
+    int64_t next, end; /* the tasks left in this thread's slice: [next, end); `next` is atomic */
+    char apart[40];    /* padding, so that no two slices share a cache line */
 } tt__worker;
 
 struct tt__pool {
@@ -3374,8 +3382,8 @@ struct tt__pool {
     pthread_cond_t wake, done;
     tt__task run;
     void *arg;
-    uint64_t generation;     /* atomic; changes when there is work */
-    int active;              /* atomic; workers that have not finished this generation */
+    uint64_t generation;     /* atomic; grows by 1 with each call that has work */
+    int active;              /* atomic; number of workers that have not finished this generation */
     bool stop;
 };
 
@@ -3395,10 +3403,11 @@ static void tt__pool_work(tt__pool *pool, int thread)
     }
 }
 
-/* Times around a waiting loop, about 20 us: longer than between two ops, shorter than a time slice. */
+/* Iterations of a waiting loop, about 20 us: longer than the gap between ops, shorter than a time slice. */
 #define TT__SPINS 2000
 
-static void tt__pause(void) /* in a loop that waits for another thread */
+/* Slows down a loop that waits for another thread. */
+static void tt__pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -3495,10 +3504,11 @@ static tt__pool *tt__pool_new(tt_context *ctx, int threads)
 
 /* ==== src/base/machine.h */
 /* ---------------------------------------------------------------------------------------------------- limits
-   Processors and memory that this process may use, by control groups, ulimit and affinity. */
+   The CPUs and the memory that this process may use under control groups, ulimit and affinity. */
 
 #if defined(__linux__)
-/* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */
+/* Returns the quota of a control group in CPUs (cgroup version 2: cpu.max; version 1: cpu.cfs_*_us); HUGE_VAL
+   without a limit. */
 static double tt__quota_in(const char *folder)
 {
     static const char *const names[] = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"};
@@ -3518,9 +3528,9 @@ static double tt__quota_in(const char *folder)
     return quota;
 }
 
-/* Calls each() with the folders of the process's control groups that have a controller, up to the top, below
-   `root` ("" but in tests). In a container /proc may name the host's groups, with its own folder alone there:
-   missing ones limit nothing. */
+/* Calls each() with the folder of each control group of this process for `controller`, and of the group's
+   parents, all under `root` ("" except in tests). In a container /proc may name groups of the host whose
+   folders are missing there; each() takes a missing folder as no limit. */
 static void tt__each_group(const char *root, const char *controller,
                            void (*each)(const char *folder, void *arg), void *arg)
 {
@@ -3557,7 +3567,7 @@ static void tt__least_quota(const char *folder, void *arg)
     *quota = fmin(*quota, tt__quota_in(folder));
 }
 
-/* The smallest quota of the process's control groups. */
+/* Returns the smallest quota of the process's control groups, in CPUs. */
 static double tt__cgroup_quota(const char *root)
 {
     double quota = HUGE_VAL;
@@ -3565,7 +3575,7 @@ static double tt__cgroup_quota(const char *root)
     return quota;
 }
 
-/* The number in a file, in its first line that begins with `key`; -1: there is none. */
+/* Returns the number after `key` in the first line of a file that begins with `key`; -1 if there is none. */
 static double tt__number_in(const char *folder, const char *file, const char *key)
 {
     char path[8192], line[256], *end;
@@ -3583,7 +3593,8 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Bytes that the process may still take, and the limit that leaves the least; that of its control groups. */
+/* Memory that the process may still allocate. bytes: the least that any limit leaves; limit: that limit, in
+   bytes, which `of` names; group_limit: the smallest limit of the control groups; swap: free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
@@ -3594,8 +3605,8 @@ static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
     m->of = of;
 }
 
-/* Notes the bytes that a control group can still have. The cache of files counts as used there and gives
-   way. */
+/* Lowers the tt__room `arg` to the bytes that a control group can still have. The group counts cached files
+   as used, but the kernel frees them on demand, so they count as available here. */
 static void tt__group_room(const char *folder, void *arg)
 {
     static const struct { const char *limit, *used, *inactive, *active, *swap_limit, *swap_used; } names[] = {
@@ -3619,8 +3630,9 @@ static void tt__group_room(const char *folder, void *arg)
     }
 }
 
-/* By the machine's memory and swap space that are free or hold files, by control groups, and (root "") by the
-   limit of addresses. What is unknown limits nothing. */
+/* Returns the memory that the process may still allocate. The limits are the machine's free or file-caching
+   memory and free swap space, the control groups and, if root is "", RLIMIT_AS. Unknown limits are
+   ignored. */
 static tt__room tt__memory_room(const char *root)
 {
     tt__room m = {HUGE_VAL, HUGE_VAL, HUGE_VAL, 0, ""};
@@ -3640,11 +3652,11 @@ static tt__room tt__memory_room(const char *root)
     return m;
 }
 
-/* Returns the number of CPUs in the affinity mask of the calling thread; 0 if the kernel doesn't tell. The C
-   library's cpu_set_t needs _GNU_SOURCE, for which it may be too late here, and ends at 1,024 CPUs. */
+/* Returns the number of CPUs in the affinity mask of the calling thread; 0 if the kernel doesn't say. The C
+   library's cpu_set_t needs _GNU_SOURCE, which may come too late here, and holds only 1,024 CPUs. */
 static int tt__affinity_cpus(void)
 {
-    unsigned long mask[8192 / 8 / sizeof(long)]; /* bits: the most CPUs that Linux has (NR_CPUS, x86) */
+    unsigned long mask[8192 / 8 / sizeof(long)]; /* 8192 bits: Linux's maximum of CPUs (NR_CPUS, x86) */
     long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
     int n = 0;
     for (long k = 0; k < bytes / (long)sizeof *mask; k++) n += __builtin_popcountl(mask[k]);
@@ -3652,7 +3664,8 @@ static int tt__affinity_cpus(void)
 }
 #endif
 
-/* CPUs that the calling thread may use: of its affinity mask, which threads inherit, at most the quota. */
+/* Returns the number of CPUs that the calling thread may use, 1 to 256: those of its affinity mask, which its
+   threads inherit, and at most the quota. */
 static int tt__usable_cpus(void)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
@@ -3690,12 +3703,12 @@ static void *tt__default_allocate(void *user, size_t bytes, size_t alignment)
 
 static void tt__default_release(void *user, void *memory, size_t bytes) { free(memory); }
 
-/* POSIX files: a handle is a file descriptor plus one, so that NULL means failure. */
+/* Returns the file descriptor of a handle. A handle is a descriptor plus one, so that NULL means failure. */
 static int tt__fd(void *file) { return (int)(intptr_t)file - 1; }
 
 static void *tt__posix_open(void *user, const char *path, char mode)
 {
-    /* Opening a pipe that nobody writes to would wait without O_NONBLOCK, which regular files ignore. */
+    /* Without O_NONBLOCK, opening a pipe that nobody writes to would wait. Regular files ignore the flag. */
     int flags = mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY | O_NONBLOCK;
     int fd = open(path, flags | O_CLOEXEC, 0666);
     struct stat info;
@@ -3763,9 +3776,9 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     return error == 0;
 }
 
-/* A lock of flock goes when its process does, however that ends. Whoever held it before may have removed the
-   file between the two calls here: then that is not the file of this name any more, and the next try makes
-   one. */
+/* Locks the file `path` with flock, which drops the lock when the process ends in any way, and writes `text`
+   to it. The previous holder may remove the file between open and flock here. The locked file then no longer
+   has this name, and the next try makes a new file. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;
@@ -3778,7 +3791,7 @@ static void *tt__posix_lock(void *user, const char *path, const char *text, bool
         const bool same = locked && fstat(fd, &own) == 0 && stat(path, &named) == 0 &&
                           own.st_dev == named.st_dev && own.st_ino == named.st_ino;
         void *file = (void *)(intptr_t)(fd + 1);
-        /* The text is for people: a full disk, which shows elsewhere, is no reason to have no lock. */
+        /* Only people read the text, so failing to write it (disk full) does not fail the lock. */
         if (same && (ftruncate(fd, 0) != 0 || !tt__posix_write(user, file, text, strlen(text)))) errno = 0;
         if (same) return file;
         close(fd);
@@ -3790,7 +3803,7 @@ static void *tt__posix_lock(void *user, const char *path, const char *text, bool
 static int64_t tt__posix_space(void *user, const char *folder)
 {
     struct statvfs v;
-    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* 0: a file system that doesn't tell */
+    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* 0: the file system doesn't say */
     return (int64_t)fmin((double)v.f_bavail * (double)v.f_frsize, 0x1p62);
 }
 
@@ -3841,7 +3854,7 @@ tt_context_options tt_context_options_default(void)
 /* ==== src/base/files.h */
 /* -------------------------------------------------------------------------------------------- whole files */
 
-/* Opens a file to read it, and tells its size. */
+/* Opens a file for reading and sets *size to its bytes. */
 static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, size_t *size)
 {
     const tt_files *files = &ctx->options.files;
@@ -3856,7 +3869,7 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     return TT_ERR_FILE;
 }
 
-/* Reads n bytes from `offset` on of a file that had them when it was opened. */
+/* Reads n bytes of a file from `offset` on. The file had these bytes when it was opened. */
 static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to,
                                size_t n)
 {
@@ -3880,8 +3893,8 @@ static bool tt__name_is(void *arg, const char *name)
     return !search->found;
 }
 
-/* Tells whether a folder holds a file of that name. The folder is listed and the file is not opened, so that
-   one that cannot be opened (no permission, too many open files, a failing disk) does not count as absent. */
+/* Sets *found to whether a folder holds a file called `name`. Lists the folder instead of opening the file,
+   so that a file that cannot be opened (no permission, too many open files, failing disk) counts as there. */
 static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
 {
     const tt_files *files = &ctx->options.files;
@@ -3892,7 +3905,7 @@ static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char 
     return tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s", folder, files->reason(files->user));
 }
 
-/* A file's bytes in memory, a NUL behind them. */
+/* The bytes of a file in memory, followed by a NUL. */
 typedef struct tt__file_bytes { char *bytes; size_t size; } tt__file_bytes;
 
 static void tt__file_close(tt_context *ctx, tt__file_bytes *f)
@@ -3916,9 +3929,10 @@ static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes
     return status;
 }
 
-/* Writes a file under a temporary name; tt__writer_end syncs and renames it into place, so that readers find
-   the old file or the whole new one. The first failure sticks and the temporary file is removed. Without a
-   file, where another process writes the same, it writes nothing. */
+/* A file that is written under a temporary name. tt__writer_end syncs the file and renames it into place, so
+   that readers find either the old file or the whole new one. After the first failure nothing more is
+   written, and tt__writer_end removes the temporary file. `file` is NULL where another process writes the
+   same file: then nothing is written. */
 typedef struct tt__writer {
     tt_context *ctx;
     void *file;
@@ -3987,8 +4001,8 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* Sorts numbers by less(arg, a, b), a strict total order. Heapsort needs no memory, and n log n for any
-   input. */
+/* Heapsort of numbers by less(arg, a, b), a strict total order. Heapsort needs no memory and takes n log n
+   steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 
 static void tt__sift_down(uint32_t *items, size_t root, size_t n, tt__less less, const void *arg)
@@ -4805,11 +4819,12 @@ static tt_status tt__settle(tt_tape *t, int n)
 /* ==== src/ops/record.h */
 /* ===========================================================================================================
    OPS                                                                                                src/ops/
-   Each op in one place. Its block has its options' defaults, its shape rule, the function that records it,
-   its backward, the rules of the ops that only its backward or a pass emits, and what else is known about it;
-   it ends with the tt__rules. The row in TT__OPS (src/backend/ops.h) makes its number, its name and its place
-   in every table. Kernels are beside the rules: cpu.h, and cuda.cuh for tinytrain_cuda.cu. Nothing else asks
-   which op an instruction is: passes, planner and runs read rows and rules. Uses tape.
+   Each op has one place: a block with the defaults of its options, its shape rule, the function that records
+   it, its backward, the rules of ops that only its backward or a pass emits, and all other facts about the
+   op. The block ends with the op's tt__rules. The row in TT__OPS (src/backend/ops.h) makes the op's number,
+   its name and its place in every table. Kernels are beside the rules: in cpu.h, and in cuda.cuh for
+   tinytrain_cuda.cu. Nothing else asks which op an instruction is: passes, planner and runs read rows and
+   rules. Uses tape.
    ======================================================================================================== */
 
 /* Emits instructions onto the end of a tape. */
@@ -4817,63 +4832,67 @@ typedef struct tt__builder {
     tt_tape *t;
     bool accumulate;      /* gradients of parameters persist over micro-batches                             */
     bool ok;              /* false: out of memory                                                           */
-    tt__segment segment;  /* of what it emits                                                               */
+    tt__segment segment;  /* segment of the emitted instructions                                            */
     bool backward;
     int stage;
 } tt__builder;
 
 /* The backward of an op. */
 typedef struct tt__gradient {
-    /* Emits it. f is a copy of the instruction, g the gradient of its out[0]. NULL: see reads. */
+    /* Emits the backward. f: a copy of the instruction; g: the gradient of its out[0]. NULL: see reads. */
     void (*emit)(tt__builder *b, const tt__instr *f, int32_t g);
-    /* Not NULL: it is one instruction of `op`, see tt__emit_gradient. */
+    /* If reads is not NULL, the backward is one instruction of `op`, see tt__emit_gradient. */
     const char *reads, *into;
     int op;
 } tt__gradient;
 
-/* Elements that a member of a collective loads from the memory of others, and the least that any algorithm
-   with the same result loads: see those of each op. */
+/* Numbers of elements that a member of a collective loads from the memory of other members (done), and that
+   any algorithm with the same result must load (least). ops/collectives/rules.h has them for each op. */
 typedef struct tt__loads { int64_t done; double least; } tt__loads;
 
-/* What is known of an op beside its row; NULL: see each. */
+/* The facts about an op that are not in its row of TT__OPS. */
 typedef struct tt__rules {
-    /* Checks the operands and tells the shapes of the outputs; false after tt__tape_fail. The verifier runs
-       it too, so it depends on the operands only; the outputs of ops that are not recorded exist already. */
+    /* Checks the operands and writes the shapes of the outputs to `out`; false after tt__tape_fail. The
+       verifier calls shape, too, so shapes depend on the operands only. Outputs of ops that are not recorded
+       exist already. */
     bool (*shape)(tt_tape *t, const tt__instr *i, tt__shape *out);
-    /* The layouts of the results when the operands' are `in`; false: it cannot be computed of these. A rule
-       tells a result partial only where sums over the ranks of it are what it would be of whole operands.
-       NULL: all are whole. */
+    /* Writes the layouts of the results for operands with the layouts `in` to `out`; false if the op cannot
+       be computed from these. A result is partial only if its sum over the ranks equals the result of whole
+       operands. NULL: all operands and results are whole. */
     bool (*layout)(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out);
-    tt__gradient backward; /* nothing in it: there is none */
-    /* Bytes of scratch at capacity: on a CPU of some threads (NULL: tt__widen_bytes), on CUDA (NULL: 0). */
+    tt__gradient backward; /* empty: the op has no backward */
+    /* Bytes of scratch at capacity: on a CPU with `threads` threads (NULL: tt__widen_bytes), and on CUDA
+       (NULL: 0). */
     size_t (*cpu_scratch)(int threads, const tt_tape *t, const tt__instr *i);
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
-    /* Before a run: are the operands' integers, which are on the host, what kernels rely on? NULL: always. */
+    /* Checks, before a run, the integers of operands, which are on the host, as kernels rely on them. NULL:
+       there is nothing to check. */
     tt_status (*check)(const tt__launch *l);
-    /* Before differentiation, and after it: makes one instruction of instruction k and what it reads from,
-       where it can. root: the value that the program is compiled for. NULL: never. */
+    /* Merges instruction k with another, mostly one whose result k reads, where possible: before
+       differentiation (fuse) and after it (fuse_later). root: the value for which the program is compiled.
+       NULL: never. */
     void (*fuse)(tt_tape *t, int k, int32_t root);
     void (*fuse_later)(tt_tape *t, int k, int32_t root);
-    /* Floating-point operations of matrix products, for NULL those of TT__PRODUCT. in: of a run, with
-       integers on the host, or without data at capacity. */
+    /* Floating-point operations of matrix products; NULL: those of a TT__PRODUCT, else 0. in: the operands of
+       a run, with integers on the host, or operands at capacity without data. */
     double (*flops)(const tt__instr *i, const tt__mat *in);
-    int phases;         /* of a collective: TT__REDUCE_PHASE and so on; 0: it is none */
-    /* What a member loads of what others have; `elements`: of the largest operand. NULL: nothing. */
+    int phases;         /* phases of a collective, TT__REDUCE_PHASE and so on; 0: the op is no collective */
+    /* Elements that a member loads from others; `elements`: of the largest operand. NULL: none. */
     tt__loads (*loads)(const tt__move *m, int64_t elements, int me, int members);
-    int table;          /* the operand, not 0, of which as many rows are read as out[0] has; 0: none */
+    int table;          /* number of the operand of which only as many rows are read as out[0] has; 0: none */
 } tt__rules;
 
-static const tt__rules *tt__rules_of(const tt__instr *i); /* the table stands below the rules */
+static const tt__rules *tt__rules_of(const tt__instr *i); /* the table is in ops/rules.h, after all rules */
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* How many outputs, from the first on, have sums of their columns among the last. */
+/* Returns how many outputs, from the first on, may have column sums among the last outputs. */
 static int tt__summed(const tt__instr *i)
 {
     return !tt__is(i, TT__COLUMN_SUMS) ? 0 : i->op == TT__OP_ATTENTION_BACKWARD ? 3 : 1;
 }
 
-/* The output that has the sums of columns of out[o]; 0: i has none. */
+/* Returns the number of the output that has the column sums of out[o]; 0 if i has none. */
 static int tt__column_sums(const tt__instr *i, int o)
 {
     const int sums = tt__ops[i->op].outputs - tt__summed(i) + o;
@@ -4891,8 +4910,9 @@ static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_O
     return true;
 }
 
-/* Records i with operands of the kinds that letters tell: v a tt_value, p a tt_param; V and P may be none (id
-   0, NULL). Checks it by its shape rule, creates its outputs, appends it. Returns out[0]. */
+/* Records i: checks it by its shape rule, creates its outputs and appends it. Each letter of `kinds` is the
+   kind of an operand that follows: v a tt_value, p a tt_param; V and P may be absent (id 0, NULL). Returns
+   out[0]. */
 static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
 {
     tt__shape shape[TT__MAX_OUT];
@@ -4902,7 +4922,8 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
         const bool value = kinds[k] == 'v' || kinds[k] == 'V', optional = kinds[k] == 'V' || kinds[k] == 'P';
         tt_value v = value ? va_arg(args, tt_value) : tt__handle(t, 0);
         tt_param *p = value ? NULL : va_arg(args, tt_param *);
-        if (optional && !v.id && !p && (value || !t->ctx->unmade[0])) continue; /* else it is not by intent */
+        /* A NULL parameter after a failed tt_param_new is a mistake, not an absent operand. */
+        if (optional && !v.id && !p && (value || !t->ctx->unmade[0])) continue;
         if (!value) i.in[k] = tt__param_id(t, tt__instr_name(&i), k, p);
         else if (tt__on_tape(t, tt__instr_name(&i), k, v)) i.in[k] = v.id;
     }
@@ -4954,7 +4975,7 @@ static bool tt__float_in(tt_tape *t, const tt__instr *i, int k)
     return tt__is_float(tt__in(t, i, k)->dtype) || tt__bad(t, i, k, "a float dtype (f32, bf16, f16)");
 }
 
-/* Operand k has floats, the rows of `like`, and `cols` columns. */
+/* Fails unless operand k has floats, the rows of `like`, and `cols` columns. */
 static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *like, int64_t cols)
 {
     const tt__shape *s = tt__in(t, i, k);
@@ -4965,14 +4986,15 @@ static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape 
                    (long long)cols);
 }
 
-/* Operand k, where there is one, has floats, so many rows, of no axis, and so many columns. */
+/* Fails unless operand k is absent or a matrix of floats with `rows` rows, of no axis, and `cols` columns. */
 static bool tt__fixed_in(tt_tape *t, const tt__instr *i, int k, int64_t rows, int64_t cols)
 {
     const tt__shape like = {TT_F32, rows, cols, 0, 0};
     return !i->in[k] || tt__shape_in(t, i, k, &like, cols);
 }
 
-static bool tt__index_in(tt_tape *t, const tt__instr *i, int k) /* i32 (any rows, 1) */
+/* Fails unless operand k is i32 (any rows, 1). */
+static bool tt__index_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
     if (s->dtype != TT_I32 || s->cols != 1) return tt__bad(t, i, k, "i32 of width 1");
@@ -4980,7 +5002,7 @@ static bool tt__index_in(tt_tape *t, const tt__instr *i, int k) /* i32 (any rows
     return alone || tt__bad(t, i, k, "an input of its own, not a column of a wider one");
 }
 
-/* Operand k, where there is one, has the numbers of the rows of operand `of`. */
+/* Fails if operand k exists and does not have a number for each row of operand `of`. */
 static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
 {
     if (!i->in[k]) return true;
@@ -4989,7 +5011,7 @@ static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
     return same || tt__bad(t, i, k, "one number for each row of operand %d", of);
 }
 
-/* Operand k, where there is one, has the weights of a loss's targets. They get no gradient. */
+/* Fails if operand k exists and does not have the weights of a loss's targets, which get no gradient. */
 static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows, int64_t cols)
 {
     if (!i->in[k]) return true;
@@ -5000,7 +5022,7 @@ static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shap
 
 static bool tt__rate_in(tt_tape *t, const tt__instr *i)
 {
-    const float p = i->attr.dropout; /* rounded to steps of 2^-16 it is still below 1 */
+    const float p = i->attr.dropout; /* must be below 1 also when rounded to a multiple of 2^-16 */
     if (p >= 0 && p < 65535.0f / 65536) return true;
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: dropout %g must be at least 0 and below 65535/65536",
                          tt__instr_name(i), p);
@@ -5019,7 +5041,8 @@ static void tt__set_fixed(tt__shape *to, tt_dtype dtype, int64_t rows, int64_t c
     *to = shape;
 }
 
-static bool tt__shape_alike(tt_tape *t, const tt__instr *i, tt__shape *out) /* of any dtype */
+/* The shape rule of a result with the shape and dtype of operand 0, which may have any dtype. */
+static bool tt__shape_alike(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = *tt__in(t, i, 0);
     return true;
@@ -5036,7 +5059,8 @@ static void tt__set_loss(tt__shape *out)
     tt__set_fixed(&out[TT__LOSS_COUNTS], TT_F32, 1, 4);
 }
 
-static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out) /* of one shape */
+/* The shape rule of an op element by element with two operands of one shape. */
+static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     return tt__shape_elementwise(t, i, out) && tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols);
 }
@@ -5044,13 +5068,14 @@ static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out) /* 
 /* ==== src/ops/layouts.h */
 /* ------------------------------------------------------------------------------------------- layout rules */
 
-/* Operand k has this layout, or is absent. */
+/* Returns whether operand k has the layout `as` or is absent. */
 static bool tt__laid_out(const tt__instr *i, const tt__split *in, int k, tt__split as)
 {
     return !i->in[k] || in[k] == as;
 }
 
-/* All tensors of floats are split as the first. Numbers are of all rows: split where rows are. */
+/* The layout rule of ops element by element: all tensors of floats are split as operand 0. Operands of
+   integers have a number for each row; they are split if the rows are, else whole. */
 static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     if (in[0] == TT__PARTIAL) return false;
@@ -5062,13 +5087,13 @@ static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__spl
     return true;
 }
 
-/* As tt__layout_alike, of ops whose rows depend on other rows. */
+/* The layout rule of ops whose rows depend on other rows: tt__layout_alike, but rows may not be split. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     return in[0] != TT__ROWS && tt__layout_alike(t, i, in, out);
 }
 
-/* What an optimizer updates is split as the gradient. */
+/* The layout rule of optimizers: the parameter and its state are split as the gradient. */
 static bool tt__layout_of_update(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -5076,7 +5101,7 @@ static bool tt__layout_of_update(const tt_tape *t, const tt__instr *i, const tt_
     return in[0] != TT__PARTIAL && tt__laid_out(i, in, 1, TT__WHOLE);
 }
 
-/* Sums of squares of what is split. */
+/* The layout rule of sums of squares: the sum over a split tensor is partial. */
 static bool tt__layout_of_squares(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t; (void)i;
@@ -5098,7 +5123,7 @@ static tt_status tt__launch_fail(const tt__launch *l, int operand, const char *f
                     l->tape->values[l->instr->in[operand]].name, text);
 }
 
-/* Every index in [0, limit), or equal to `ignored`. */
+/* Fails unless every index is in [0, limit) or equal to *ignored (NULL: no such number). */
 static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t limit, const int32_t *ignored,
                                    const char *of_what)
 {
@@ -5111,7 +5136,7 @@ static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t lim
     return TT_OK;
 }
 
-/* 0 = start[0] < start[1] < ... < start[seqs] = rows. */
+/* Fails unless 0 = start[0] < start[1] < ... < start[seqs] = rows. */
 static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows)
 {
     const int32_t *start = (const int32_t *)l->in[operand].data;
@@ -5126,7 +5151,7 @@ static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows
     return tt__launch_fail(l, operand, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
 }
 
-/* The sequence that a row lies in. */
+/* Returns the sequence that contains a row. */
 static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
 {
     int64_t low = 0, high = seqs; /* start[low] <= row < start[high] */
@@ -5140,9 +5165,11 @@ static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
 
 /* ==== src/ops/gradients.h */
 /* ------------------------------------------------------------------------------------------------- gradients
-   The gradient rule, see src/tape/: the first contribution writes, later ones add. */
+   The rule of gradients (see src/tape/): the first contribution to a gradient writes it, later ones add to
+   it. */
 
-/* Emits an instruction that reads in[0] to in[n - 1], with f's attributes and random numbers (NULL: none). */
+/* Emits an instruction that reads in[0] to in[n - 1] and has the attributes and random numbers of f, unless f
+   is NULL. Returns NULL when out of memory. */
 static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)
 {
     tt__instr *i = b->ok ? tt__append(b->t, op) : NULL;
@@ -5157,14 +5184,15 @@ static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int
     return i;
 }
 
-/* Has v the values of a parameter, as that or as what tensor ranks have gathered of it? */
+/* Returns whether v has the values of a parameter: v is the parameter, or the tensor ranks gathered v from
+   shards of the parameter. */
 static bool tt__is_weight(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
     return x->storage == TT__PARAMETER || (x->storage == TT__TRANSIENT && x->param >= 0);
 }
 
-/* The value whose gradient v's is: a cast of a parameter hands its gradient to the parameter. */
+/* Returns the value that gets the gradient of v: the parameter if v is a cast of a parameter, else v. */
 static int32_t tt__grad_owner(const tt_tape *t, int32_t v)
 {
     int at = tt__producer(t, v);
@@ -5178,10 +5206,10 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
-    if (b->t->values[v].persistent) i->add_later = 1; /* it starts at x once, not in each micro-batch */
+    if (b->t->values[v].persistent) i->add_later = 1; /* v becomes x once, not in each micro-batch */
 }
 
-/* A gradient with storage of its own for v, which is no view. */
+/* Makes a gradient of v, which is no view, with its own storage. Returns 0 when out of memory. */
 static int32_t tt__new_gradient(tt__builder *b, int32_t v)
 {
     tt_tape *t = b->t;
@@ -5196,7 +5224,7 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     return g;
 }
 
-/* Makes out[slot] of the last instruction the gradient of v, if it needs one, or its next contribution. */
+/* Makes out[slot] of the last instruction v's gradient or its next contribution, if v needs a gradient. */
 static void tt__grad_into(tt__builder *b, int slot, int32_t v)
 {
     tt_tape *t = b->t;
@@ -5210,7 +5238,7 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
         tt__value view = t->values[v], *whole = &t->values[base];
         bool all = view.shape.rows * view.shape.cols == whole->shape.rows * whole->shape.cols &&
                    view.part.split == whole->part.split;
-        if (!exists && !all) { /* before it, 0: the other views of base may add to the rest */
+        if (!exists && !all) { /* first fill all with 0: other views of base may add to the rest */
             tt__instr last = t->code[--t->n_code];
             tt__fill(b, g, 0);
             tt__instr *again = tt__emit(b, last.op, NULL, NULL, 0);
@@ -5227,7 +5255,8 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
     else if (t->values[g].persistent) i->add_later |= 1u << slot;
 }
 
-/* v's gradient is g, unchanged: takes it over if nothing else will read or add to it; else copies or adds. */
+/* Makes g, unchanged, the gradient of v or its next contribution. If may_take, nothing else will read g or
+   add to it, and v may take g over as its gradient; else g is copied or added. */
 static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 {
     tt_tape *t = b->t;
@@ -5244,8 +5273,9 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
     tt__grad_into(b, 0, v);
 }
 
-/* Emits an instruction with f's attributes and random numbers that reads what letters in `reads` say: g, f's
-   operands by number, its results as A, B, C, - none. Its results are gradients of the operands in `into`. */
+/* Emits an instruction of `op` with f's attributes and random numbers. Each letter of `reads` is an operand:
+   g is the gradient g, 0 to 9 are f's operands, A, B, C are f's results, - is none. The instruction's results
+   are gradients of f's operands, whose numbers are in `into`. */
 static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
                               const char *into)
 {
@@ -5262,9 +5292,9 @@ static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].ne
 
 /* ==== src/ops/scratch.h */
 /* ---------------------------------------------------------------------------------------- scratch of kernels
-   What the sizes of a plan and the CPU kernels that lay the scratch out must agree on. */
+   Sizes of scratch, on which the plan and the CPU kernels that lay the scratch out must agree. */
 
-/* Rows are handed out in chunks fixed by the shape. Each thread widens into so many rows of floats. */
+/* Rows of floats into which a thread may widen rows. Threads take rows in chunks that the shape decides. */
 #define TT__ROW_BUFFERS 5
 #define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
 
@@ -5272,33 +5302,34 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
    2008: a panel of A (4..12 x K) stays in L1, a panel of B (K x 8..48) and a tile of A (TILE_M x K) in L2,
-   the packed A (M x K) and B (K x N) in L3. Sums over no more than K are not kept in between, which is why K
-   is the width of many models. M and TILE_M are multiples of every microkernel's height, N and TILE_N of its
+   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums; so
+   K is the width of many models. M and TILE_M are multiples of each microkernel's height, N and TILE_N of its
    width. */
 #define TT__GEMM_K 768
 #define TT__GEMM_M 1056
 #define TT__GEMM_N 1056
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
-#define TT__GEMM_PACK_LINES 96 /* a packing task takes so many lines of all k: whole panels of any width,   */
-#define TT__GEMM_PACK_K 32    /* or, where lines lie side by side, so many units of all lines: even         */
-#define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                   */
-#define TT__GEMM_STRIP 64     /* columns of a task where B is not packed                                    */
-#define TT__GEMM_FEW_ROWS 24  /* up to here B is not packed, being used only a few times: dot products      */
-#define TT__GEMM_FEW_SUMS 4   /* the same where B's rows are contiguous: sums of rows                       */
+#define TT__GEMM_PACK_LINES 96 /* lines of a packing task, each with all k: whole panels of any width       */
+#define TT__GEMM_PACK_K 32    /* units of k of a packing task if lines are side by side; even               */
+#define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
+#define TT__GEMM_STRIP 64     /* columns of a task if B is not packed                                       */
+#define TT__GEMM_FEW_ROWS 24  /* max rows for which B, used only a few times, is not packed: dot products   */
+#define TT__GEMM_FEW_SUMS 4   /* max rows for which B with contiguous rows is not packed: sums of rows      */
 #ifdef TINYTRAIN_CBLAS
 #include <cblas.h>
-#define TT__CBLAS_M 192 /* rows, and at most GEMM_N columns, that are finished while in the cache          */
+#define TT__CBLAS_M 192 /* rows, with at most GEMM_N columns, that are finished while in the cache         */
 #endif
 
-/* Bytes of args->workspace; the same for every instruction set and number of threads, and never less for a
-   larger m, n or k, so that what is planned for the most rows serves fewer. */
+/* Returns the bytes of workspace of the product of (m, k) and (k, n). The number is the same for every
+   instruction set and number of threads, and never less for a larger m, n or k, so that a plan for the most
+   rows serves fewer. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
-    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
+    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as floats */
     size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* in whole panels */
     size_t cols = (size_t)tt__min(n + 47, TT__GEMM_N);
-    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* 16: units of a tile */
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* 16: units of k in a tile */
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4);
     if (k > TT__GEMM_K) packed += rows * cols * 4;
 #ifdef TINYTRAIN_CBLAS
@@ -5308,34 +5339,34 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
     return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
 }
 
-/* Blocks of the flash-style kernels: score tiles of KEYS x QUERIES floats that stay in the cache. A forward
-   task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All are
-   multiples of 16; KEYS of 8 too, because one Philox call serves 8 keys. */
+/* Block sizes of the flash-style kernels. Tiles of KEYS x QUERIES scores, as floats, stay in the cache. A
+   forward task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All
+   sizes are multiples of 16; one Philox call serves 8 keys. */
 enum {
     TT__ATTENTION_KEYS = 256,
     TT__ATTENTION_QUERIES = 64,
     TT__ATTENTION_GROUP = 256,
-    TT__ATTENTION_SPAN = 4096, /* queries of which the backward holds dq in fp32: it bounds the workspace */
+    TT__ATTENTION_SPAN = 4096, /* queries whose dq the backward holds in fp32; bounds the workspace */
     TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
-/* Row stride of packed rows: room for the widest vectors, and an odd number of cache lines, because
-   power-of-two strides would put a column of a block into a few cache sets. */
+/* Returns the stride of packed rows, in floats: room for the widest vectors, and an odd number of cache
+   lines, because strides of a power of two would put a column of a block into few cache sets. */
 static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
 
-/* Rows of qt and doutt: columns of a head, or pairs of them up to whole tiles. */
+/* Returns the rows of qt and doutt: columns of a head, or pairs of columns in whole tiles. */
 static int64_t tt__attention_qt_rows(int64_t head_size)
 {
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
 }
 
-/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): of the forward, the backward or both;
-   sizes are in the variables of tt__attention_layout. Those of pairs hold two bf16 in each float, where those
-   are multiplied; they are of columns or of rows, see attention_pairs_of_columns. */
+/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): a buffer of the forward, the backward
+   or both; the sizes use variables of tt__attention_layout. Buffers of pairs, for products of bf16, hold two
+   bf16 in each float: a pair of columns or of rows, see attention_pairs_of_columns. */
 #define TT__ATTENTION_BUFFERS(X) \
-    X(both, k_pairs, keys * whole / 2)           /* of columns */ \
+    X(both, k_pairs, keys * whole / 2)           /* pairs of columns */ \
     X(both, summed, keys * stride / 2)           /* pairs; forward by tiles of v: of rows, or transposed */ \
     X(both, columns, queries * whole / 2)        /* pairs of q or dout, of columns */ \
     X(both, left, keys * queries / 2)            /* pairs of weights or dscores, of rows or columns */ \
@@ -5348,8 +5379,8 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(forward, out, most_queries * stride) \
     X(forward, most, most_queries)               /* running maximum of the scores */ \
     X(forward, sum, most_queries)                /* sum of the weights */ \
-    X(backward, v_pairs, keys * whole / 2)       /* of columns */ \
-    X(backward, q_pairs, queries * stride / 2)   /* of rows */ \
+    X(backward, v_pairs, keys * whole / 2)       /* pairs of columns */ \
+    X(backward, q_pairs, queries * stride / 2)   /* pairs of rows */ \
     X(backward, dout_pairs, queries * stride / 2) \
     X(backward, dk, keys * stride) \
     X(backward, dv, keys * stride) \
@@ -5368,8 +5399,8 @@ typedef struct tt__attention_buffers {
 #undef TT__BUFFER
 } tt__attention_buffers;
 
-/* Lays the buffers out in memory, unless NULL; returns their bytes. rows: of the longest sequence; group:
-   heads of q that a key serves. */
+/* Lays the buffers out in `memory`, unless that is NULL, and returns their bytes. rows: of the longest
+   sequence; group: the number of heads of q that a key serves. */
 static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, int group, bool backward,
                                    tt__attention_buffers *b)
 {
@@ -5392,7 +5423,7 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
     return used;
 }
 
-/* Bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
+/* Returns the bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
 static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int group, bool backward,
                                       int threads)
 {
@@ -5405,7 +5436,7 @@ static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n)
     return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t));
 }
 
-/* What linear_cross_entropy keeps: loss and hit of each row; of a chunk, log-sum-exp and logits. */
+/* Returns the bytes that linear_cross_entropy keeps: loss and hit of all rows, lse and logits of a chunk. */
 static size_t tt__loss_bytes(int64_t rows, int64_t classes)
 {
     int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);
@@ -5413,13 +5444,14 @@ static size_t tt__loss_bytes(int64_t rows, int64_t classes)
     return tt__align_up((size_t)rows * 8) + of_chunk;
 }
 
-/* Scratch of the rows that the threads of a CPU widen to floats: TT__ROW_BUFFERS of so many columns each. */
+/* Returns the bytes of scratch into which the threads of a CPU widen rows: TT__ROW_BUFFERS rows of `cols`
+   floats for each thread. */
 static size_t tt__buffer_bytes(int threads, int64_t cols)
 {
     return (size_t)threads * TT__ROW_BUFFERS * tt__row_bytes(cols);
 }
 
-/* The sizes of the largest operand or result. */
+/* Returns the max number of rows and the max number of columns of all operands and results. */
 static tt__shape tt__largest(const tt_tape *t, const tt__instr *i)
 {
     tt__shape most;
@@ -5433,30 +5465,32 @@ static tt__shape tt__largest(const tt_tape *t, const tt__instr *i)
     return most;
 }
 
-/* Scratch of a kernel that widens rows of any of its operands. */
+/* Returns the bytes of scratch of a kernel that widens rows of any of its operands. */
 static size_t tt__widen_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__buffer_bytes(threads, tt__largest(t, i).cols);
 }
 
-/* Partial sums of columns, one of so many rows. */
+/* Returns the bytes of partial column sums, one for each TT__SUM_ROWS rows. */
 static size_t tt__partial_bytes(int64_t rows, int64_t cols)
 {
     return (size_t)tt__ceil_div(rows, TT__SUM_ROWS) * tt__row_bytes(cols);
 }
 
-/* The sums of all columns. */
+/* Returns the bytes of scratch of a kernel that sums all columns. */
 static size_t tt__sum_rows_bytes(int threads, int64_t rows, int64_t cols)
 {
     return tt__partial_bytes(rows, cols) + tt__buffer_bytes(threads, cols);
 }
 
-static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr *i) /* two floats a row */
+/* Returns the bytes of scratch of a kernel that keeps two floats for each row and widens rows. */
+static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__align_up((size_t)tt__largest(t, i).rows * 8) + tt__widen_bytes(threads, t, i);
 }
 
-static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i) /* of vectors in chunks */
+/* Returns the bytes of scratch of a kernel that widens chunks of vectors. */
+static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     (void)t; (void)i;
     return tt__buffer_bytes(threads, TT__CHUNK);
@@ -5468,10 +5502,11 @@ static size_t tt__no_bytes(int threads, const tt_tape *t, const tt__instr *i)
     return 0;
 }
 
-/* A matrix product: (m, k) times (k, n). */
+/* Sizes of a matrix product: (m, k) times (k, n). */
 typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
 
-/* Of a TT__PRODUCT whose in[0] has so many rows; w has the shape that it has when all rows are there. */
+/* Returns the sizes of i, a TT__PRODUCT, from the shapes of in[0] and in[1]. in[0] may have fewer rows than
+   its capacity; in[1] has the shape that it has with all rows. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
     tt__mnk p = {rows, w_rows, cols};              /* linear: x, w                                          */
@@ -5497,7 +5532,8 @@ static size_t tt__product_bytes(int threads, const tt_tape *t, const tt__instr *
     return tt__gemm_workspace(p.m, p.n, p.k);
 }
 
-/* On CUDA: a radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident. */
+/* Returns the bytes of scratch of CUDA's radix sort of (id, row) by id, which sorts one pair of arrays into
+   another. The sort's counts are in the resident workspace. */
 static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 {
     return 4 * tt__align_to((size_t)tt__in(t, i, 1)->rows * 4, TT__CUDA_ALIGN);
@@ -5834,14 +5870,14 @@ static int tt__join_launches(tt__launch *l, int n)
 
 /* ==== src/ops/fp8/rules.h */
 /* ---------------------------------------------------------------------------------------------------- fp8
-   QUANTIZE rounds x to fp8 once, for all products that read it (Micikevicius et al.: "FP8 formats for deep
-   learning", 2022): to TT__E4M3 or TT__E5M2, as the results' dtype says. A product's operands lie along its
-   sum, as cuBLASLt wants them: so out[0] is x row by row, out[1] column by column; both have the shape of x,
-   and their `ld` is what lies between two rows or two columns, a multiple of 16 elements, with zeros behind
-   those of x. With a history the scale is known before x is read (delayed scaling, as in NVIDIA's Transformer
-   Engine): in[1] has the largest magnitudes of x in the steps before. That of this step, which out[3] has,
-   goes into the history at the step's end. While none is known, and without a history, the largest magnitude
-   of x is found first. */
+   QUANTIZE rounds x to fp8 once, for all products that read x (Micikevicius et al.: "FP8 formats for deep
+   learning", 2022): to TT__E4M3 or TT__E5M2, the dtype of the results. cuBLASLt needs operands that are
+   contiguous along the summed dimension, so out[0] is x row by row and out[1] is x column by column. Both
+   have the shape of x; their `ld`, the distance of two rows or two columns, is a multiple of 16 elements,
+   with zeros after the elements of x. With a history the scale is known before x is read (delayed scaling, as
+   in NVIDIA's Transformer Engine): in[1] has the largest magnitudes of x in earlier steps, and at the end of
+   the step the history gets this step's largest magnitude from out[3]. Without a history, or while no
+   magnitude is known, QUANTIZE first finds the largest magnitude of x. */
 
 static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -5853,7 +5889,7 @@ static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 1 + TT__FP8_STEPS);
 }
 
-/* A tensor rank scales its part by itself. */
+/* The layout rule: each tensor rank scales its own shard. */
 static bool tt__layout_QUANTIZE(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -5862,7 +5898,8 @@ static bool tt__layout_QUANTIZE(const tt_tape *t, const tt__instr *i, const tt__
     return in[0] <= TT__COLS && !i->in[1];
 }
 
-static size_t tt__cuda_QUANTIZE(const tt_tape *t, const tt__instr *i) /* the largest magnitude */
+/* Returns the bytes of scratch on CUDA, for the largest magnitude; with a history out[3] holds it. */
+static size_t tt__cuda_QUANTIZE(const tt_tape *t, const tt__instr *i)
 {
     (void)t;
     return i->in[1] ? 0 : TT__CUDA_ALIGN;
@@ -5895,7 +5932,7 @@ static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
     return !table->axis || tt__bad(t, i, 1, "a table with a fixed number of rows");
 }
 
-/* Of a part of the rows of the table, the rows of other ids are 0. */
+/* The layout rule: with a shard of the table, rows of ids outside the shard are 0; the result is partial. */
 static bool tt__layout_EMBEDDING(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -5932,7 +5969,7 @@ static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
     return tt__index_in(t, i, 0) && tt__shape_in(t, i, 1, tt__in(t, i, 0), cols);
 }
 
-/* It adds up what is of the rows that it has. */
+/* The layout rule of the backward: a rank sums the gradients of the table's rows that it has. */
 static bool tt__layout_EMBEDDING_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
                                           tt__split *out)
 {
@@ -6048,15 +6085,15 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* The instruction whose out[0] is v, if only one, which may so take v over, reads v; -1: there is none. */
+/* Returns the instruction whose out[0] is v if v has only one reader, which may then take v over; else -1. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
     return at >= 0 && t->code[at].out[0] == v ? at : -1;
 }
 
-/* The product that x comes from applies the activation itself. Its own result becomes out[1], which GELU and
-   SiLU save; pruning drops it where nothing reads it. */
+/* Lets the product that computes x apply the activation. The product without activation becomes its out[1],
+   which GELU and SiLU save; pruning drops out[1] if nothing reads it. */
 static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 {
     int at = tt__sole_producer(t, t->code[k].in[0], root);
@@ -6071,7 +6108,7 @@ static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__layout_alike,
     {tt__backward_ACTIVATION}, NULL, NULL, NULL, tt__fuse_ACTIVATION};
 
-/* The product of dy multiplies by the derivative: the gradient before the activation is never stored. */
+/* Lets the product that computes dy multiply by the derivative, so that dy itself is never stored. */
 static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
 {
     int at = tt__sole_producer(t, t->code[k].in[0], root);
@@ -6089,7 +6126,7 @@ static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__la
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* tt__record says what is not */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* else tt__record fails */
     const bool row = both && !t->values[b.id].shape.axis &&
                      !tt__same_rows(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(row ? TT__OP_ADD_ROW : TT__OP_ADD), "vv", a, b);
@@ -6100,11 +6137,11 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     const tt__value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before the other may take it over */
+    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before in[take] may take it over */
     tt__grad_pass(b, g, f->in[take], true);
 }
 
-/* What computes one of the two adds the other itself. */
+/* Lets the instruction that computes one of the operands add the other operand. */
 static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
     for (int side = 0; side < 2; side++) {
@@ -6242,9 +6279,9 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     tt__instr i = tt__new_instr(TT__OP_ROTARY);
     tt_rotary_options *to = &i.attr.rotary;
     *to = *o;
-    to->heads = 0; /* of a part of x it is less: see attr.heads */
+    to->heads = 0; /* attr.heads has the number, which is less for a shard of x */
     if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
-    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* what is not read may be anything */
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* an option that is not read may be anything */
     if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
     if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
         to->low = 1;
@@ -6257,7 +6294,7 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     return tt__record(t, i, "vv", x, positions);
 }
 
-/* The other way round, by the same angles. */
+/* Emits the backward: a rotation by the same angles in the opposite direction. */
 static void tt__backward_ROTARY(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__instr back = *f;
@@ -6292,7 +6329,7 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
     return tt__record(t, i, "v", x);
 }
 
-/* Emits a collective, of a sum or of rows as f's. */
+/* Emits a collective of x with the `move` of f. */
 static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int32_t x)
 {
     tt__instr *i = tt__emit(b, op, NULL, &x, 1);
@@ -6300,9 +6337,9 @@ static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int3
     return i;
 }
 
-/* A SCALE by 1 with `move` stands where tensor ranks leave parts of x's gradient (tt__entered): these are
-   summed before they are added to the rest of it. Of rows that were only gathered for it, each rank gets its
-   own rows of the sum. */
+/* Emits the backward of SCALE. A SCALE by 1 with `move` marks that tensor ranks make partial gradients of x
+   (tt__entered); these are summed before they are added to the rest of x's gradient. If rows of x were
+   gathered only for this SCALE, each rank gets only its own rows of the sum. */
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt_tape *t = b->t;
@@ -6335,14 +6372,14 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* the same mask */
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* f's mask */
     tt__grad_pass(b, g, f->in[1], true);
 }
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Does a device have a kernel for i and `next`, which reads i's first result: dropout and the norm of its
-   result, or the backward of a norm and dropout of the gradient that it makes? */
+/* Returns whether a device has one kernel for i and `next`, which reads i's first result: dropout and a norm
+   of its result, or the backward of a norm and dropout of the gradient that the backward makes. */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
@@ -6644,7 +6681,7 @@ tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index)
     return tt__record(t, tt__new_instr(TT__OP_GATHER_ROWS), "vv", x, index);
 }
 
-/* The rows of operand 0 that operand 1 tells. */
+/* Fails unless operand 1 has only numbers of rows of operand 0. */
 static tt_status tt__check_rows(const tt__launch *l)
 {
     const char *what = tt__is(l->instr, TT__GATHERS) ? "rows to gather from" : "rows to set";
@@ -6702,8 +6739,8 @@ static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, NULL,
     {NULL, "g1", "02", TT__OP_SET_ROWS_BACKWARD}, NULL, NULL, tt__check_rows};
 
 /* --------------------------------------------------------------------------------------------- store_rows
-   A cache is read and written in the order of recording. Training with one fails: nothing flows back through
-   what a run before has stored. */
+   Instructions read and write a cache in the order of recording. Training with a cache fails: no gradient
+   flows back through rows that an earlier run has stored. */
 
 tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width)
 {
@@ -6762,7 +6799,7 @@ static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shap
     return tt__float_in(t, i, 0) && tt__index_in(t, i, 1);
 }
 
-/* A mark for each row. */
+/* Returns the bytes of scratch on a CPU: a mark for each row, and the threads' rows. */
 static size_t tt__cpu_SET_ROWS_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__align_up((size_t)tt__in(t, i, 0)->rows) + tt__widen_bytes(threads, t, i);
@@ -7132,7 +7169,7 @@ static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_err
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    bool weight = tt__is_weight(b->t, f->in[0]); /* which has got its gradient already */
+    bool weight = tt__is_weight(b->t, f->in[0]); /* a weight has its gradient already: tt__grad_owner */
     if (!weight) tt__emit_gradient(b, f, g, TT__OP_CAST, "g", "0");
 }
 
@@ -7151,7 +7188,7 @@ static bool tt__layout_FILL(const tt_tape *t, const tt__instr *i, const tt__spli
     return true;
 }
 
-/* Do the results of i that share a storage, and are added to what is there, have all of its columns? */
+/* Returns whether the results of i in `storage` are added to it, do not overlap, and cover its columns. */
 static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t storage)
 {
     const tt__value *whole = &t->values[storage];
@@ -7172,8 +7209,8 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
     return cols == whole->shape.cols;
 }
 
-/* Zeros to which the next instruction that touches them adds everywhere, as attention's backward to the
-   gradient of packed queries, keys and values, need not be written: it writes its results instead. */
+/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it, as attention's
+   backward does to the gradient of packed queries, keys and values. That instruction then does not add. */
 static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
     const tt__instr *i = &t->code[k];
@@ -7206,7 +7243,7 @@ static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out
     return tt__float_in(t, i, 0);
 }
 
-/* A sum for each chunk. */
+/* Returns the bytes of scratch on a CPU: a sum for each chunk, and the threads' rows. */
 static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr *i)
 {
     int64_t chunks = tt__ceil_div(tt__in(t, i, 0)->rows * tt__in(t, i, 0)->cols, TT__CHUNK);
@@ -7216,8 +7253,9 @@ static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr
 static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, tt__layout_of_squares, {NULL},
     tt__cpu_SUM_SQUARES};
 
-/* The same in two steps, for a g in pieces of whole chunks, one on each rank: CHUNK_SQUARES sums those of a
-   piece, ALL_GATHER makes one table of all, FOLD_SQUARES sums that, with the bits of SUM_SQUARES of g. */
+/* CHUNK_SQUARES, ALL_GATHER and FOLD_SQUARES do the work of SUM_SQUARES, to the same bits, for a gradient g
+   whose ranks have shards of whole chunks: CHUNK_SQUARES sums the squares of each chunk of a shard,
+   ALL_GATHER makes one table of all sums, and FOLD_SQUARES adds up the table. */
 static bool tt__shape_CHUNK_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *g = tt__in(t, i, 0);
@@ -7244,7 +7282,8 @@ static const tt__rules tt__rules_CHUNK_SQUARES = {tt__shape_CHUNK_SQUARES, tt__l
 static const tt__rules tt__rules_FOLD_SQUARES = {tt__shape_FOLD_SQUARES, tt__layout_FOLD_SQUARES, {NULL},
     tt__no_bytes};
 
-static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k) /* a part of tt__results */
+/* Fails unless operand k is f64 (1, 3), a part of tt__results. */
+static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
     return (s->dtype == TT__F64 && s->rows == 1 && s->cols == 3) || tt__bad(t, i, k, "f64 (1, 3)");
@@ -7279,16 +7318,16 @@ static const tt__rules tt__rules_MEAN_LOSS = {tt__shape_MEAN_LOSS, NULL, {NULL},
 static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, NULL, {NULL}, tt__no_bytes};
 static const tt__rules tt__rules_LOSS_SCALE = {tt__shape_LOSS_SCALE, NULL, {NULL}, tt__no_bytes};
 
-/* All outputs are as the gradient. */
+/* The shape rule of optimizers: all outputs have the shape and dtype of the gradient. */
 static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     for (int k = 0; k < TT__MAX_OUT; k++) out[k] = *tt__in(t, i, 0);
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
-/* Each op that updates has tt__rules_OP and tt__use_OP, which appends what is wrong with the options that the
-   op reads (wrong NULL: they are right), sets its attributes to them, and returns how many states it keeps of
-   each parameter. */
+/* The op of each optimizer has tt__rules_OP and tt__use_OP. tt__use_OP appends to `wrong` what is wrong with
+   the options that the op reads (NULL: the options are valid), copies these options to the op's attributes,
+   and returns the number of states that the op keeps for each parameter. */
 
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
 
@@ -7314,7 +7353,7 @@ static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text *wr
     return 2;
 }
 
-enum { TT__STATES = 2 }; /* the most that an op keeps of a parameter */
+enum { TT__STATES = 2 }; /* max number of states that an op keeps for a parameter */
 typedef struct tt__optimizer {
     const char *name;
     int op;
@@ -7324,23 +7363,22 @@ typedef struct tt__optimizer {
 } tt__optimizer;
 #define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
     {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
-static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* by tt_optimizer_kind */
+static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* index: tt_optimizer_kind */
 #undef TT__OPTIMIZER
 
 /* ==== src/ops/collectives/rules.h */
 /* ----------------------------------------------------------------------------------- memories and streams */
 
 static const tt__rules tt__rules_COPY = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
-/* It has no results. */
+/* WAIT has no results. */
 static const tt__rules tt__rules_WAIT = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
 
 /* -------------------------------------------------------------------------------------------- collectives
-   What ranks do together, see tt__move: each reads what lies at the same place in the memory of the others.
-   Operands and results are contiguous, all of one dtype. A result may be the storage of the operand, or a
-   part of it; a piece may be a view of what it is a piece of. Sums follow the tree (ranks/threads.h) of what
-   the first `present` members have: x[0], x[1], ... in pairs, pairs of pairs and so on, each sum of fp32
-   (f64: f64) rounded to the dtype; `add` adds that to the result at last. Where none is present nothing is
-   written. */
+   A collective (see tt__move) reads an operand at the same place in the memory of each member. Operands and
+   results are contiguous and have one dtype. A result may be the operand's storage or a part of it; a shard
+   may be a view of the whole tensor. Sums follow the tree (ranks/threads.h) over the first `present` members:
+   x[0], x[1], ... in pairs, pairs of pairs and so on. Each sum is computed in fp32 (f64 for f64) and rounded
+   to the dtype; `add` adds the last sum to the result. If no member is present, nothing is written. */
 
 static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 {
@@ -7351,7 +7389,7 @@ static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 
 static bool tt__contiguous(const tt__value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
 
-/* Both have one dtype, in which sums can be where it is summed, and lie without gaps. */
+/* Fails unless operand and result are contiguous and have one dtype, which is a float or f64 if `sums`. */
 static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -7371,7 +7409,7 @@ static bool tt__in_units(tt_tape *t, const tt__instr *i)
                                              tt__instr_name(i));
 }
 
-/* The shape of a piece over the data ranks, at capacity. */
+/* Returns the shape of a shard over the data ranks, at capacity. */
 static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__part *part)
 {
     const int64_t units = tt__ceil_div(part->of, part->unit);
@@ -7380,7 +7418,8 @@ static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__par
     return shape;
 }
 
-/* Is `piece` what a member has of `whole`? Over data, elements (tt__part); over tensor, rows. */
+/* Returns whether `piece` can be a member's shard of `whole`. Shards over the data ranks are elements
+   (tt__part), shards over the tensor ranks are rows. */
 static bool tt__is_piece(const tt_tape *t, const tt__instr *i, int32_t piece, int32_t whole)
 {
     const tt__value *p = &t->values[piece], *w = &t->values[whole];
@@ -7430,13 +7469,13 @@ static bool tt__shape_RECV(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__shape_alike(t, i, out) && tt__moved(t, i, false);
 }
 
-static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* it has no result */
+static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* SEND has no result */
 {
     (void)out;
     return tt__moved(t, i, false);
 }
 
-/* Over the tensor ranks a collective makes one layout of another; of others it keeps it. */
+/* The layout rule of collectives: over the tensor ranks they change the layout, over others they keep it. */
 static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     out[0] = i->in[0] ? in[0] : t->values[i->out[0]].part.split;
@@ -7446,7 +7485,7 @@ static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__s
     return i->op == TT__OP_ALL_GATHER && in[0] == TT__ROWS;
 }
 
-/* Backwards of those over the tensor ranks. Each rank has the gradient of a sum whole. */
+/* Emits the backward of a sum over the tensor ranks, whose gradient each rank has whole. */
 static void tt__backward_ALL_REDUCE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__grad_pass(b, g, f->in[0], true);
@@ -7458,7 +7497,7 @@ static void tt__backward_REDUCE_SCATTER(tt__builder *b, const tt__instr *f, int3
     tt__grad_into(b, 0, f->in[0]);
 }
 
-/* The gradient of what was gathered is whole, too: of it a rank takes its rows. */
+/* Emits the backward of a gather over the tensor ranks: a rank takes its rows of the whole gradient. */
 static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt_tape *t = b->t;
@@ -7469,10 +7508,10 @@ static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t 
     tt__grad_pass(b, own, f->in[0], false);
 }
 
-/* Of n members, with data shared out evenly: each sums its n-th of what the n - 1 others have, or fetches the
-   n-ths of these. No algorithm moves less (Patarasuk, Yuan: "Bandwidth optimal all-reduce algorithms for
-   clusters of workstations", 2009). Where member 0 has all, it alone sums, and each other fetches all: that
-   is what a server is. */
+/* Returns the elements that one of n members loads if data is divided evenly: a sum loads the member's n-th
+   from the n - 1 others, and a gather loads the n - 1 others' n-ths. No algorithm moves less (Patarasuk,
+   Yuan: "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). With a root, member 0
+   alone sums, and each other member loads all, as from a server. */
 
 static double tt__share(int64_t elements, int members)
 {
@@ -7534,10 +7573,10 @@ TT__COLLECTIVE(BROADCAST, tt__shape_BROADCAST, NULL, TT__REDUCE_PHASE | TT__SPRE
                tt__loads_BROADCAST);
 TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
 TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
-TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */
+TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* reads only the rank's own memory */
 
 /* ==== src/ops/rules.h */
-/* -------------------------------------------------------------------------------------------- all of them */
+/* ------------------------------------------------------------------------------------- rules of all ops */
 
 static const tt__rules *tt__rules_of(const tt__instr *i)
 {
@@ -7549,7 +7588,7 @@ static const tt__rules *tt__rules_of(const tt__instr *i)
     return table[i->op];
 }
 
-/* Floating-point operations of an instruction's matrix products; `in`: see tt__rules.flops. */
+/* Returns the floating-point operations of an instruction's matrix products; in: see tt__rules.flops. */
 static double tt__flops(const tt__instr *i, const tt__mat *in)
 {
     if (tt__rules_of(i)->flops) return tt__rules_of(i)->flops(i, in);
@@ -7558,7 +7597,7 @@ static double tt__flops(const tt__instr *i, const tt__mat *in)
     return 2.0 * (double)p.m * (double)p.n * (double)p.k;
 }
 
-/* The matrix that operand `id` is at full capacity, without data; all 0 for no operand. */
+/* Returns operand `id` as a matrix at full capacity, without data; all 0 if id is 0. */
 static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
 {
     const tt__value *v = &t->values[id];
@@ -7566,7 +7605,7 @@ static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
     return m;
 }
 
-/* Scratch at full capacity, of the kinds of devices. */
+/* Returns the bytes of scratch of i at full capacity on a CPU; tt__cuda_workspace: on a CUDA device. */
 static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
     const tt__rules *r = tt__rules_of(i);
@@ -12097,17 +12136,19 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
 /* ==== src/cpu/isa.h */
 /* ===========================================================================================================
    CPU                                                                                                src/cpu/
-   What the CPU's kernels are made of: instruction sets and vectors. tinytrain.h includes itself with
-   TT__LANES set, once for each instruction set, and is then its kernels alone (from src/cpu/kernels.h to
-   src/cpu/undo.h); the best set that the CPU has is chosen when a context opens. Uses base.
+   The building blocks of the CPU's kernels: instruction sets and vectors. tinytrain.h includes itself once
+   for each instruction set, with TT__LANES defined, and then consists of the kernels alone (from
+   src/cpu/kernels.h to src/cpu/undo.h). A context chooses the CPU's best instruction set when it opens. Uses
+   base.
    ======================================================================================================== */
 
 struct tt__isa_table {
     const char *name;
-    /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL; they return the FLOPs done. */
+    /* Loops of one thread's fastest multiply-adds: [0] of fp32, then by tt__bf16; NULL where there are none.
+       They return the number of FLOPs done. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
-    bool optimized; /* the compiler was asked for optimisation */
+    bool optimized; /* the compiler optimised the kernels */
 };
 
 /* ==== src/ops/linear/cpu_shared.h */
@@ -12379,7 +12420,7 @@ static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t
 
 /* ==== src/ops/cpu_launch.h */
 /* -------------------------------------------------------------------------------------------------- launches
-   How a kernel gets its rows shared out to threads, its workspace and its elements. */
+   Functions that share a kernel's rows out to threads, and that find its workspace and its elements. */
 
 typedef void (*tt__rows_fn)(const tt__launch *l, int64_t from, int64_t to, float *scratch);
 typedef struct tt__rows_job {
@@ -12403,7 +12444,8 @@ static void tt__rows_task(void *arg, int64_t task, int thread)
 
 static const tt__cpu *tt__cpu_of(const tt__launch *l) { return (const tt__cpu *)(const void *)l->device; }
 
-/* Calls fn for `rows` rows of `cols` columns, `chunk` at a time; the workspace's first `skip` bytes stay. */
+/* Calls fn for `rows` rows of `cols` columns, `chunk` rows a task. Threads' scratch begins after the first
+   `skip` bytes of the workspace. */
 static tt_status tt__for_chunks(const tt__launch *l, int64_t rows, int64_t cols, int64_t chunk, size_t skip,
                                 tt__rows_fn fn)
 {
@@ -12433,9 +12475,9 @@ static tt__mat tt__rows_of(const tt__mat *m, int64_t first, int64_t n)
 }
 
 /* ==== src/ops/collectives/cpu_shared.h */
-/* ---- collectives, but for sums of vectors: see TT__OP_ALL_REDUCE and those below it in src/ops/ ---- */
+/* ---- collectives except sums by vectors, for all instruction sets: see src/ops/collectives/rules.h ---- */
 
-/* Elements [*first, *first + count) of m are the piece of a member; count. */
+/* Sets *first to the first element of m in a member's shard; returns the number of elements in the shard. */
 static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
 {
     return tt__piece(tt__elements(m), l->instr->move.unit, root, member, l->members, first);
@@ -12453,13 +12495,13 @@ static void tt__copy_elements(const tt__mat *to, int64_t at, const tt__mat *from
     if (n > 0 && x != y) memcpy(y, x, (size_t)n * tt_dtype_bytes(to->dtype));
 }
 
-/* fn(l, from, to, no scratch) of n elements, shared out among the threads. */
+/* Calls fn(l, from, to, no scratch) for chunks of n elements, which are shared out to the threads. */
 static tt_status tt__for_elements(const tt__launch *l, int64_t n, tt__rows_fn fn)
 {
     return tt__for_chunks(l, n, 0, TT__CHUNK, 0, fn);
 }
 
-/* Elements [from, to) of out[0]: of each member's piece, which is in its out[0]. */
+/* Copies elements [from, to) of out[0], each from out[0] of the member whose shard has the element. */
 static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     (void)scratch;
@@ -12470,7 +12512,7 @@ static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float
     }
 }
 
-/* The same where each member's piece is its in[0]. */
+/* Copies elements [from, to) of out[0] from the shards of all members. The shard of a member is its in[0]. */
 static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     (void)scratch;
@@ -12481,7 +12523,7 @@ static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float
     }
 }
 
-/* Elements [from, to) of this member's piece of member 0's in[0]. */
+/* Copies elements [from, to) of this member's shard of out[0] from member 0's in[0]. */
 static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t first;
@@ -12496,7 +12538,7 @@ static void tt__recv_rows(const tt__launch *l, int64_t from, int64_t to, float *
     tt__copy_elements(&l->out[0], from, &l->peer_in[l->instr->move.from], from, to - from);
 }
 
-/* What a tree sums: where the members' elements begin, and those that the sum is added to, or NULL. */
+/* The operands of a tree: x, the members' elements; y, the elements to which the sum is added, or NULL. */
 typedef struct tt__leaves {
     const char *x[TT__RANKS], *y;
     int present;
@@ -12509,7 +12551,7 @@ static double tt__reduce_two(tt__reduce how, double a, double b)
     return (how == TT__MAX ? a > b : a < b) ? a : b;
 }
 
-/* n elements of out[0] from element `to` on: the members' elements from `from` on, of f64, by the tree. */
+/* Reduces the members' f64 elements from `from` on, by the tree, to n elements of out[0] from `to` on. */
 static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -12532,7 +12574,7 @@ static uint64_t tt__dropout_key(const tt__launch *l)
                                      (uint64_t)run->micro << 32 | l->instr->random);
 }
 
-/* The key's words in the rounds of a draw, two a round. */
+/* Computes the two words of the key for each round of a draw. */
 static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
@@ -12543,12 +12585,12 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 }
 
 /* ==== src/cpu/variants.h */
-/* ---- one pass per instruction set ----
+/* ---- one variant for each instruction set ----
 
-   They are most of a compiler's work. A build of many programs, as the Makefile's of the tests, does it once:
-   an object compiled with TT__KERNELS_ONLY has the passes' tables and ends here; programs compiled with
-   TT__KERNELS_ELSEWHERE only declare the tables. The object has the public functions above, too: the linker
-   is told to take the first definition, which is the program's own. */
+   The variants are most of a compiler's work. A build of many programs, such as the Makefile's build of the
+   tests, compiles them once: an object compiled with TT__KERNELS_ONLY has the variants' tables, and its
+   source ends here; programs compiled with TT__KERNELS_ELSEWHERE only declare the tables. The object also has
+   the public functions above. The linker is told to take the first definition, which is the program's own. */
 
 #define TT__LANES 4
 #define TT__ISA portable
@@ -12573,7 +12615,7 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 #define TT__HAS_AVX512
 #define TT__LANES 16
 #define TT__ISA avx512
-#ifndef TT__AVX512_TARGET /* tests/emulate_avx512.h runs these kernels where the CPU has none of it */
+#ifndef TT__AVX512_TARGET /* tests/emulate_avx512.h runs these kernels on CPUs without AVX-512 */
 #define TT__AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
 #define TT__WIDEN_F16(p) \
     (tt__vf)_mm512_maskz_cvtph_ps((__mmask16)-1, _mm256_loadu_si256((const __m256i *)(const void *)(p)))
@@ -12600,11 +12642,12 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 #ifndef TT__TILES_TARGET
 #define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
 #define TT__TILES_HERE tt__tiles_here()
-/* gcc 12's intrinsics do not say that they read and write memory, nor which. KEEP: all that p points to. */
+/* gcc 12's tile intrinsics do not tell the compiler which memory they read and write. FENCE: the compiler
+   moves no access to memory across it. KEEP: the compiler keeps earlier stores to what p points to. */
 #define TT__TILES_FENCE __asm__ volatile("" ::: "memory")
 #define TT__TILES_KEEP(p) __asm__ volatile("" : : "r"(p) : "memory")
-/* AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX), and the kernel lets this process have its registers,
-   which it must ask for: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux,
+/* Returns whether the CPU has AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX) and Linux grants this
+   process the tile registers, for which it must ask: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux,
    Documentation/arch/x86/xstate.rst). */
 static bool tt__tiles_here(void)
 {
@@ -12619,7 +12662,7 @@ static bool tt__tiles_here(void)
 #endif
 #endif
 
-#ifdef __aarch64__ /* NEON is part of it */
+#ifdef __aarch64__ /* which always has NEON */
 #define TT__HAS_NEON
 #include <arm_neon.h>
 #define TT__LANES 4
@@ -12630,20 +12673,21 @@ static bool tt__tiles_here(void)
 #define TT__NARROW_F16(p, x) vst1_u16((p), vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)(x))))
 #if defined(__linux__) && (defined(__clang__) || __GNUC__ >= 10)
 #include <sys/auxv.h>
-/* HWCAP2_BF16, which old headers do not name */
+/* bit 14: HWCAP2_BF16, which old headers do not define */
 #define TT__NEON_DOT_HERE ((getauxval(AT_HWCAP2) >> 14 & 1) != 0)
 #ifdef __clang__
 #define TT__DOT_TARGET __attribute__((target("bf16")))
 #else
 #define TT__DOT_TARGET __attribute__((target("+bf16")))
 #endif
-/* BFMMLA, not BFDOT: it multiplies 2 rows of 4 elements by 2 columns, 16 products where BFDOT has 8 and a
-   fused multiply-add of fp32 has 4, and Neoverse V1 and N2 begin as many of either in a cycle (Arm's software
-   optimization guides, as LLVM's AArch64SchedNeoverseV1.td and N2.td have them). For that, panels are
-   regrouped after packing. It is two BFDOTs one after the other, so an element of C does not depend on its
-   neighbours; products and sums are rounded to odd, subnormals are 0 (Arm ARM, BFMMLA with FPCR.EBF = 0). As
-   assembly, because gcc 12 inlines the intrinsic only into functions for armv8.2-a or more, into which the
-   kernels' building blocks, compiled for what the user asks for, then may not be inlined. */
+/* Adds to `sum` (2 x 2) the product of 2 rows and 2 columns of 4 bf16 each, by BFMMLA. BFMMLA makes 16
+   products, BFDOT 8, and a fused multiply-add of fp32 makes 4; Neoverse V1 and N2 issue as many of either in
+   a cycle (Arm's software optimization guides, as quoted in LLVM's AArch64SchedNeoverseV1.td and N2.td).
+   BFMMLA needs panels that are regrouped after packing. BFMMLA equals two BFDOTs one after the other, so an
+   element of C does not depend on its neighbours. Products and sums are rounded to odd, subnormals count as 0
+   (Arm ARM, BFMMLA with FPCR.EBF = 0). Inline assembly, because gcc 12 inlines the intrinsic only into
+   functions for armv8.2-a or later; the kernels' building blocks, compiled for the user's target, could then
+   not be inlined into these. */
 TT__DOT_TARGET static inline __attribute__((always_inline))
 float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 {
@@ -12664,19 +12708,19 @@ float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 
 /* ==== src/cpu/kernels.h */
 /* ------------------------------------------------------------------------------------------------- vectors
-   A vector is TT__LANES floats, written with the vector extensions of gcc and clang, so that one text serves
-   every instruction set; only what those extensions cannot say, or say slowly (fused multiply-add, max,
-   square root, transposes, some loads) is spelled out for each. Names end in the instruction set through
-   TT__K(). */
+   A vector holds TT__LANES floats. Kernels use the vector extensions of gcc and clang, so that one source
+   serves every instruction set. Only operations that the extensions lack or compile badly (fused
+   multiply-add, max, square root, transposes, some loads) are written for each instruction set. TT__K()
+   appends the name of the instruction set to a name. */
 
 #define TT__JOIN2(name, isa) tt__##name##_##isa
 #define TT__JOIN(name, isa) TT__JOIN2(name, isa)
 #define TT__K(name) TT__JOIN(name, TT__ISA)
 #define TT__ALWAYS __attribute__((always_inline))
-#define TT__FN static TT__TARGET                                /* a kernel of this instruction set */
-#define TT__INLINE static inline TT__TARGET TT__ALWAYS          /* its building blocks              */
-#define TT__OUTLINE static TT__TARGET __attribute__((noinline)) /* what its kernels share           */
-/* The same with dot products, and with tiles. */
+#define TT__FN static TT__TARGET                                /* a kernel of this instruction set      */
+#define TT__INLINE static inline TT__TARGET TT__ALWAYS          /* a building block of kernels           */
+#define TT__OUTLINE static TT__TARGET __attribute__((noinline)) /* a function that several kernels share */
+/* Functions and building blocks that also use dot products of bf16, or tiles. */
 #define TT__DOT_FN static TT__DOT_TARGET __attribute__((noinline))
 #define TT__DOT_INLINE static inline TT__DOT_TARGET TT__ALWAYS
 #define TT__TILES_FN static TT__TILES_TARGET __attribute__((noinline))
@@ -12691,7 +12735,7 @@ extern const tt__isa_table TT__K(isa_table);
 
 /* ==== src/cpu/vectors.h */
 /* -------------------------------------------------------------------------------------- functions of vectors
-   Sums, exponentials, and the values and slopes of activations. */
+   Sums, exponentials, and the values and derivatives of activations. */
 
 #ifndef TT__UNROLL
 #define TT__PRAGMA(text) _Pragma(#text)
@@ -12700,13 +12744,13 @@ extern const tt__isa_table TT__K(isa_table);
 #define TT__UNROLL_BY(n) TT__PRAGMA(clang loop unroll_count(n))
 #else
 #define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
-#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* of a loop of any length */
+#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* for loops of any length */
 #endif
-/* A loop over i in [0, n) that is unrolled; n, at most 24, is known to the compiler. */
+/* An unrolled loop over i in [0, n). The compiler knows n, which is at most 24. */
 #define TT__EACH(i, n) TT__UNROLL(24) for (int i = 0; i < (n); i++)
 #endif
 
-#ifndef TT__SHUFFLE /* of two vectors of four floats */
+#ifndef TT__SHUFFLE /* picks four floats of two vectors of four */
 #if defined(__clang__) || __GNUC__ >= 12
 #define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
@@ -12731,7 +12775,7 @@ typedef uint16_t TT__K(vh) __attribute__((vector_size(2 * TT__LANES)));
 TT__INLINE tt__vf TT__K(zero)(void) { tt__vf v; memset(&v, 0, sizeof v); return v; }
 TT__INLINE tt__vf TT__K(splat)(float x) { return x - TT__K(zero)(); }
 TT__INLINE tt__vu TT__K(splat_u)(uint32_t x) { tt__vu v; memset(&v, 0, sizeof v); return x - v; }
-#ifdef TT__NEON /* gcc moves through two integer registers what memcpy copies */
+#ifdef TT__NEON /* gcc compiles memcpy to moves through two integer registers */
 TT__INLINE tt__vf TT__K(load)(const float *p) { return (tt__vf)vld1q_f32(p); }
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { vst1q_f32(p, (float32x4_t)v); }
 #else
@@ -12739,7 +12783,8 @@ TT__INLINE tt__vf TT__K(load)(const float *p) { tt__vf v; memcpy(&v, p, sizeof v
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { memcpy(p, &v, sizeof v); }
 #endif
 
-/* The first TT__LANES of n elements; zeros beyond n. Mostly n is at least TT__LANES: less is out of line. */
+/* Loads n < TT__LANES elements; lanes beyond n are 0. Out of line, as store_some is, because load_n and
+   store_n mostly have at least TT__LANES elements. */
 TT__OUTLINE tt__vf TT__K(load_some)(const float *p, int64_t n)
 {
     tt__vf v = TT__K(zero)();
@@ -12762,7 +12807,7 @@ TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
 #define TT__OF_THREE(name, result) \
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
-#if TT__LANES == 16 /* masked with all ones: g++ 12 warns of its header's plain forms */
+#if TT__LANES == 16 /* masked with all ones, because g++ 12 warns about its header's plain forms */
 TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
 TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
@@ -12772,7 +12817,7 @@ TT__OF_THREE(fma, _mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c))
 TT__OF_TWO(max, _mm256_max_ps((__m256)a, (__m256)b))
 TT__OF_TWO(min, _mm256_min_ps((__m256)a, (__m256)b))
 TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { return (tt__vf)_mm256_sqrt_ps((__m256)a); }
-#elif defined(TT__NEON) /* maximum and minimum as x86 has them: the second operand for NaN */
+#elif defined(TT__NEON) /* max and min return the second operand if one is NaN, as on x86 */
 TT__OF_THREE(fma, vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b))
 TT__OF_TWO(max, vbslq_f32((uint32x4_t)(a > b), (float32x4_t)a, (float32x4_t)b))
 TT__OF_TWO(min, vbslq_f32((uint32x4_t)(a < b), (float32x4_t)a, (float32x4_t)b))
@@ -12784,7 +12829,7 @@ TT__OF_TWO(min, ((tt__vi)a & (tt__vi)(a < b)) | ((tt__vi)b & ~(tt__vi)(a < b)))
 TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { for (int i = 0; i < TT__LANES; i++) a[i] = sqrtf(a[i]); return a; }
 #endif
 
-/* Lanes are added pairwise in a fixed order. */
+/* Returns the sum of the lanes, added pairwise in a fixed order. */
 TT__INLINE float TT__K(sum)(tt__vf v)
 {
     float lane[TT__LANES];
@@ -12803,7 +12848,7 @@ TT__INLINE float TT__K(max_lane)(tt__vf v)
     return m;
 }
 
-/* c[0] x^(n - 1) + ... + c[n - 1] */
+/* Returns c[0] x^(n - 1) + ... + c[n - 1]. */
 TT__INLINE tt__vf TT__K(polynomial)(const float *c, const int n, tt__vf x)
 {
     tt__vf p = TT__K(splat)(c[0]);
@@ -12812,8 +12857,8 @@ TT__INLINE tt__vf TT__K(polynomial)(const float *c, const int n, tt__vf x)
     return p;
 }
 
-/* e^x, relative error < 2e-7; 0 below -87.3 (where the result would be subnormal), clamped above 88.7; NaN
-   in, NaN out. Range reduction and polynomial after Cephes' expf. */
+/* Returns e^x with a relative error < 2e-7; 0 below -87.3 (where the result would be subnormal), e^88.7 above
+   88.7, NaN for NaN. The range reduction and the polynomial follow Cephes' expf. */
 TT__INLINE tt__vf TT__K(exp)(tt__vf x)
 {
     static const float c[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
@@ -12825,27 +12870,27 @@ TT__INLINE tt__vf TT__K(exp)(tt__vf x)
     tt__vf r = TT__K(fma)(n, TT__K(splat)(-0.693359375f), y);
     r = TT__K(fma)(n, TT__K(splat)(2.12194440e-4f), r);
     tt__vf p = TT__K(fma)(TT__K(polynomial)(c, 6, r), r * r, r + 1.0f);
-    /* 2^n in two factors, so that n = 128 does not overflow the exponent field on the way */
+    /* 2^n in two factors, so that n = 128 does not overflow the exponent field */
     tt__vi e = (tt__vi)shifted - (tt__vi)magic, half = e >> 1;
     p = p * (tt__vf)((half + 127) << 23) * (tt__vf)((e - half + 127) << 23);
     tt__vi bits = ((tt__vi)p & ~zero_result & ~nan) | ((tt__vi)x & nan);
     return (tt__vf)bits;
 }
 
-/* 2^x for x <= 127, relative error < 2e-7; 2^-126 for all x below -126. NaN in, NaN out. */
+/* Returns 2^x for x <= 127 with a relative error < 2e-7; 2^-126 for x below -126, NaN for NaN. */
 TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
 {
-    /* minimax in relative error with 2^0 = 1 */
+    /* a minimax polynomial in relative error, with 2^0 = 1 exactly */
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
     const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     x = TT__K(max)(TT__K(splat)(-126.0f), x); /* in this order: max() gives its second operand for NaN */
     tt__vf shifted = x + magic, r = x - (shifted - magic);
-    /* the low bits of shifted are the exponent, biased */
+    /* the low bits of `shifted` are the biased exponent */
     return TT__K(polynomial)(c, 7, r) * (tt__vf)((tt__vi)shifted << 23);
 }
 
-/* erf(x), absolute error < 2e-7: x P(x^2) / Q(x^2) on [-4, 4], as used by Eigen and XLA. */
+/* Returns erf(x) with an absolute error < 2e-7: x P(x^2) / Q(x^2) on [-4, 4], as in Eigen and XLA. */
 TT__INLINE tt__vf TT__K(erf)(tt__vf x)
 {
     static const float p[] = {-2.72614225801306e-10f, 2.77068142495902e-08f, -2.10102402082508e-06f,
@@ -12859,8 +12904,8 @@ TT__INLINE tt__vf TT__K(erf)(tt__vf x)
     return (tt__vf)(((tt__vi)e & ~nan) | ((tt__vi)x & nan));
 }
 
-/* tanh(x), relative error < 5e-7: rational approximation used by Eigen. Exactly 1 or -1 where that is as
-   near: 1 - tanh^2 times a large number must be 0 there. */
+/* Returns tanh(x) with a relative error < 5e-7, by Eigen's rational approximation. The result is exactly 1 or
+   -1 where these are as near, because 1 - tanh^2 times a large number must be 0 there. */
 TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
 {
     static const float p[] = {-2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f,
@@ -12892,7 +12937,7 @@ TT__INLINE tt__vf TT__K(act)(const int kind, tt__vf x) /* kind: tt__act */
     }
 }
 
-/* d act(x) / dx from what the table says is saved: the input x, or the output y for RELU and TANH. */
+/* Returns d act(x) / dx from the saved value s: the output act(x) for RELU and TANH, else the input x. */
 TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
 {
     switch (kind) {
@@ -12901,7 +12946,7 @@ TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
         return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
     }
     case TT__ACT_GELU_TANH: {
-        /* no infinity times 0; NaN stays NaN */
+        /* avoids infinity times 0; NaN stays NaN */
         s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s));
         tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
         return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f
@@ -12927,7 +12972,7 @@ TT__INLINE void TT__K(act_each)(const int kind, float *y, const float *x, const 
     }
 }
 
-/* y = act(x), or, unless `saved` is NULL, x act'(saved). y may be x. */
+/* Computes y = act(x) if `saved` is NULL, else y = x act'(saved), over a row of n floats. y may be x. */
 TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float *saved, int64_t n)
 {
     switch (kind) {
@@ -12942,20 +12987,21 @@ TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float 
 
 /* ==== src/cpu/halves.h */
 /* ---- 16-bit floats by the vector ----
-   The bits are those of tt__from_bf16 and so on, but of NaNs where f16 is converted by an instruction. */
+   Results have the same bits as from tt__from_bf16, tt__to_bf16, tt__from_f16 and tt__to_f16, except NaNs
+   where an instruction converts f16. */
 
 TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b)
 {
     return (a & (tt__vu)mask) | (b & ~(tt__vu)mask);
 }
 
-#ifdef TT__NEON /* of the conversion below gcc makes one for each lane */
+#ifdef TT__NEON /* gcc compiles the conversion below to one for each lane */
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { return (tt__vu)vmovl_u16(vld1_u16(p)); }
 TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { vst1_u16(p, vmovn_u32((uint32x4_t)u)); }
 #else
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p)
 {
-#if TT__LANES == 16 /* of the conversion below gcc 12 makes two of half the width */
+#if TT__LANES == 16 /* gcc 12 compiles the conversion below to two of half the width */
     return (tt__vu)_mm512_maskz_cvtepu16_epi32((__mmask16)-1,
                                                _mm256_loadu_si256((const __m256i *)(const void *)p));
 #else
@@ -12973,8 +13019,8 @@ TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u)
 
 typedef char TT__K(knows_all_floats)[TT__FLOATS == 3 ? 1 : -1];
 
-/* Runs a statement with D the dtype of a float, or of one of 16 bits, as a constant: it has a loop without a
-   branch on it for each. */
+/* Runs a statement in which D is a constant, the dtype of a float (TT__BY_HALF: of a 16-bit float). Loops in
+   the statement are compiled once for each dtype, without a branch on the dtype. */
 #define TT__BY_HALF(dtype, D, statement) \
     do { \
         if ((dtype) == TT_BF16) { const tt_dtype D = TT_BF16; statement; } \
@@ -12993,7 +13039,7 @@ TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
     return TT__WIDEN_F16(p);
 #else
     tt__vu u = TT__K(load_h)(p), magnitude = (u & 0x7fff) << 13, sign = (u & 0x8000) << 16;
-    /* A subnormal's fraction, put below a leading 2^-14, is freed of it again by the subtraction. */
+    /* A subnormal's fraction first gets a leading 2^-14; the subtraction takes 2^-14 away. */
     tt__vf subnormal = (tt__vf)(magnitude + (113u << 23)) - (tt__vf)TT__K(splat_u)(113u << 23);
     tt__vu normal = magnitude + (112u << 23);
     normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity, NaN */
@@ -13021,8 +13067,9 @@ TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
 #endif
 }
 
-/* Stochastic rounding: up with a probability equal to the dropped fraction, by 16 random bits in each lane.
-   To the nearest instead what is not finite and, in f16, from 65504 on, where nearest overflows no sooner. */
+/* Rounds x to 16 bits stochastically: up with a probability equal to the dropped fraction, by 16 random bits
+   in each lane. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to nearest, so
+   that they overflow no sooner than rounding to nearest does: at 65520. */
 TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype dtype)
 {
     tt__vu u = (tt__vu)x, magnitude = u & 0x7fffffff;
@@ -13039,13 +13086,14 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
     tt__vu r = (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
     r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* up: 0 or -1 */
-    /* 65504 and more: to the nearest */
+    /* 65504 and more: to nearest */
     r = TT__K(select)(magnitude >= 0x477fe000, TT__K(splat_u)(0x7bff), r);
     r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* The rest of load_as and store_as, out of line because many places have it for few elements. */
+/* Does the loads that load_as leaves: f16, and fewer than TT__LANES elements. Out of line, as store_rest is,
+   because many places call it for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};
@@ -13064,7 +13112,7 @@ TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x,
     memcpy((uint16_t *)p + i, some, (size_t)n * 2);
 }
 
-/* As load_n and store_n, from element i of a float array of any dtype. */
+/* Loads the first TT__LANES of n elements from element i of an array of any float dtype, zeros beyond n. */
 TT__INLINE tt__vf TT__K(load_as)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     if (n >= TT__LANES && dtype == TT_F32) return TT__K(load)((const float *)p + i);
@@ -13080,9 +13128,9 @@ TT__INLINE void TT__K(store_as)(void *p, tt_dtype dtype, int64_t i, tt__vf x, in
 }
 
 /* ==== src/cpu/rows.h */
-/* ---- rows as floats: through these, a kernel of floats reads and writes rows of any float dtype ---- */
+/* ---- rows as floats: these functions let a kernel of floats read and write rows of any float dtype ---- */
 
-/* dtype bf16 or f16 */
+/* Converts n numbers of bf16 or f16 to float. */
 TT__OUTLINE void TT__K(row_widen)(float *to, const void *from, tt_dtype dtype, int64_t n)
 {
     const uint16_t *h = (const uint16_t *)from;
@@ -13099,7 +13147,7 @@ TT__OUTLINE void TT__K(row_narrow)(void *to, const float *from, tt_dtype dtype, 
     if (i < n) TT__K(store_as)(h, dtype, i, TT__K(load_n)(from + i, n - i), n - i);
 }
 
-/* y = a x + b z over a row; z may be NULL. */
+/* Computes y = a x + b z over a row of n floats; without z (NULL), y = a x. */
 TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const float *z, int64_t n)
 {
     for (int64_t c = 0; c < n; c += TT__LANES) {
@@ -15321,16 +15369,16 @@ TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *
 
 /* ==== src/ops/cpu_rows.h */
 /* ----------------------------------------------------------------------------------------------- row kernels
-   Everything but matmul and attention works on rows of floats; other dtypes are widened on the way in and
-   rounded on the way out, a row at a time, so no kernel knows them. */
+   All kernels except matrix products and attention work on rows of floats. A row of another dtype is widened
+   when it is read and rounded when it is written, so these kernels know no other dtype. */
 
-/* Row k of the scratch of a thread. */
+/* Returns row k of a thread's scratch. */
 TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k)
 {
     return scratch + (size_t)k * (tt__row_bytes(cols) / 4);
 }
 
-/* Row r of m as floats: in place when m is f32, else widened into row k of scratch. */
+/* Returns row r of m as floats: in place if m is f32, else widened into row k of scratch. */
 TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratch, int k)
 {
     float *row = TT__K(scratch_row)(scratch, m->cols, k);
@@ -15339,7 +15387,7 @@ TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratc
     return row;
 }
 
-/* Where row r of m is computed: in place, or in `row` when it must be rounded or added. */
+/* Returns where to compute row r of m: in place, or in `row` if the result must be rounded or added. */
 TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float *row)
 {
     return m->dtype == TT_F32 && !add ? (float *)tt__at(m, r) : row;
@@ -15356,24 +15404,26 @@ TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, const floa
     if (m->dtype != TT_F32) TT__K(row_narrow)(tt__at(m, r), add ? spare : row, m->dtype, m->cols);
 }
 
-/* sum += row r of m, which row k of scratch may hold. */
+/* Computes sum += row r of m; uses row k of scratch. */
 TT__INLINE void TT__K(row_add)(float *sum, const tt__mat *m, int64_t r, float *scratch, int k)
 {
     TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(m, r, scratch, k), m->cols);
 }
 
-/* Computes row r of out[0] as y (n) from row r of some inputs, the x; x[k] is NULL if that one is absent. */
+/* A function that computes y, row r of out[0] with n columns, from rows r of some operands; x[k] is NULL if
+   that operand is absent. more: data of the op. */
 typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n,
                               const void *more);
 #define TT__UNUSED __attribute__((unused))
 #define TT__ROW_FN(name) \
     TT__FN void TT__K(name)(TT__UNUSED const tt__launch *l, TT__UNUSED int64_t r, const float *const *x, \
                             float *y, int64_t n, TT__UNUSED const void *more)
-/* A function of the rows [from, to) of an op, with TT__ROW_BUFFERS rows of scratch. */
+/* Defines a function that computes rows [from, to) of an op, with TT__ROW_BUFFERS rows of scratch. */
 #define TT__ROWS_FN(name) \
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
-/* Rows [from, to) of out[0], each by fn from the rows of in[first] to in[first + count - 1], 3 at most. */
+/* Computes rows [from, to) of out[0], each by fn from rows of `count` operands, at most 3, from in[first]
+   on. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -15390,8 +15440,9 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-/* Kernels of ops that compute rows of out[0]. RUN_ROWS: by a statement for the rows [from, to). RUN_MAP: each
-   by the function row_OP or a statement, from rows of inputs as in map_rows. */
+/* Define kernels of ops that compute rows of out[0]. RUN_ROWS: a statement computes rows [from, to). RUN_MAP
+   and RUN_MAP_OF: the function row_OP, or a statement, computes each row from rows of operands, as in
+   map_rows. */
 #define TT__RUN_ROWS(OP, statement) \
     TT__ROWS_FN(rows_##OP) { statement; } \
     TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \
@@ -15406,7 +15457,7 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
 
 /* ==== src/ops/elementwise/cpu.h */
 /* ---------------------------------------------------------------------------------------- element by element
-   Kernels whose rows, or elements, depend on the same rows of their operands. */
+   Kernels whose rows, or elements, depend only on the same rows of their operands. */
 
 TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
@@ -15428,7 +15479,7 @@ TT__ROWS_FN(swiglu_backward_rows)
     const int64_t n = l->in[0].cols;
     for (int64_t r = from; r < to; r++) {
         const float *x[3]; /* dy, gate, up */
-        float *y[2];       /* dgate, dup: where one is absent, it is computed into scratch all the same */
+        float *y[2];       /* dgate, dup: an absent one is computed too, into scratch */
         for (int k = 0; k < 3; k++) x[k] = TT__K(row_in)(&l->in[k], r, scratch, 2 + k);
         for (int k = 0; k < 2; k++) {
             float *row = TT__K(scratch_row)(scratch, n, k);
@@ -15449,10 +15500,10 @@ TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
     return tt__for_rows(l, &l->in[0], 0, TT__K(swiglu_backward_rows));
 }
 
-/* The sine and cosine of an angle below 2^25, by Taylor's series, within 2e-9 before they are rounded. */
+/* Computes sine and cosine of an angle below 2^25 by Taylor series, within 2e-9 before they are rounded. */
 TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
 {
-    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52: to integers */
+    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52, to round */
     const double turns = (angle / half_pi + nearest) - nearest, x = angle - turns * half_pi, y = x * x;
     const double s = x * (1 - y / 6 * (1 - y / 20 * (1 - y / 42 * (1 - y / 72 * (1 - y / 110)))));
     const double c = 1 - y / 2 * (1 - y / 12 * (1 - y / 30 * (1 - y / 56 * (1 - y / 90))));
@@ -15462,7 +15513,7 @@ TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
     *cosine = (float)((quarter ^ quarter >> 1) & 1 ? -b : b);
 }
 
-/* Rows [from, to). The frequencies begin the workspace. */
+/* Computes rows [from, to). The frequencies are at the beginning of the workspace. */
 TT__ROWS_FN(rotary_rows)
 {
     const tt__instr *i = l->instr;
@@ -15470,7 +15521,7 @@ TT__ROWS_FN(rotary_rows)
     const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
-    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* that of n floats holds both */
+    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* a row of n floats holds both */
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
@@ -15529,8 +15580,8 @@ TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
     return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
 }
 
-/* y = x / (1 - p) where the element of row r survives, else 0; + residual, which may be absent. Element c: 16
-   random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}. more: Philox's keys. */
+/* Computes row r: y = x / (1 - p) where the element survives, else 0; plus the residual, if there is one.
+   Element c gets 16 random bits: number c % 8 of Philox counter {r, c / 8, 0, 0}. more: Philox's keys. */
 TT__ROW_FN(dropout_row)
 {
     const tt__vu groups = TT__K(philox_groups)();
@@ -15561,14 +15612,14 @@ TT__ROWS_FN(dropout_rows)
 TT__RUN_ROWS(DROPOUT, TT__K(dropout_rows)(l, from, to, scratch))
 
 /* ==== src/ops/cpu_column_sums.h */
-/* ---- column sums: the workspace begins with sums of TT__SUM_ROWS rows each, then added in order ---- */
+/* ---- column sums: partial sums of TT__SUM_ROWS rows, in the workspace, which are added in order ---- */
 
 TT__INLINE float *TT__K(partial_sum)(const tt__launch *l, int64_t k, int64_t cols)
 {
     return tt__workspace_at(l, (size_t)k * tt__row_bytes(cols));
 }
 
-/* Writes or adds the sum of `count` partial sums from number `first` on; `scratch` has two rows. */
+/* Writes or adds to `to` the sum of `count` partial sums from number `first` on; `scratch` has two rows. */
 TT__FN void TT__K(finish_column_sums)(const tt__launch *l, const tt__mat *to, bool add, int64_t first,
                                       int64_t count, float *scratch)
 {
@@ -15587,7 +15638,7 @@ TT__ROWS_FN(column_sum_rows)
     for (int64_t r = from; r < to; r++) TT__K(row_add)(sum, &l->in[0], r, scratch, 0);
 }
 
-/* to = or += the sum of the rows of in[0] */
+/* Computes to = or += the sum of the rows of in[0]. */
 TT__INLINE void TT__K(column_sums)(const tt__launch *l, const tt__mat *to, bool add)
 {
     const int64_t parts = tt__ceil_div(l->in[0].rows, TT__SUM_ROWS);
@@ -15833,8 +15884,8 @@ TT__FN tt_status TT__K(run_RMSNORM_BACKWARD)(const tt__launch *l) { return TT__K
 /* ==== src/ops/embedding/cpu.h */
 /* ---------------------------------------------------------------------------------------------- embedding */
 
-/* Rows [from, to) of out[0] are rows of m: of the same numbers, or of those in `index` less `first`; 0 where
-   m has no such row. */
+/* Computes rows [from, to) of out[0]: row r is row r of m or, with `index`, row index[r] - first of m; 0
+   where m has no such row. */
 TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                  const tt__mat *m, const int32_t *index, int64_t first)
 {
@@ -15863,8 +15914,9 @@ TT__ROWS_FN(zero_rows)
     for (int64_t r = from; r < to; r++) memset(tt__at(&l->out[0], r), 0, bytes);
 }
 
-/* `order`: rows of dy in the order of their ids (equal ids in row order), of those that out[0] has a row for.
-   The rows of an id belong to the task in which it begins, so that one task adds them, in row order. */
+/* Adds up rows of dy by id. `order` has the numbers of dy's rows in the order of their ids (equal ids in row
+   order), without ids for which out[0] has no row. All rows of an id belong to the task in which the id
+   begins, so that one task adds these rows, in row order. */
 TT__ROWS_FN(embedding_backward_rows)
 {
     const int32_t *ids = (const int32_t *)l->in[0].data, *order = (const int32_t *)l->workspace;
@@ -15889,7 +15941,7 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
     int64_t rows = l->in[0].rows, vocab = l->out[0].rows, n = l->out[0].cols, id;
     int32_t *order = (int32_t *)l->workspace, *first = order + rows;
     const int64_t first_row = l->first_row - l->instr->attr.offset;
-    memset(first, 0, (size_t)(vocab + 1) * 4); /* counting sort */
+    memset(first, 0, (size_t)(vocab + 1) * 4); /* a counting sort by id */
     for (int64_t r = 0; r < rows; r++)
         if ((id = ids[r] - first_row) >= 0 && id < vocab) first[id + 1]++;
     for (int64_t v = 0; v < vocab; v++) first[v + 1] += first[v];
@@ -15903,7 +15955,7 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
 /* ==== src/ops/rows/cpu.h */
 /* ---------------------------------------------------------------- rows: gather, scatter, pooling, patches */
 
-/* rows may repeat: added one after another */
+/* Adds rows of dy to the rows of dx that `index` tells. Rows may repeat, so they are added in order. */
 TT__FN tt_status TT__K(run_GATHER_ROWS_BACKWARD)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
@@ -15951,7 +16003,8 @@ TT__ROWS_FN(set_rows_backward_rows)
     }
 }
 
-/* a row may be listed twice, but was set once */
+/* Computes the gradients of x and of the row. The index may list a row twice, but that row was set once, so
+   rows are marked first. */
 TT__FN tt_status TT__K(run_SET_ROWS_BACKWARD)(const tt__launch *l)
 {
     const int32_t *index = (const int32_t *)l->in[1].data;
@@ -16018,7 +16071,7 @@ TT__FN tt_status TT__K(run_MEAN_POOL)(const tt__launch *l)
     return tt__for_chunks(l, l->out[0].rows, l->out[0].cols, 1, 0, TT__K(mean_pool_rows));
 }
 
-TT__ROWS_FN(mean_pool_backward_rows) /* from..to: sequences */
+TT__ROWS_FN(mean_pool_backward_rows) /* [from, to): sequences */
 {
     const int32_t *start = (const int32_t *)l->in[1].data;
     int64_t n = l->in[0].cols;
@@ -16303,21 +16356,22 @@ TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)
 
 /* ==== src/ops/optimizers/cpu.h */
 /* ------------------------------------------------------------------------------------------------ optimizers
-   Parameters, gradients and state are contiguous, so they are vectors here, in chunks of TT__CHUNK. */
+   Parameters, gradients and states are contiguous, so kernels treat them as vectors, in chunks of
+   TT__CHUNK. */
 
-/* Elements [from, from + n) of m as floats, in place or in row k of scratch. */
+/* Returns elements [from, from + n) of m as floats, in place or in row k of scratch. */
 TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, float *scratch, int k)
 {
     float *row = TT__K(scratch_row)(scratch, TT__CHUNK, k);
     if (m->dtype == TT_F32) return (float *)m->data + from;
     const uint16_t *h = (const uint16_t *)m->data + from;
-    /* of what is most likely this thread's next chunk */
+    /* prefetches the next chunk, which is most likely this thread's next task */
     for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(h + n + c, 0, 2);
     TT__K(row_widen)(row, h, m->dtype, n);
     return row;
 }
 
-/* x to 16 bits by stochastic rounding; group: of h's first eight elements; its low word does not wrap. */
+/* Rounds x to 16 bits stochastically. group: number of h's first 8 elements; its low word does not wrap. */
 TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dtype, int64_t n,
                                  const uint64_t keys[2 * TT__DRAW_ROUNDS], uint64_t group)
 {
@@ -16335,10 +16389,11 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
     }
 }
 
-/* Back into 16 bits, so that steps smaller than half a unit in the last place survive on average (Gupta et
-   al., "Deep learning with limited numerical precision", 2015): element e is rounded up with a probability
-   equal to the dropped fraction, by number e % 8 of Philox counter {e / 8}; e counts from the first element
-   of the whole tensor, so that a piece is rounded as the whole is. `which`: the tensor's number. */
+/* Rounds elements [from, from + n) of m back to 16 bits stochastically, so that steps smaller than half a
+   unit in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
+   2015). Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox
+   counter {e / 8}. e counts from the first element of the whole tensor, so that a shard is rounded as the
+   whole tensor is. which: the number of the result. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
@@ -16352,7 +16407,7 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
     TT__BY_HALF(m->dtype, D, TT__K(round_row)(h, x, D, n, keys, group));
 }
 
-/* The sum of squares of one chunk of in[0]. */
+/* Returns the sum of squares of one chunk of in[0]. */
 TT__OUTLINE double TT__K(squares_of_chunk)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     const float *g = TT__K(chunk_in)(&l->in[0], from, to - from, scratch, 0);
@@ -16399,7 +16454,7 @@ TT__FN tt_status TT__K(run_FOLD_SQUARES)(const tt__launch *l)
 TT__FN tt_status TT__K(run_ADD_COUNTS)(const tt__launch *l)
 {
     const float *counts = (const float *)l->in[0].data;
-    double *totals = (double *)l->out[0].data; /* tt__totals */
+    double *totals = (double *)l->out[0].data; /* a tt__totals */
     for (int k = 0; k < 3; k++) totals[k] = (l->add[0] ? totals[k] : 0) + counts[k];
     return TT_OK;
 }
@@ -16411,7 +16466,7 @@ TT__FN tt_status TT__K(run_MEAN_LOSS)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_). */
+/* Computes the global norm and the factor of all gradients, as torch.nn.utils.clip_grad_norm_ does. */
 TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 {
     const float *squares = (const float *)l->in[0].data;
@@ -16422,15 +16477,15 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     const double loss_scale = l->in[2].data ? ((const tt__scale *)l->in[2].data)->scale : 1;
     double scale = (run ? run->loss_norm / totals->targets : 1) / loss_scale;
     double norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* nothing is updated */
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* no parameter is updated */
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     ((tt__clipped *)l->out[0].data)->norm = (float)norm;
     ((tt__clipped *)l->out[0].data)->factor = (float)factor;
     return TT_OK;
 }
 
-/* The loss scale falls where gradients overflowed, and rises after `interval` steps where none did. It stays
-   where it is not at fault (the loss is not finite, or nothing was counted) or cannot help (it is 1). */
+/* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
+   Keeps a scale that is not at fault (the loss is not finite, or nothing was counted) or would be below 1. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
@@ -16449,7 +16504,7 @@ TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
     return TT_OK;
 }
 
-/* fp8 of x and of its transpose. Magnitudes are compared as bits, of which those of NaN are the largest. */
+/* Rounds x and its transpose to fp8. Magnitudes are compared as bits; the bits of NaN are the largest. */
 TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *q = &l->out[0], *across = &l->out[1];
@@ -16471,7 +16526,7 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
             float v = 0;
             if (r < x->rows && c < x->cols)
                 tt__convert(&v, TT_F32, (char *)tt__at(x, r) + c * item, x->dtype, 1);
-            /* What is infinite becomes NaN, and does not saturate. */
+            /* v - v: an infinity becomes NaN and does not saturate. */
             const uint8_t rounded = tt__to_fp8(v * scale + (v - v), e5m2);
             if (q->data && r < x->rows) ((uint8_t *)q->data)[r * q->ld + c] = rounded;
             if (across->data && c < x->cols) ((uint8_t *)across->data)[c * across->ld + r] = rounded;
@@ -16482,7 +16537,8 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
     return TT_OK;
 }
 
-/* What is not finite, as in a step that updates nothing, is left out. */
+/* Moves the step's largest magnitudes into the history. Magnitudes that are not finite, as in a step that
+   updates nothing, are left out. */
 TT__FN tt_status TT__K(run_FP8_HISTORY)(const tt__launch *l)
 {
     float *largest = (float *)l->out[1].data;
@@ -16498,7 +16554,7 @@ TT__FN tt_status TT__K(run_FP8_HISTORY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* The backend's copies wait for nothing, so that there is nothing to be waited for. */
+/* Copies in[0] to out[0]. The copy is done when the call returns, so WAIT has nothing to wait for. */
 TT__FN tt_status TT__K(run_COPY)(const tt__launch *l)
 {
     size_t bytes = (size_t)l->in[0].cols * tt_dtype_bytes(l->in[0].dtype);
@@ -16558,7 +16614,7 @@ TT__ROWS_FN(sgd_rows)
     if (m) TT__K(chunk_out)(l, &l->out[1], from, n, m, 1);
 }
 
-/* Updates all chunks, unless the norm of the gradients is not finite. */
+/* Updates all chunks if the norm of the gradients is finite. */
 TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 {
     if (!isfinite(((const tt__clipped *)l->in[1].data)->norm)) return TT_OK;
@@ -16570,9 +16626,9 @@ TT__FN tt_status TT__K(run_SGD)(const tt__launch *l) { return TT__K(update)(l, T
 
 /* ==== src/ops/collectives/cpu.h */
 /* ----------------------------------------------------------------------------------------------- collectives
-   Each reads the other members' memory; src/run/ makes all members wait for each other between the phases. */
+   Each member reads the other members' memory. Between the phases, src/run/ has a barrier of all members. */
 
-/* x as the dtype has it */
+/* Returns x rounded to a dtype. */
 TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 {
     uint16_t h[TT__LANES];
@@ -16589,12 +16645,12 @@ TT__INLINE tt__vf TT__K(rounded)(tt__vf x, const tt_dtype dtype)
 TT__INLINE tt__vf TT__K(reduce_two)(const tt__reduce how, const tt_dtype dtype, tt__vf a, tt__vf b)
 {
     if (how == TT__SUM) return TT__K(rounded)(a + b, dtype);
-    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* b where one is NaN */
+    tt__vf most = how == TT__MAX ? TT__K(max)(a, b) : TT__K(min)(a, b); /* b if one is NaN */
     return (tt__vf)TT__K(select)(a != a, (tt__vu)a, (tt__vu)most);
 }
 
-/* A vector of leaf k, from element c on, of which there are n more. What another core has written last is
-   to be asked for far ahead. */
+/* Loads a vector of leaf k, which has n elements from element c on. Prefetches far ahead, because another
+   core may have written the elements last. */
 TT__INLINE tt__vf TT__K(leaf)(const tt__leaves *t, int k, int64_t c, int64_t n, const tt_dtype dtype)
 {
     __builtin_prefetch(t->x[k] + c * (dtype == TT_F32 ? 4 : 2) + 1024);
@@ -16608,7 +16664,8 @@ TT__INLINE tt__vf TT__K(two_leaves)(const tt__leaves *t, int k, int64_t c, int64
     return TT__K(reduce_two)(how, dtype, a, b);
 }
 
-/* A vector of the tree. count: `present` where that is 2 or 4, else 0. */
+/* Computes a vector of the tree's sum, which has n elements from element c on. count: `present` if that is 2
+   or 4, else 0. */
 TT__INLINE tt__vf TT__K(tree)(const tt__leaves *t, int64_t c, int64_t n, const tt__reduce how,
                               const tt_dtype dtype, const int count)
 {
@@ -16641,7 +16698,7 @@ TT__INLINE void TT__K(reduce_many)(const tt__leaves *t, void *y, int64_t n, cons
     else TT__K(reduce_as)(t, y, n, how, dtype, 0);
 }
 
-/* n elements of out[0] from element `to` on: the members' elements from `from` on, by the tree. */
+/* Reduces the members' elements from `from` on, by the tree, to n elements of out[0] from element `to` on. */
 TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;
@@ -16656,7 +16713,7 @@ TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, in
     else TT__BY_FLOAT(dtype, D, TT__K(reduce_many)(&t, y, n, TT__SUM, D));
 }
 
-/* from, to: of this member's piece */
+/* Computes elements [from, to) of this member's shard. */
 TT__ROWS_FN(all_reduce_rows)
 {
     int64_t first;
@@ -16695,7 +16752,7 @@ TT__FN tt_status TT__K(run_ALL_GATHER)(const tt__launch *l)
 TT__FN tt_status TT__K(run_BROADCAST)(const tt__launch *l)
 {
     int64_t first, n = tt__piece_of(l, &l->out[0], false, l->me, &first);
-    if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* has all already */
+    if (l->out[0].data == l->peer_in[0].data) return TT_OK; /* this member has all already */
     if (l->phase == TT__REDUCE_PHASE) return tt__for_elements(l, n, tt__broadcast_rows);
     return tt__for_elements(l, tt__elements(&l->out[0]), tt__spread_rows);
 }
@@ -16705,7 +16762,7 @@ TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
     return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
 }
 
-TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* the RECV fetches it */
+TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* the RECV fetches x */
 
 TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 {
@@ -16714,9 +16771,9 @@ TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 }
 
 /* ==== src/ops/kernels.h */
-/* --------------------------------------------------------------------------------------- the pass's table */
+/* ------------------------------------------------------------------------------------ the variant's table */
 
-#ifndef TT__OPTIMIZED /* tests that are built without optimisation define it as true */
+#ifndef TT__OPTIMIZED /* tests that are built without optimisation define TT__OPTIMIZED as true */
 #ifdef __OPTIMIZE__
 #define TT__OPTIMIZED true
 #else
@@ -16750,8 +16807,8 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 #endif /* TT__KERNELS_ELSEWHERE */
 
 /* ==== src/cpu/undo.h */
-/* What differs between instruction sets is undone, but for TT__LANES, by which the file sees that it is in a
-   reading for one of them. */
+/* Undefines the macros that differ between instruction sets, except TT__LANES, which tells tinytrain.h that
+   it includes itself for an instruction set. */
 #undef TT__ISA
 #undef TT__TARGET
 #undef TT__NEON

@@ -35,26 +35,26 @@
 
 /* ==== src/cuda/portability.cuh */
 // =============================================================================================== portability
-// The only place with inline assembly, and the only one that knows of the emulator (tests/cuda_emu), whose
-// header defines TT_EMULATE and has functions of the same names. Fragments and their layouts: PTX ISA,
-// "Warp-level matrix instructions". g = lane/4, t = lane%4.
+// All inline assembly is in this file. No other file knows of the emulator (tests/cuda_emu), whose header
+// defines TT_EMULATE and functions of the same names. PTX ISA, "Warp-level matrix instructions", describes
+// fragments and their layouts; below, g = lane/4 and t = lane%4.
 #ifndef TT_EMULATE
 #define TT__UNROLL _Pragma("unroll")
-#define TT__ROLLED _Pragma("unroll 1") // stays as short as it is written
-// A shared array: TT__SHARED(float, tile, [32][33]); a shared scalar: TT__SHARED(int, count, );
+#define TT__ROLLED _Pragma("unroll 1") // the loop is never unrolled, so that its code stays short
+// Declares a shared array, TT__SHARED(float, tile, [32][33]), or a shared scalar, TT__SHARED(int, count, ).
 #define TT__SHARED(T, name, dims) __shared__ __align__(128) T name dims
-// The launch's dynamic shared memory, aligned to 128 bytes.
+// Declares `name`, the launch's dynamic shared memory, aligned to 128 bytes.
 #define TT__DYN_SHARED(T, name)                                    \
     extern __shared__ __align__(128) unsigned char tt__dyn_smem[]; \
     T *name = (T *)tt__dyn_smem
-// TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in
-// parentheses: (kernel<64, 2>). The stream may be a tt__stream.
+// Launches a kernel: TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) is a cudaError_t. A
+// template needs parentheses: (kernel<64, 2>). The stream may be a tt__stream.
 #define TT__LAUNCH(kernel, grid, block, shared, stream, ...) \
     tt__launch_kernel(kernel, grid, block, shared, tt__stream_of(stream), __VA_ARGS__)
 
-// A stream. chains: a kernel that it is given may be brought onto the device while the one before ends, which
-// takes the gap between the two away (CUDA C++ Programming Guide, "Programmatic Dependent Launch"). Kernels
-// wait for those before them in tt__begin_kernel.
+// A stream. chains: a kernel may be brought onto the device while the stream's previous kernel ends, which
+// removes the gap between the two (CUDA C++ Programming Guide, "Programmatic Dependent Launch"). Kernels wait
+// for the previous kernels in tt__begin_kernel.
 struct tt__stream { cudaStream_t it; bool chains; operator cudaStream_t() const { return it; } };
 inline tt__stream tt__stream_of(const tt__stream &s) { return s; }
 inline tt__stream tt__stream_of(cudaStream_t s) { return {s, false}; }
@@ -75,8 +75,8 @@ inline cudaError_t tt__launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block
     return cudaLaunchKernelEx(&c, kernel, static_cast<A &&>(arguments)...);
 }
 
-// The first statement of each kernel. From here on all is done that the kernels before this one do, however
-// it was launched, and the kernel behind may come onto the device.
+// Waits until the stream's previous kernels are done, however this kernel was launched, and lets the next
+// kernel come onto the device. Each kernel calls this function first.
 __device__ __forceinline__ void tt__begin_kernel()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -85,8 +85,8 @@ __device__ __forceinline__ void tt__begin_kernel()
 #endif
 }
 
-// x, of which the compiler knows nothing: what comes of it is not computed before a loop that has no register
-// for it.
+// Returns x. The compiler knows nothing about the result, so it does not compute values from it ahead of a
+// loop that has no registers for them.
 __device__ __forceinline__ int tt__opaque(int x)
 {
     asm volatile("" : "+r"(x));
@@ -98,9 +98,9 @@ __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-// d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major); T is __nv_bfloat16 or __half, two to a
-// register, the lower column or row in the lower half. a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8, 2t+8;
-// b: rows 2t, 2t+8 of column g; d: (g, 2t), (g, 2t+1), (g+8, ...).
+// Computes d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major). T is __nv_bfloat16 or __half; a
+// register holds two numbers, the number of the lower column or row in its lower half. a: rows g, g+8, g, g+8
+// of columns 2t, 2t, 2t+8, 2t+8; b: rows 2t, 2t+8 of column g; d: (g, 2t), (g, 2t+1), (g+8, ...).
 template <class T>
 __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <>
@@ -121,8 +121,8 @@ __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
                      "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// d (16 x 8) += a (16 x 8) b (8 x 8) in TF32, of numbers that tt__tf32 rounded. a: rows g, g+8, g, g+8 of
-// columns t, t, t+4, t+4; b: rows t, t+4.
+// Computes d (16 x 8) += a (16 x 8) b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. a: rows g,
+// g+8, g, g+8 of columns t, t, t+4, t+4; b: rows t, t+4 of column g.
 __device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2])
 {
@@ -143,15 +143,16 @@ __device__ __forceinline__ float tt__exp2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// Both halves of a product; of 64-bit C++ the compiler makes an addition more.
+// Computes the lower and the upper half of a b. A 64-bit product in C++ would cost one more addition.
 __device__ __forceinline__ void tt__multiply(uint32_t a, uint32_t b, uint32_t &low, uint32_t &high)
 {
     asm("{ .reg .u64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }"
         : "=r"(low), "=r"(high) : "r"(a), "r"(b));
 }
-// The compiler forgets what it knows of x, so that it computes again what depends on it.
+// Makes the compiler forget what it knows about x, so that it recomputes values that depend on x.
 __device__ __forceinline__ void tt__forget(uint32_t &x) { asm volatile("" : "+r"(x)); }
-// One instruction each, within 1 ulp; subnormal numbers count as 0.
+// Returns 1 / x by one instruction, within 1 ulp, as tt__root returns the square root; subnormal numbers
+// count as 0.
 __device__ __forceinline__ float tt__reciprocal(float x)
 {
     float r;
@@ -164,8 +165,9 @@ __device__ __forceinline__ float tt__root(float x)
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// 8 x 8 matrices of 16-bit numbers from shared memory: lane 8j+i names row i (16 bytes) of matrix j. A thread
-// gets columns 2t and 2t+1 of row g of each; with _trans of its transpose.
+// Loads 1, 2 or 4 matrices of 8 x 8 16-bit numbers from shared memory. Lane 8j+i passes the address of row i
+// (16 bytes) of matrix j. A thread gets columns 2t and 2t+1 of row g of each matrix or, by functions whose
+// name ends in _trans, of its transpose.
 __device__ __forceinline__ void tt__ldmatrix_x1(uint32_t &r, const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
@@ -196,9 +198,9 @@ __device__ __forceinline__ void tt__ldmatrix_x4_trans(uint32_t (&r)[4], const vo
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(tt__shared_address(row)) : "memory");
 }
-// Copies device memory to shared memory in the background; the bytes from `bytes` on become zero. Done after
-// the commit and the wait that leaves at most N later groups under way, for the thread's own copies: a
-// barrier comes between that wait and the use by other threads.
+// Copies device memory to shared memory asynchronously; the bytes from `bytes` on become zero.
+// tt__cp_async_commit ends a group of copies, and tt__cp_async_wait<N> waits until at most the thread's N
+// latest groups are in flight. Other threads may read the copies after a barrier that follows the wait.
 __device__ __forceinline__ void tt__cp_async_4(void *to, const void *from, int bytes = 4)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
@@ -220,9 +222,9 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Products by a warpgroup: four warps together, the first of a number that is a multiple of 4. They run
-// beside the instructions behind them. Of d (64 x 64) warp i has rows 16 i ... 16 i + 15, in tiles of 16 x 8
-// as in tt__mma_16816. Only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+// Products by a warpgroup: four successive warps, the first of which has a number that is a multiple of 4.
+// The products run asynchronously. Warp i has rows 16 i to 16 i + 15 of d (64 x 64), in tiles of 16 x 8 as in
+// tt__mma_16816. Only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define TT__HAS_WGMMA true
 #define TT__WGMMA(...) asm volatile(__VA_ARGS__)
@@ -230,7 +232,7 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 #define TT__HAS_WGMMA false
 #define TT__WGMMA(...) __trap()
 #endif
-// The upper half of a matrix descriptor: groups of 8 rows are 1,024 bytes apart, 128-byte swizzling.
+// Upper half of a matrix descriptor: groups of 8 rows are 1,024 bytes apart, with 128-byte swizzling.
 #define TT__WGMMA_HIGH 0x40000040
 #define TT__WGMMA_ROW(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define TT__WGMMA_SUMS(d, n) TT__WGMMA_ROW(d, n), TT__WGMMA_ROW(d, n + 1), TT__WGMMA_ROW(d, n + 2), \
@@ -244,8 +246,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define TT__WGMMA_SUMS_64(d) TT__WGMMA_SUMS(d, 0)
 #define TT__WGMMA_SUMS_128(d) TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)
-// d = a b^T, or d += a b^T if `add`, of 64 rows of a and 8 TILES rows of b, of 16 columns each: matrices of
-// tt__wgmma_matrix.
+// Defines tt__wgmma_rows, which computes d = a b^T, or d += a b^T if `add`. a has 64 rows and b has 8 TILES
+// rows, of 16 columns each; tt__wgmma_matrix makes the arguments a and b.
 #define TT__WGMMA_ROWS(T, name, TILES, n, list, sums, ra, rb, radd, rhigh)                        \
     template <>                                                                                   \
     __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[TILES][4], uint32_t a, uint32_t b, \
@@ -263,7 +265,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     TT__WGMMA_ROWS(__half, "f16", TILES, n, list, sums, ra, rb, radd, rhigh)
 TT__WGMMA_ROWS_OF(8, "n64", TT__WGMMA_LIST, TT__WGMMA_SUMS_64, "%32", "%33", "%34", "%35")
 TT__WGMMA_ROWS_OF(16, "n128", TT__WGMMA_LIST_128, TT__WGMMA_SUMS_128, "%64", "%65", "%66", "%67")
-// d += a b of a (64 x 16) in registers, those of a warp as in tt__mma_16816, and of 16 rows of 64 columns.
+// Computes d += a b. a (64 x 16) is in registers, in each warp as in tt__mma_16816; b (16 x 64) is from
+// tt__wgmma_matrix.
 template <class T>
 __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b);
 #define TT__WGMMA_ADD(T, name)                                                                    \
@@ -277,7 +280,7 @@ __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b)
     }
 TT__WGMMA_ADD(__nv_bfloat16, "bf16")
 TT__WGMMA_ADD(__half, "f16")
-// d = a^T b, or d += a^T b if `add`, of 16 rows of 64 columns each.
+// Computes d = a^T b, or d += a^T b if `add`. a and b (16 x 64 each) are from tt__wgmma_matrix.
 template <class T>
 __device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
 #define TT__WGMMA_ACROSS(T, name)                                                                 \
@@ -292,14 +295,15 @@ __device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool 
     }
 TT__WGMMA_ACROSS(__nv_bfloat16, "bf16")
 TT__WGMMA_ACROSS(__half, "f16")
-// Before products whose registers other instructions have written; behind the last of them.
+// Must precede products whose registers other instructions have written. tt__wgmma_commit must follow the
+// last product of a group.
 __device__ __forceinline__ void tt__wgmma_fence() { TT__WGMMA("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void tt__wgmma_commit()
 {
     TT__WGMMA("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits for products until at most N of those groups are under way that were committed last. Their sums are
-// there behind tt__wgmma_done, which follows.
+// Waits until at most the N last committed groups of products are in flight. The sums of the other groups may
+// be read after tt__wgmma_done, which must follow.
 template <int N> __device__ __forceinline__ void tt__wgmma_wait()
 {
     TT__WGMMA("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -308,38 +312,41 @@ template <int TILES> __device__ __forceinline__ void tt__wgmma_done(float (&d)[T
 {
     TT__UNROLL for (int n = 0; n < TILES; n++) asm volatile("" : TT__WGMMA_ROW(d, n) :: "memory");
 }
-// Before the fence: what products read in registers is computed by then, and not between them.
+// Makes the compiler compute the registers a, which products read, here and not between the products. Must
+// precede the fence.
 template <int N> __device__ __forceinline__ void tt__wgmma_ready(uint32_t (&a)[N][4])
 {
     TT__UNROLL for (int k = 0; k < N; k++)
         asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3]) :: "memory");
 }
-// Between what the thread wrote to shared memory and the barrier behind which products read it.
+// Lets products read what the thread has written to shared memory. Must stand between the writes and the
+// barrier before the products.
 __device__ __forceinline__ void tt__wgmma_publish()
 {
     TT__WGMMA("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Barriers in shared memory (PTX ISA, "mbarrier"). A phase ends when `count` arrivals have come; the phases
-// 0, 1, 2 ... of a barrier have the parities 0, 1, 0 ... One thread initialises it before a __syncthreads.
+// Initialises a barrier in shared memory (PTX ISA, "mbarrier"). One thread calls this function before a
+// __syncthreads. A phase of the barrier ends after `count` arrivals; phases 0, 1, 2 ... have the parities
+// 0, 1, 0 ...
 __device__ __forceinline__ void tt__phases_init(uint64_t *barrier, int count)
 {
     TT__WGMMA("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(tt__shared_address(barrier)), "r"(count)
               : "memory");
 }
-// The reads and writes that the thread has made so far are done before the phase ends.
+// Arrives at the barrier. The thread's reads and writes so far are done before the phase ends.
 __device__ __forceinline__ void tt__phases_arrive(uint64_t *barrier)
 {
     TT__WGMMA("{.reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0];}" :: "r"(tt__shared_address(barrier))
               : "memory");
 }
-// The thread arrives when all copies by tt__cp_async_... that it has begun are done.
+// Arrives at the barrier when all copies that the thread has begun by tt__cp_async_... are done.
 __device__ __forceinline__ void tt__phases_arrive_with_copies(uint64_t *barrier)
 {
     TT__WGMMA("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(tt__shared_address(barrier))
               : "memory");
 }
-// Waits for the end of the phase of this parity: the current phase, or the one before it.
+// Waits for the end of the phase with this parity, which is the current phase or the phase before it.
 __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
 {
     uint32_t done = 1;
@@ -349,7 +356,7 @@ __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
                   : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
     } while (!done);
 }
-// A warpgroup gives registers away, or takes some: each of its threads has N of them afterwards.
+// Releases registers of a warpgroup, until each of its threads has N. tt__more_registers takes more of them.
 template <int N> __device__ __forceinline__ void tt__fewer_registers()
 {
     TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -358,8 +365,8 @@ template <int N> __device__ __forceinline__ void tt__more_registers()
 {
     TT__WGMMA("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-// Each of the four bytes of the result is byte s % 8 of low and high together, or that byte's highest bit in
-// all of its bits if s > 7; s: a hexadecimal digit of `selector`, the lowest first.
+// Returns four bytes, each chosen by a hexadecimal digit s of `selector`, the lowest digit for the lowest
+// byte: byte s % 8 of low and high together, or, if s > 7, that byte's highest bit in all 8 bits.
 __device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint32_t selector)
 {
     uint32_t r;
@@ -368,10 +375,11 @@ __device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint3
 }
 #endif
 
-// Where products of a warpgroup find rows in shared memory, the lower half of a matrix descriptor (PTX ISA,
-// "Matrix Descriptor Format", "Canonical Layouts"). The 16 bytes c of a row of 128 lie at c ^ row % 8, eight
-// rows after eight, the first at a multiple of 1,024 bytes; the leading dimension is not read. p: row 0 of a
-// group of 8, from a multiple of 16 columns on. What is so many bytes further is a 16th of them more.
+// Returns the lower half of the matrix descriptor of rows in shared memory that a warpgroup's product reads
+// (PTX ISA, "Matrix Descriptor Format", "Canonical Layouts"). Chunk c, of 16 bytes, of a row of 128 bytes is
+// stored at chunk c ^ row % 8. Groups of eight rows follow one another, the first at a multiple of 1,024
+// bytes; the leading dimension is not read. p: row 0 of a group of 8, at a multiple of 16 columns. The
+// descriptor of an address n bytes further is larger by n / 16.
 __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 {
     return (tt__shared_address(p) & 0x3ffff) >> 4 | 1 << 16;
@@ -381,9 +389,9 @@ __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 
 /* ==== src/cuda/handle.cuh */
 // ================================================================================================== device
-// Memory, copies, and what a program keeps on the device.
+// The state of an open CUDA device.
 
-namespace { // all but the table at the end
+namespace { // all of the product except tt__device and the table of functions at its end
 
 struct product_choice;
 struct tuned_product;
@@ -395,32 +403,31 @@ struct group_arguments;
 
 struct tt__device {
     int index;
-    tt__stream stream;      // of computation, and of all that is no launch
-    cudaStream_t beside[TT__STREAMS]; // the others, by their numbers, from the first use on
+    tt__stream stream;      // the compute stream, also of all calls that are not launches
+    cudaStream_t beside[TT__STREAMS]; // the other streams, by number; made at the first use
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
-    product_choice *choices; // TT__PRODUCT_CHOICES of them, see cuda_products.cuh
+    product_choice *choices; // array of TT__PRODUCT_CHOICES, see cuda_products.cuh
     int choice_count;
-    tuned_product *tuned;    // tuned_count of them: what was timed or learnt
+    tuned_product *tuned;    // array of tuned_count products that were timed or learnt
     int tuned_count;
-    product_trial *trial;    // of the product that is timed; NULL: none is
-    collected_products *collected; // where matmul puts products that it is not to make; NULL: it makes them
-    group_arguments *arguments; // of tensors that share a launch, see ops/optimizers/cuda.cuh
-    bool waits;             // after each op, and records nothing: environment TINYTRAIN_CUDA_SYNC=1
-    bool wgmma;             // attention by warpgroups; environment TINYTRAIN_WGMMA=0: never
-    bool lost;              // an error has ended all work on the device, and `error` stays what it is
+    product_trial *trial;    // trial of the product that is being timed; NULL: none is
+    collected_products *collected; // list to which matmul adds products instead of computing them; NULL: none
+    group_arguments *arguments; // arguments of tensors that share a launch, see ops/optimizers/cuda.cuh
+    bool waits;             // wait after each op and record no graphs: environment TINYTRAIN_CUDA_SYNC=1
+    bool wgmma;             // attention uses warpgroups; never with environment TINYTRAIN_WGMMA=0
+    bool lost;              // an error has ended all work on the device; `error` no longer changes
     char error[512];
-    char peer[704];         // cuda_peer's sentence
+    char peer[704];         // the sentence that cuda_peer returns
 };
 
 /* ==== src/cuda/device.cuh */
 // ---------------------------------------------------------------------------------------------------- device
-// The functions of tt__backend but for launches: open and close, memory, copies, events, errors.
+// The functions of tt__backend except launches: open and close, memory, copies, events, errors.
 
 namespace {
 
 // --------------------------------------------------------------------------------------- devices and streams
-// The table of backend functions, but for launches.
 
 enum { TT__PRODUCT_CHOICES = 4096 };
 
@@ -435,8 +442,8 @@ tt_status fail(tt__device *d, tt_status status, const char *format, ...)
     return status;
 }
 
-// Whether every later call in this process returns this error too (CUDA Runtime API, "Data types used by CUDA
-// Runtime": "the process must be terminated and relaunched").
+// Returns whether every later call in this process returns the error e, too (CUDA Runtime API, "Data types
+// used by CUDA Runtime": "the process must be terminated and relaunched").
 bool ends_all(cudaError_t e)
 {
     switch (e) {
@@ -448,11 +455,11 @@ bool ends_all(cudaError_t e)
     }
 }
 
-// TT_OK, or TT_ERR_DEVICE with what was being done.
+// Returns TT_OK, or after an error fails with TT_ERR_DEVICE or TT_ERR_MEMORY; `what` names the call.
 tt_status check(tt__device *d, cudaError_t e, const char *what)
 {
     if (e == cudaSuccess) return TT_OK;
-    cudaGetLastError(); // the next call starts without it
+    cudaGetLastError(); // clears the error, which the next call would return
     const bool lost = ends_all(e);
     const char *advice = !lost ? "" : d->waits ? "; CUDA does nothing more in this process"
         : "; CUDA does nothing more in this process, and with TINYTRAIN_CUDA_SYNC=1 in the environment the "
@@ -463,10 +470,10 @@ tt_status check(tt__device *d, cudaError_t e, const char *what)
     return status;
 }
 
-// Makes d the thread's device; false after fail, and if d can do nothing more.
+// Makes d the thread's device. Returns false after fail, or if d is lost.
 bool use(tt__device *d) { return !d->lost && check(d, cudaSetDevice(d->index), "cudaSetDevice") == TT_OK; }
 
-// Waits for all streams of the thread's device.
+// Waits for all streams of d, the thread's device, and returns the first error.
 cudaError_t drain(tt__device *d)
 {
     cudaError_t first = cudaStreamSynchronize(d->stream);
@@ -477,7 +484,7 @@ cudaError_t drain(tt__device *d)
     return first;
 }
 
-// The stream of a number, which is made when it is first asked for; NULL after fail.
+// Returns stream `number`, which is made at the first call; NULL after fail.
 cudaStream_t stream_of(tt__device *d, int number)
 {
     if (number == TT__COMPUTE_STREAM) return d->stream;
@@ -501,11 +508,11 @@ void cuda_close(tt__device *d)
     free(d);
 }
 
-// CUDA's spelling of versions: 1000 * major + 10 * minor.
+// Major and minor number of a CUDA version, 1000 * major + 10 * minor.
 #define TT__VERSION_OF(version) (version) / 1000, (version) % 1000 / 10
 
 #ifdef __CUDA_ARCH_LIST__
-const int built_archs[] = {__CUDA_ARCH_LIST__}; // 100 * major + 10 * minor, of what nvcc compiles this for
+const int built_archs[] = {__CUDA_ARCH_LIST__}; // nvcc's targets, as 100 * major + 10 * minor
 #else
 const int built_archs[] = {0};
 #endif
@@ -530,7 +537,7 @@ void print_archs(text_buffer *text)
         print(text, "%s%d.%d", k ? ", " : "", built_archs[k] / 100, built_archs[k] / 10 % 10);
 }
 
-// Why there is no device.
+// Writes to `to` why there is no device, from the error e of cudaGetDeviceCount.
 void explain(cudaError_t e, char *to, size_t capacity)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -554,7 +561,7 @@ void explain(cudaError_t e, char *to, size_t capacity)
 
 __global__ void add_counts(const float *counts, double *totals, bool add);
 
-// Has the device machine code of the kernels, or can its driver make it from their PTX?
+// Fails if there is no machine code of the kernels for the device and its driver cannot make any from PTX.
 tt_status check_kernels(tt__device *d)
 {
     const int major = d->properties.major, minor = d->properties.minor;
@@ -576,8 +583,9 @@ tt_status check_kernels(tt__device *d)
                 d->properties.name, major, minor, archs, major, minor);
 }
 
-// May kernels come onto the device before those in front of them are done, also in graphs (since CUDA 12.3)?
-// Kernels made for older devices, which a driver fits to newer ones, do not wait for those.
+// Returns whether kernels may come onto the device before the stream's previous kernels are done, also in
+// graphs (since CUDA 12.3). Kernels compiled for older devices, which a driver adapts to newer ones, may not:
+// they do not wait for the previous kernels.
 bool chains_kernels(const tt__device *d)
 {
     cudaFuncAttributes attributes;
@@ -594,8 +602,8 @@ __global__ void find_wgmma(int *to)
     *to = TT__HAS_WGMMA;
 }
 
-// Whether attention takes kernels of warpgroups (see >>attention): the device has wgmma, and its machine code
-// of this file uses it.
+// Sets d->wgmma, whether attention uses the kernels of warpgroups (src/ops/attention): the device has wgmma,
+// and its machine code of this file uses it.
 tt_status choose_wgmma(tt__device *d)
 {
     const char *asked = getenv("TINYTRAIN_WGMMA");
@@ -645,7 +653,7 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
     return NULL;
 }
 
-// A line of a file, or "".
+// Reads the first line of a file, or "" if there is none.
 void first_line(const char *path, char to[128])
 {
     FILE *f = fopen(path, "r");
@@ -675,7 +683,7 @@ void describe_device(text_buffer *text, int index)
           index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
     print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n",
           p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
-    // Slower while nothing runs.
+    // The maximum speed, because the link is slower while nothing runs.
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID,
              p.pciBusID, p.pciDeviceID);
     first_line(path, speed);
@@ -707,7 +715,7 @@ void cuda_describe(tt_context *ctx, int index, char *to, size_t capacity)
     if (cudaGetDeviceCount(&devices) != cudaSuccess) cudaGetLastError();
     if (devices) cudaGetDevice(&now);
     for (int k = 0; k < devices; k++) describe_device(&text, k);
-    for (int k = -1; k < devices && devices > 1; k++) { // who reaches whose memory without the host
+    for (int k = -1; k < devices && devices > 1; k++) { // which devices can access each other's memory
         print(&text, k < 0 ? "peers:" : "%6d", k);
         for (int j = 0; j < devices; j++) {
             if (k < 0) print(&text, " %3d", j);
@@ -748,7 +756,7 @@ void cuda_release(tt__device *d, void *memory)
     cudaFree(memory);
 }
 
-// Where managed memory is to be: CUDA 13 takes a structure where 12 takes the number of a device.
+// Returns device d as a place for managed memory: a structure since CUDA 13, the device's number before.
 #if CUDART_VERSION >= 13000
 cudaMemLocation place_of(const tt__device *d) { return {cudaMemLocationTypeDevice, d->index}; }
 #define TT__PREFETCH_FLAGS 0,
@@ -804,7 +812,7 @@ void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
     if (!use(d)) return NULL;
-    // Copies are asynchronous on every device, and kernels of every device may load from it.
+    // Portable: copies by every device are asynchronous. Mapped: kernels of every device may load from it.
     const cudaError_t e = cudaHostAlloc(&host, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     return check(d, e, "cudaHostAlloc") == TT_OK ? host : NULL;
 }
@@ -816,7 +824,7 @@ void cuda_release_host(tt__device *d, void *host)
     cudaFreeHost(host);
 }
 
-// CUDA sees by the addresses which way it goes.
+// Copies memory on a stream. CUDA tells the direction by the addresses.
 tt_status cuda_copy(tt__device *d, int stream, void *to, const void *from, size_t bytes)
 {
     cudaStream_t on = use(d) ? stream_of(d, stream) : NULL;
@@ -830,7 +838,7 @@ tt_status cuda_fill(tt__device *d, void *memory, int byte, size_t bytes)
     return bytes ? check(d, cudaMemsetAsync(memory, byte, bytes, d->stream), "fill") : TT_OK;
 }
 
-// Even of a device that is lost: nothing that another one may still use is released before.
+// Waits for all streams of d, even if d is lost, so that nothing is released that another device still uses.
 tt_status cuda_wait(tt__device *d)
 {
     const bool usable = use(d);
@@ -874,7 +882,8 @@ void cuda_release_event(tt__device *d, void *event)
     cudaEventDestroy((cudaEvent_t)event);
 }
 
-// A graph of what the streams would have done: the others join when they first wait for that of computation.
+// Begins to record a graph of what the streams are given. Streams other than the compute stream join the
+// recording when they first wait for the compute stream.
 tt_status cuda_capture(tt__device *d)
 {
     if (!use(d)) return TT_ERR_DEVICE;
@@ -924,11 +933,11 @@ template <class T> __device__ __forceinline__ T round_to(float x); // to nearest
 template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
-// The floats that this file tells apart: f32, bf16, and whatever is neither, which is f16.
+// This file distinguishes three floats: f32, bf16, and f16 for any other dtype.
 static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pack_as, round_16, lt_type, "
               "and whatever else has TT_BF16");
 
-// Runs CODE with T the C++ type of a dtype of floats of 16 bits, or of any.
+// Runs code in which T is the C++ type of a dtype of 16-bit floats, or (TT__WITH_TYPE) of any floats.
 #define TT__WITH_HALF(dtype, T, ...)                                         \
     do {                                                                    \
         if ((dtype) == TT_BF16) { typedef bf16 T; __VA_ARGS__; }            \
@@ -940,7 +949,7 @@ static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pa
         else TT__WITH_HALF(dtype, T, __VA_ARGS__);                          \
     } while (0)
 
-// Element i of an array of any dtype of floats, for arrays that are small or read rarely.
+// Returns element i of an array of any float dtype. For arrays that are small or rarely read.
 __device__ __forceinline__ float load_any(const void *p, tt_dtype dtype, int64_t i)
 {
     if (dtype == TT_F32) return ((const float *)p)[i];
@@ -952,7 +961,7 @@ __device__ __forceinline__ void store_any(void *p, tt_dtype dtype, int64_t i, fl
     else TT__WITH_HALF(dtype, T, ((T *)p)[i] = round_to<T>(x));
 }
 
-// Eight 16-bit floats in 16 bytes, the first in the lowest bits.
+// Converts the eight 16-bit floats in q to f32; the first is in the lowest bits.
 template <class T> __device__ __forceinline__ void widen8(float (&x)[8], const uint4 &q);
 template <> __device__ __forceinline__ void widen8<bf16>(float (&x)[8], const uint4 &q)
 {
@@ -960,7 +969,7 @@ template <> __device__ __forceinline__ void widen8<bf16>(float (&x)[8], const ui
     TT__UNROLL for (int k = 0; k < 8; k++)
         x[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16);
 }
-// The four that there are.
+// For f32, q holds only four numbers; the other four become 0.
 template <> __device__ __forceinline__ void widen8<float>(float (&x)[8], const uint4 &q)
 {
     x[0] = __uint_as_float(q.x); x[1] = __uint_as_float(q.y); x[2] = __uint_as_float(q.z);
@@ -974,12 +983,12 @@ template <> __device__ __forceinline__ void widen8<f16>(float (&x)[8], const uin
         x[k] = to_float(__ushort_as_half((unsigned short)(words[k / 2] >> (k % 2 * 16))));
 }
 
-// Two numbers rounded to nearest, the first in the lower bits.
+// Rounds two numbers to 16 bits, to nearest, and returns both, `low` in the lower bits.
 template <class T> __device__ __forceinline__ uint32_t pack(float low, float high);
 template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high)
 {
     const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    uint32_t bits; // both at once: to put halves together takes instructions
+    uint32_t bits; // both numbers at once, because joining two halves takes instructions
     memcpy(&bits, &v, sizeof bits);
     return bits;
 }
@@ -995,8 +1004,8 @@ __device__ __forceinline__ uint32_t pack_as(tt_dtype dtype, float low, float hig
     return dtype == TT_BF16 ? pack<bf16>(low, high) : pack<f16>(low, high);
 }
 
-// Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says
-// that p is one of 16 bytes.
+// Loads elements [i, i + 8) of p, of which the first `left` exist; the others become `absent`. i is a
+// multiple of 8; wide: p is a multiple of 16 bytes.
 __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left,
                                       bool wide, float absent = 0)
 {
@@ -1011,7 +1020,8 @@ __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dty
     }
 }
 
-// The same for the bits of 16-bit numbers.
+// Stores eight 16-bit numbers, whose bits are h, to elements [i, i + 8) of p, of which the first `left`
+// exist. i is a multiple of 8; wide: p is a multiple of 16 bytes.
 __device__ __forceinline__ void store8_bits(void *p, int64_t i, int64_t left, bool wide,
                                             const uint32_t (&h)[8])
 {
@@ -1042,7 +1052,7 @@ __device__ __forceinline__ void *row_at(const tt__mat &m, int64_t r)
     return (char *)m.data + r * m.ld * (m.dtype == TT_F32 ? 4 : 2);
 }
 
-// Whether every row of m begins at a multiple of 16 bytes.
+// Returns whether every row of m begins at a multiple of 16 bytes.
 inline bool is_wide(const tt__mat *m)
 {
     return (uintptr_t)m->data % 16 == 0 && (m->rows < 2 || m->ld * (m->dtype == TT_F32 ? 4 : 2) % 16 == 0);
@@ -1050,11 +1060,11 @@ inline bool is_wide(const tt__mat *m)
 
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
-// Of the normal distribution, e is the density at x, exp(-x^2 / 2) / sqrt(2 pi), and f e the share below
-// -|x|, with f a polynomial of t = 1 / (1 + 0.34 |x|), fitted here (the least greatest relative error for |x|
-// up to 6: 1.3e-7; 1.7e-4 at 14, where the share is 1e-44). GELU and its slope, which share f and the
-// density, are within 3e-7 of the exact ones for |x| up to 4, and of 1e-7 |x| beyond.
-struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that 0 e is 0
+// The normal distribution at x. e is the density, exp(-x^2 / 2) / sqrt(2 pi), and f e the probability of
+// numbers below -|x|. f is a polynomial of t = 1 / (1 + 0.34 |x|), fitted here to the least maximum of
+// relative errors (1.3e-7 for |x| up to 6; 1.7e-4 at 14, where the probability is 1e-44). GELU and its
+// derivative share f and e; their errors are at most 3e-7 for |x| up to 4, and 1e-7 |x| beyond.
+struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that reach e is 0 where e is
 
 __device__ __forceinline__ normal_tail tail_of(float x)
 {
@@ -1066,24 +1076,25 @@ __device__ __forceinline__ normal_tail tail_of(float x)
     f = fmaf(f, t, 0.40716967f);
     f = fmaf(f, t, 0.321383715f);
     f = fmaf(f, t, 0.341364413f);
-    // In powers of 2, -1.3257 is the logarithm of 1 / sqrt(2 pi).
+    // -1.3257 is the logarithm of 1 / sqrt(2 pi) to base 2.
     return {f * t, tt__exp2(fmaf(-0.72134752f * x, x, -1.32574809f)), fminf(a, 14.0f)};
 }
 
-// 1 / (1 + exp(-x)).
+// Returns 1 / (1 + exp(-x)).
 __device__ __forceinline__ float sigmoid(float x)
 {
     return tt__reciprocal(1 + tt__exp2(-1.4426950408889634f * x));
 }
 
-// 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+// Returns 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3). square: x^2.
 __device__ __forceinline__ float share_by_tanh(float x, float square)
 {
     return tt__reciprocal(1 + tt__exp2(x * fmaf(-0.102943240f, square, -2.30220820f)));
 }
 
-// Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the
-// others. Where exp or tanh have run into 0 or 1, nothing is left of a product with a large x.
+// Returns an activation of x. activation_slope returns the derivative from the value that was saved: the
+// result for ReLU and tanh, the operand for the others. Where exp or tanh is rounded to 0 or 1, its slope is
+// 0, and the product of that slope and a large x is left out.
 __device__ __forceinline__ float activate(int act, float x)
 {
     switch (act) {
@@ -1103,12 +1114,12 @@ __device__ __forceinline__ float activation_slope(int act, float x)
     switch (act) {
     case TT__ACT_GELU: {
         const normal_tail n = tail_of(x);
-        const float below = (n.f - n.reach) * n.e; // the slope at -|x|
+        const float below = (n.f - n.reach) * n.e; // the derivative at -|x|
         return x < 0 ? below : 1 - below;
     }
     case TT__ACT_GELU_TANH: {
         const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
-        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the slope of 2u
+        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the derivative of 2u
         return ds > 0 ? fmaf(ds, du, s) : s;
     }
     case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
@@ -1121,7 +1132,7 @@ __device__ __forceinline__ float activation_slope(int act, float x)
     }
 }
 
-// A round of Philox4x32, with its key.
+// Computes one round of Philox4x32 on the counter c, with the round's key.
 __device__ __forceinline__ void philox_round(uint32_t (&c)[4], uint32_t k0, uint32_t k1)
 {
     uint32_t a_low, a_high, b_low, b_high;
@@ -1133,7 +1144,7 @@ __device__ __forceinline__ void philox_round(uint32_t (&c)[4], uint32_t k0, uint
     c[3] = a_low;
 }
 
-// Philox4x32, as in tinytrain.h.
+// Computes Philox4x32 of a counter, as tt__philox_rounds in tinytrain.h does.
 template <int ROUNDS = 10>
 __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t key, uint32_t (&out)[4])
 {
@@ -1145,8 +1156,7 @@ __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t ke
     }
 }
 
-// The keys of the rounds of a draw, for kernels that draw with few keys from shared memory, two rounds a
-// load.
+// The keys of all rounds of a draw, two rounds in a uint4, for kernels with few keys in shared memory.
 typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
 __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
 {
@@ -1157,7 +1167,7 @@ __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
     }
 }
 
-// The key of a stream of random numbers, as tt__stream_key makes it.
+// Returns the key of a stream of random numbers, as tt__stream_key does.
 __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t b)
 {
     const uint32_t counter[4] = {(uint32_t)a, (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), (uint32_t)b,
@@ -1167,7 +1177,7 @@ __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint
     return (uint64_t)out[1] << 32 | out[0];
 }
 
-// The sum over a warp, in every lane, in a fixed order.
+// Returns the sum over a warp, added in a fixed order, in every lane.
 template <class V> __device__ __forceinline__ V warp_sum(V v)
 {
     TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
@@ -1179,12 +1189,13 @@ __device__ __forceinline__ float warp_max(float v)
     return v;
 }
 
-// The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
+// Returns the sum over a block of THREADS threads, added in a fixed order, in every thread. All threads must
+// call this function.
 template <int THREADS, class V> __device__ __forceinline__ V block_sum(V v)
 {
     TT__SHARED(V, part, [THREADS / 32]);
     v = warp_sum(v);
-    __syncthreads(); // an earlier call may still be read
+    __syncthreads(); // threads may still read `part` of an earlier call
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
     __syncthreads();
     V sum = 0;
@@ -1201,8 +1212,8 @@ inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most)
     return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, most) : 1;
 }
 
-// Elements [4 i, 4 i + 4) of a parameter's first values from Philox block i, by the CPU's formulas
-// (tt__init_values, tt__normal4).
+// Writes n initial values of a parameter from element `first` on. Elements [4 i, 4 i + 4) come from Philox
+// block i, by the CPU's formulas (tt__init_values, tt__normal4).
 __global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t first, int64_t n,
                                                    tt_init init, uint64_t key)
 {
@@ -1244,18 +1255,18 @@ tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, 
 namespace {
 
 // ================================================================================================== rows
-// Ops that work row by row or element by element.
+// Building blocks of ops that work row by row or element by element.
 
 #define TT__ROW_THREADS 256
 struct loss_sums { double loss, weight, right; };
 
-// The resident bytes that a launch may use. Of matrix products cuBLASLt has the first part, and bias
-// gradients, or a bias in another dtype, the second; other kernels have all of it.
+// The resident workspace that a launch may use. In matrix products cuBLASLt uses the first part, and bias
+// gradients, or a bias in another dtype, the second part; other kernels use all of it.
 union resident_workspace {
     static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
     static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
     struct { unsigned char lt[LT_BYTES]; float bias[BIAS_BYTES / sizeof(float)]; } product;
-    float sums[BYTES / sizeof(float)]; // partial sums of kernels that sum in two steps
+    float sums[BYTES / sizeof(float)]; // partial sums, of kernels that sum in two steps
     double squares[BYTES / sizeof(double)];
     loss_sums losses[BYTES / sizeof(loss_sums)];
     unsigned words[BYTES / sizeof(unsigned)]; // bits of rows; counts of digits
@@ -1270,20 +1281,21 @@ __device__ __forceinline__ void load_group(float (&v)[8], const tt__mat &m, int6
     load8(v, row_at(m, r), m.dtype, c, n, vector);
 }
 
-// ---- sums over rows: parts in f32, then over the parts
+// ---- sums over rows: f32 sums of parts of the rows, then the sum of the parts
 
 __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
 {
     return load_any(m.data, m.dtype, i * m.ld + j);
 }
 
-// to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. There is nothing between the
-// members: gcc 12 with -ftrivial-auto-var-init clears other bytes than those between members of an array's.
+// A sum that is to be finished: to[c] = or += the sum over `parts` rows of `partial`, which are `stride`
+// floats apart. The structure has no padding, because in arrays of structures gcc 12 with
+// -ftrivial-auto-var-init clears other bytes than the padding.
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
-// 32 columns a block, whose 32 warps take parts in turn, 8 loads under way at a time: of the parts that there
-// are, all at once.
+// Finishes sums. A block has 32 columns, and its 32 warps take parts in turn; a thread has 8 loads in flight,
+// so that a block loads up to 256 parts at once.
 __global__ void __launch_bounds__(1024) finish_sums(const __grid_constant__ all_sums_to_finish all)
 {
     tt__begin_kernel();
@@ -1312,7 +1324,7 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// In one launch, but for those that add to the same.
+// Finishes all sums, in one launch unless several add to one result: these follow one another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -1343,7 +1355,8 @@ cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, 
     return run_all_finish_sums(d, &all);
 }
 
-// Sums of a block of 8 warps: lane i has columns [8 i, 8 i + 8) of 256. Thread k gets column k.
+// Sums 256 columns over the 8 warps of a block. Lane i passes columns [8 i, 8 i + 8); thread k gets the sum
+// of column k.
 __device__ __forceinline__ float sum_warps(const float (&v)[8])
 {
     TT__SHARED(float, part, [8][256]);
@@ -1355,22 +1368,24 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
     return sum;
 }
 
-// The number of blocks that sum `pieces` of rows: `each` for each of the device's processors, if the resident
-// memory behind its first `used` bytes has room for their f32 sums, `bytes` a block.
+// Returns the number of blocks that sum rows: `each` for each multiprocessor of the device, but at most
+// `pieces`, and at most as many as have room for their f32 sums, of `bytes` bytes a block, in the resident
+// workspace after its first `used` bytes.
 int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
     return max((int64_t)1, min(min(pieces, each * (int64_t)d->properties.multiProcessorCount), room));
 }
 
-#define TT__ROW_COLUMNS 4096 // of rows that fit the registers of a block
+#define TT__ROW_COLUMNS 4096 // max columns of rows that fit the registers of a block
 
-// Sums of columns of a gradient are the same bits whichever kernel leaves them, as a stage of a pipeline may
-// sum itself what it gets from the next: of the numbers as they are stored, in chunks of so many rows, which
-// the teams of a block (sum_teams) take in turn.
+// Returns the number of rows in a chunk of column sums. Each kernel that sums the columns of a gradient gives
+// the same bits, because a stage of a pipeline may sum a gradient itself that it gets from the next stage.
+// For that, each kernel sums the numbers as they are stored, in chunks of this many rows, whose rows the
+// teams of a block (sum_teams) take in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
-    // As many as layernorm_backward's blocks fit a processor.
+    // The number of layernorm_backward's blocks that fit a multiprocessor.
     const int64_t blocks = min((columns <= 1024 ? 1024 : TT__ROW_COLUMNS) / columns, (int64_t)4);
     const int64_t most = sum_blocks(d, (int)max(blocks, (int64_t)1), (rows + 7) / 8, 0,
                                     (size_t)(3 * columns) * sizeof(float));
@@ -1382,7 +1397,7 @@ __host__ __device__ inline int sum_teams(int64_t columns)
     return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : 4;
 }
 
-// Rounds v to numbers of this dtype: in pairs, as a single number takes a GPU's slow units.
+// Rounds v to numbers of this dtype, in pairs, because rounding a single number uses a GPU's slow units.
 __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 {
     if (dtype == TT_F32) return;
@@ -1391,8 +1406,8 @@ __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
     TT__WITH_HALF(dtype, T, widen8<T>(v, make_uint4(h[0], h[1], h[2], h[3])));
 }
 
-// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of chunks of rows, then over the chunks.
-// Moves one read of dy. A thread has a column.
+// Writes sums of the columns of dy (rows, n) over chunks of rows_each rows to partial[chunk][n]; finish_sums
+// adds up the chunks. Reads dy once. A thread has one column of a team's rows.
 __global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, tt__mat dy, int64_t rows_each,
                                                                int teams)
 {
@@ -1413,7 +1428,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, t
     }
 }
 
-// Columns [first, first + n) of a matrix.
+// Returns columns [first, first + n) of a matrix.
 tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
 {
     tt__mat part = *m;
@@ -1422,7 +1437,8 @@ tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-// As many columns at a time as there is room for partial sums of.
+// Computes to = or += the sums of the columns of dy, as many columns at a time as fit the partial sums'
+// memory.
 cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
 {
     tt__device *d = l->device;
@@ -1442,12 +1458,12 @@ cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__ma
     return e;
 }
 
-// A kernel whose template arguments are dtypes is for operands of these and whole vectors of 8 elements; it
-// writes them into its copies of the operands, and compilers drop the code of other dtypes. With ANY it takes
-// any.
+// Template argument of kernels that take any dtype. Kernels whose template arguments are dtypes take operands
+// of these dtypes in whole vectors of 8 elements. They set the dtypes in their copies of the operands, so
+// that compilers drop the code for other dtypes.
 enum { ANY = -1 };
 
-// 8 columns of a row as they come from memory: of vectors of dtype X their bits, of ANY numbers.
+// 8 columns of a row as they are loaded: the bits of vectors of dtype X, or f32 numbers for ANY.
 template <int X> struct row_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
 template <> struct row_bits<ANY> { float v[8]; };
 
@@ -1465,14 +1481,14 @@ template <int X> __device__ __forceinline__ void widen_row(float (&v)[8], const 
     }
 }
 
-// The matrices begin `by` rows later.
+// Moves the beginning of each matrix by `by` rows.
 template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &...m)
 {
     ((m.data = row_at(m, by)), ...);
 }
 
-// The number of blocks of a kernel that goes through its work in strides: `blocks`, for which there is work,
-// but at most `times` the number that the device's processors run at a time.
+// Sets *grid to the number of blocks of a kernel that goes through its work in strides: `blocks`, the number
+// of blocks with work, but at most `times` the number that the device's multiprocessors run at once.
 template <class... P>
 cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times, int64_t blocks,
                     unsigned *grid)
@@ -1484,13 +1500,13 @@ cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times,
     return e;
 }
 
-// An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which
-// all threads of a block call, and get(): the results v of the group of n columns that begins at column c of
-// row r, or false where nothing is to be written.
+// Arguments of an op that computes y from up to two operands, a and b, in groups of 8 columns. OP is a struct
+// with begin(), which all threads of a block call, and get(), which computes the results v of the group of n
+// columns that begins at column c of row r, or returns false where nothing is to be written.
 struct group_args { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
 
-// X: dtype of the operands, Y: of the result.
-// For operands of any dtype the compiler, if it chooses how many registers a thread has, spills one for 10.0.
+// Computes y by op.get(). X: dtype of the operands; Y: dtype of the result. Without launch bounds for X ==
+// ANY the compiler would spill a register for compute capability 10.0.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, X == ANY ? 2 : 0) each_group(group_args g, OP op)
 {
@@ -1520,7 +1536,7 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
 {
     cudaError_t e = cudaSuccess;
     unsigned grid;
-    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
+    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // of one launch: 32-bit division serves
     for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
         g.all = min(rows, g.y.rows - g.first) * g.per_row;
         e = grid_of(d, each_group<OP, X, Y>, TT__ROW_THREADS, 2, blocks_for(g.all, TT__ROW_THREADS), &grid);
@@ -1530,7 +1546,7 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
     return e;
 }
 
-// n columns from c on of m's first row.
+// Loads n columns, from column c on, of m's first row.
 template <int X>
 __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, int64_t c, int n, bool vector)
 {
@@ -1542,9 +1558,10 @@ __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, i
     }
 }
 
-// As each_group, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP has finish(),
-// too, which makes v of the elements v of a and the others of b, and is told whether b is there. A thread has
-// 8 columns. The rows of its next turn are on their way meanwhile: there are few blocks, as each leaves sums.
+// Computes y as each_group does, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP
+// also has finish(), which computes the results v from the elements v of a and `other` of b, and is told
+// whether b exists. A thread has 8 columns. It loads the rows of its next turn ahead, because there are few
+// blocks: each block leaves a row of partial sums.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
@@ -1556,7 +1573,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
         g.vector = true;
     }
     op.begin();
-    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // in a turn
+    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // rows of a thread in a turn
     const int teams = sum_teams(g.y.cols), across = (int)blockDim.x / teams;
     const int team = (int)threadIdx.x / across, place = (int)threadIdx.x - team * across;
     const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + place * 8;
@@ -1566,8 +1583,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     float *const of_block = partial + blockIdx.y * g.y.cols;
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     row_bits<X> a[ROWS] = {}, b[ROWS] = {};
-    // Of the thread's first row in the turn at hand. Operands begin at what is fetched ahead, the next turn;
-    // all of it in one go, as a thread that waits for one of its loads may wait for all under way.
+    // left: rows of the chunk from the thread's first row of the current turn on. g.a and g.b begin at the
+    // rows of the next turn, which are loaded ahead. All of these loads are issued together, because a thread
+    // that waits for one of its loads may wait for all loads in flight.
     int left = c < g.y.cols ? (int)(min(g.y.rows, (blockIdx.y + 1) * rows_each) - from) : 0;
     move_rows(from, g.a, g.b, g.y);
     const auto fetch = [&](int many) {
@@ -1602,7 +1620,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
         TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
         return;
     }
-    TT__SHARED(float4, part, [4][2][64]); // of 4 columns each
+    TT__SHARED(float4, part, [4][2][64]); // sums of 4 columns each, by team
     part[team][0][place] = make_float4(sum[0], sum[1], sum[2], sum[3]);
     part[team][1][place] = make_float4(sum[4], sum[5], sum[6], sum[7]);
     __syncthreads();
@@ -1614,8 +1632,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     }
 }
 
-// What ops say of the dtypes for which they have kernels of their own: none; each, if all operands have it;
-// and also a 16-bit result of fp32.
+// The typed kernels of an op, beside its kernel for any dtype. RARE: none; HOT: one for each dtype, if all
+// operands and the result have that dtype; HOT_CASTS: also one for each 16-bit result of f32 operands.
 enum { RARE, HOT, HOT_CASTS };
 
 bool is_typed(const group_args &g)
@@ -1639,8 +1657,8 @@ template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_a
     return launch_groups<OP, ANY, ANY>(d, g, op);
 }
 
-// by_row: the op asks for its row or column, so matrices without gaps are not taken as one row. Operands
-// whose data is NULL are left alone.
+// Computes y (or y += if `add`) by op. by_row: the op uses numbers of rows or columns, so contiguous matrices
+// are not taken as one long row. Operands whose data is NULL are absent.
 template <class OP>
 cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
 {
@@ -1661,7 +1679,7 @@ cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add,
 
 const tt__mat no_operand = {NULL, TT_F32, 0, 0, 0};
 
-// As run_groups, and sums = or += the sums of y's columns, where sums.data is there.
+// Computes y as run_groups does, and, unless sums.data is NULL, sums = or += the sums of y's columns.
 template <class OP>
 cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row,
                             OP op, const tt__mat &sums, bool add_sums)
@@ -1675,7 +1693,7 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    // Blocks across the columns are alike.
+    // The blocks across the columns get equal shares of the columns.
     const int teams = sum_teams(y.cols);
     const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
     const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;
@@ -1701,7 +1719,7 @@ namespace {
 
 // ---------------------------------------------------------------------------------------- element by element
 
-// y = s x. Bytes: x and y once.
+// Computes y = s x. Moves x and y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;
     float s;
@@ -1716,11 +1734,11 @@ struct op_scale {
 
 cudaError_t run_scale(const tt__launch *l)
 {
-    const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // CAST: 1
+    const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // a CAST scales by 1
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
-// y = a + b or a b, where b is a matrix or (ROW) a row. Bytes: a, b and y once.
+// Computes y = a + b or (TIMES) a b, where b is a matrix or (ROW) a row. Moves a, b and y once.
 template <bool TIMES, bool ROW> struct op_two {
     static constexpr int KIND = HOT;
     static constexpr bool BY_ROW = ROW;
@@ -1743,7 +1761,8 @@ template <class OP> cudaError_t run_two(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], OP::BY_ROW, OP());
 }
 
-// Rotary positions. A thread turns the same pairs, up to 8, of TURN_HEADS heads. Bytes: x and y once.
+// Arguments of rotary positions. A thread turns up to 8 pairs, the same pairs of TURN_HEADS heads. Moves x
+// and y once.
 enum { TURN_HEADS = 8 };
 struct rotary_args {
     tt__mat x, y;
@@ -1751,11 +1770,11 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head, of heads in a row, and all
+    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; all groups
     float frequency[TT__MOST_PAIRS];
 };
 
-// The n columns from c on of row r become v, or v is added to them.
+// Writes v to the n columns from c on of row r, or adds v to them.
 __device__ void put_group(const rotary_args &a, int64_t r, int64_t c, int n, float (&v)[8])
 {
     float old[8];
@@ -1807,7 +1826,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2) rotary_kernel(rotary_args 
             }
             put_group(a, r, lower, n_lower, v);
             put_group(a, r, upper, n_upper, w);
-            if (group || (a.x.data == a.y.data && !a.add)) continue; // columns that do not turn
+            if (group || (a.x.data == a.y.data && !a.add)) continue; // below: columns that do not turn
             for (int64_t e = 2 * a.pairs; e < a.head_size; e += 8) {
                 const int rest = min((int64_t)8, a.head_size - e);
                 load_group(v, a.x, r, head + e, rest, a.vector);
@@ -1845,7 +1864,7 @@ cudaError_t run_rotary(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
 
-// y = a constant, times the loss scale if `scale` is not NULL. Bytes: y once.
+// Computes y = a constant, times the loss scale if `scale` is not NULL. Moves y once.
 struct op_fill {
     static constexpr int KIND = RARE;
     float x;
@@ -1865,7 +1884,7 @@ cudaError_t run_fill(const tt__launch *l)
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
 
-// y = act(x), and dx = dy act'(saved). Bytes: x and y, or dy, saved and dx once.
+// Computes y = act(x); op_act_backward computes dx = dy act'(saved). Moves operands and results once.
 template <int ACT> struct op_act {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
@@ -1894,7 +1913,7 @@ template <int ACT> struct op_act_backward {
     }
 };
 
-// run(op) of an activation.
+// Calls run(op) with the op of an activation.
 template <template <int> class OP, class RUN> cudaError_t with_act(int act, RUN run)
 {
     switch (act) {
@@ -1929,7 +1948,7 @@ cudaError_t run_activation_backward(const tt__launch *l)
     return run_slope(l, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0], l->out[1], l->add[1]);
 }
 
-// y = silu(gate) up. Bytes: gate, up and y once.
+// Computes y = silu(gate) up. Moves gate, up and y once.
 struct op_swiglu {
     static constexpr int KIND = HOT;
     __device__ void begin() {}
@@ -1948,11 +1967,11 @@ cudaError_t run_swiglu(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_swiglu());
 }
 
-// Its backward, in groups as each_group. dgate or dup may be absent, or in the place of an operand. Bytes:
-// operands and results once.
+// Arguments of the backward of swiglu, in groups of 8 columns as in each_group. dgate or dup may be absent,
+// or in the place of an operand. Moves operands and results once.
 struct swiglu_args { tt__mat dy, gate, up, dgate, dup; bool add_dgate, add_dup, vector; int64_t per_row; };
 
-// X: dtype of all, or ANY.
+// Computes dgate and dup. X: dtype of all operands and results, or ANY.
 template <int X> __global__ void __launch_bounds__(TT__ROW_THREADS, 2) swiglu_backward(swiglu_args g)
 {
     tt__begin_kernel();
@@ -2010,14 +2029,15 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
     return TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
-// y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox
-// block {r, c / 8, 0, 0}, of the rows and columns of all ranks; r is number[r] if that is not NULL. Bytes: x,
-// residual and y once; some 12 integer operations an element for the random numbers.
+// Computes y = x / (1 - p) where the element survives, else 0; plus the residual. A group's 16-bit random
+// numbers are Philox block {r, c / 8, 0, 0}, where r and c count the rows and columns of all ranks; number[r]
+// replaces r if `number` is not NULL. Moves x, residual and y once; the random numbers take some 12 integer
+// operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__run *run;
     const int32_t *number;
-    int64_t first_row, first_col; // the column: a multiple of 8
+    int64_t first_row, first_col; // first_col is a multiple of 8
     uint32_t stream, drop;
     float scale;
     uint64_t key;
@@ -2034,7 +2054,7 @@ struct op_dropout {
     {
         return number ? (uint32_t)number[r] : (uint32_t)(first_row + r);
     }
-    // Group number `group` of the row with this number.
+    // Drops elements of group number `group` of row number `row`.
     __device__ void apply(uint32_t row, uint32_t group, float (&v)[8]) const
     {
         const uint32_t counter[4] = {row, (uint32_t)(first_col / 8) + group, 0, 0};
@@ -2078,7 +2098,7 @@ namespace {
 
 // ------------------------------------------------------------------- rows: gather, scatter, pooling, patches
 
-// y[r] = x[index[r] - first]; 0 where x has no such row. Bytes: the rows of y twice.
+// Computes y[r] = x[index[r] - first]; 0 where x has no such row. Moves the rows of y twice.
 struct op_gather {
     static constexpr int KIND = HOT_CASTS;
     const int32_t *index;
@@ -2101,7 +2121,7 @@ cudaError_t run_gather(const tt__launch *l)
     return run_groups(l->device, l->in[embedding ? 1 : 0], no_operand, l->out[0], l->add[0], true, op);
 }
 
-// The sequence that row r belongs to: start[s] <= r < start[s + 1].
+// Returns the sequence s that contains row r: start[s] <= r < start[s + 1].
 __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seqs, int64_t r)
 {
     int64_t low = 0, high = seqs;
@@ -2113,7 +2133,7 @@ __device__ __forceinline__ int64_t sequence_of(const int32_t *start, int64_t seq
     return low;
 }
 
-// dx[r] = dy[s] / length of r's sequence s. Bytes: dx once.
+// Computes dx[r] = dy[s] / length of s, the sequence of row r. Moves dx once.
 struct op_mean_pool_backward {
     static constexpr int KIND = RARE;
     const int32_t *start;
@@ -2135,9 +2155,9 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 
-// y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. A
-// thread takes up to 8 pixels of a line of a patch, from all C channels. words: the pixels of 8 begin at
-// multiples of 4 bytes. Bytes: the pixels and y once.
+// Arguments of patches, which computes y[r] = patch number position[r] - 1 of row r's image, its channels one
+// after another; 0 for position 0. A thread takes up to 8 pixels of a line of a patch, with all C channels.
+// words: groups of 8 pixels begin at multiples of 4 bytes. Moves the pixels and y once.
 struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
@@ -2158,7 +2178,7 @@ template <int C> __global__ void __launch_bounds__(TT__ROW_THREADS) patches(patc
         const int64_t r = g.y.rows * each > INT32_MAX ? k / each : (uint32_t)k / each;
         const unsigned unit = (unsigned)(k - r * each), line = unit / runs, x = unit % runs * 8;
         const int n = min(8, g.patch - (int)x), p = g.position[r] - 1;
-        uint32_t pixels[2 * C]; // 4 bytes each
+        uint32_t pixels[2 * C]; // 8 pixels of C bytes
         TT__UNROLL for (int i = 0; i < 2 * C; i++) pixels[i] = 0;
         if (p >= 0) {
             const int64_t corner = ((int64_t)((unsigned)p / across) * g.patch + line) * g.width
@@ -2199,7 +2219,7 @@ cudaError_t run_patches(const tt__launch *l)
         g.scale[c] = 1 / (255 * o->std[c]);
         g.shift[c] = -o->mean[c] / o->std[c];
     }
-    // So all lines of images begin at multiples of 4 bytes, as 8 pixels of C channels are.
+    // words: all lines of images begin at multiples of 4 bytes; 8 pixels of C channels are whole words.
     const uintptr_t pitches = (uintptr_t)g.ld | (uintptr_t)(o->width * o->channels);
     g.words = o->patch % 8 == 0 && ((uintptr_t)g.pixels | pitches) % 4 == 0;
     if (!y->rows) return cudaSuccess;
@@ -2212,10 +2232,10 @@ cudaError_t run_patches(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
-// ---- sums over rows, by kernels of their own
+// ---- sums over rows, with special kernels
 
-// Columns [c, c + n) of N rows, of which those below 0 are zeros; all loads are under way before the first
-// result is needed.
+// Loads columns [c, c + n) of N rows; rows with negative numbers are zeros. All loads are in flight before
+// the first result is needed.
 template <int N>
 __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, const int64_t (&rows)[N],
                                           int64_t c, int n, bool vector)
@@ -2240,8 +2260,8 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
     }
 }
 
-// y[s] = the mean of sequence s. A block takes 256 columns of a sequence, a warp every eighth of its rows.
-// Bytes: x once.
+// Computes y[s] = the mean of the rows of sequence s. A block takes 256 columns of a sequence, a warp every
+// eighth row. Moves x once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
@@ -2273,7 +2293,7 @@ cudaError_t run_mean_pool(const tt__launch *l)
                       d->stream, l->in[0], (const int32_t *)l->in[1].data, *y, l->add[0], is_wide(&l->in[0]));
 }
 
-// ---- set rows: a bit for each row that is listed, as a row may be listed twice
+// ---- set rows: a bit marks each listed row, because the index may list a row twice
 
 __global__ void __launch_bounds__(TT__ROW_THREADS) mark_rows(const int32_t *index, int64_t n, unsigned *bits)
 {
@@ -2293,12 +2313,12 @@ cudaError_t run_mark_rows(const tt__launch *l, int64_t rows)
                       (const int32_t *)l->in[1].data, l->in[1].rows, resident_of(l)->words);
 }
 
-// y[r] = b where r is set, else x[r], which is not read when it is in place. Bytes: x and y once, or of the
-// set rows only. As a backward: 0 where r is set, which leaves alone what is added to.
+// Computes y[r] = b where row r is set, else x[r], which is not read if y is in the place of x. Moves x and y
+// once, or only the set rows. In the backward b is absent: y[r] = 0 where row r is set, unless y is added to.
 struct op_set_rows {
     static constexpr int KIND = RARE;
     const unsigned *bits;
-    bool in_place, add; // add: to what is there, where r is not set
+    bool in_place, add; // add: y[r] += x[r] where row r is not set
     __device__ void begin() {}
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
@@ -2328,7 +2348,7 @@ cudaError_t run_set_rows(const tt__launch *l)
     return e == cudaSuccess ? run_groups(l->device, l->in[0], l->in[2], l->out[0], false, true, op) : e;
 }
 
-// Row index[r] of y = row r of x. Bytes: x and those rows once.
+// Copies row r of x to row index[r] of y. Moves x and the written rows once.
 __global__ void __launch_bounds__(TT__ROW_THREADS) store_rows(tt__mat x, const int32_t *index, tt__mat y,
                                                               int64_t groups, bool vector)
 {
@@ -2353,8 +2373,8 @@ cudaError_t run_store_rows(const tt__launch *l)
                       (const int32_t *)l->in[1].data, y, groups, is_wide(&x) && is_wide(&y));
 }
 
-// partial[blockIdx.x][c] = the sum of dy's set rows among `words` words of 32 rows. 256 columns a block,
-// every eighth word a warp.
+// Computes partial[blockIdx.x][c] = the sum of dy's set rows among `words` words, each with the bits of 32
+// rows. A block has 256 columns, a warp every eighth word.
 __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits,
                                                                 int64_t words, float *partial, bool vector)
 {
@@ -2381,7 +2401,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     const unsigned *bits = resident_of(l)->words;
     float *partial = resident_of(l)->sums + used / sizeof(float);
     cudaError_t e = run_mark_rows(l, dy->rows);
-    if (e == cudaSuccess && l->out[1].data) { // first, as dx may take the place of dy
+    if (e == cudaSuccess && l->out[1].data) { // first, because dx may be in the place of dy
         const int64_t all = (dy->rows + 31) / 32;
         const int64_t blocks = sum_blocks(d, 2, (all + 7) / 8, used, (size_t)dy->cols * 4);
         const int64_t words = (all + blocks - 1) / blocks;
@@ -3021,24 +3041,23 @@ cudaError_t run_with_dropout(const tt__launch *l)
 /* ==== src/ops/embedding/cuda.cuh */
 namespace {
 
-// ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums
-// of equal ids
+// ---- gradients of tables: rows of dy are sorted by id, equal ids in row order; then equal ids are summed
 
-#ifndef TT__SORT_TILES // at most so many blocks; tests make it smaller
+#ifndef TT__SORT_TILES // max number of blocks; tests make it smaller
 #define TT__SORT_TILES 128
 #endif
-enum { TT__SORT_STEP = 1024 }; // each of which takes so many numbers at a time
+enum { TT__SORT_STEP = 1024 }; // ids that a block takes at a time
 
-// These kernels run once or twice a step, and each time the device reads their instructions from its memory
-// anew: code that is short matters more than what unrolled loops save.
+// The kernels below run once or twice a step, and each time the device reads their code from its memory, so
+// that short code saves more time than unrolled loops.
 
-// Four loads that are under way together, 32 numbers apart.
+// Loads four numbers, 32 apart, with all four loads in flight together.
 __device__ __forceinline__ void load_ids(int32_t (&to)[4], const int32_t *from, int64_t k, int64_t end)
 {
     TT__UNROLL for (int u = 0; u < 4; u++) to[u] = k + u * 32 < end ? from[k + u * 32] : 0;
 }
 
-// counts[block][digit] = how many of the block's ids have this digit of 8 bits.
+// Sets counts[block][digit] to the number of the block's ids with this digit, 8 bits from bit `shift` on.
 __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift,
                                                                 int64_t tile, unsigned *counts)
 {
@@ -3058,15 +3077,15 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *i
     counts[(int64_t)blockIdx.x * 256 + threadIdx.x] = count[threadIdx.x];
 }
 
-// Moves ids and rows (NULL: 0, 1, ...) behind those with a lesser digit, in the order that they had. Thread k
-// of a block looks after digit k.
+// Sorts ids and rows (NULL: 0, 1, ...) by their digit; ids with the same digit keep their order. Thread k of
+// a block is responsible for digit k.
 __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t *ids, const int32_t *rows,
                                                                   int64_t n, int shift, int64_t tile,
                                                                   const unsigned *counts, int32_t *to_ids,
                                                                   int32_t *to_rows)
 {
     tt__begin_kernel();
-    TT__SHARED(unsigned, place, [8][256]); // of each warp's next id with a digit
+    TT__SHARED(unsigned, place, [8][256]); // place of each warp's next id, by its digit
     TT__SHARED(unsigned, totals, [8]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
@@ -3080,7 +3099,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
             all += count[u];
         }
     }
-    unsigned sum = all; // of the digits of this warp up to this one
+    unsigned sum = all; // number of ids with a digit of this warp up to this thread's
     for (int m = 1; m < 32; m *= 2) {
         const unsigned other = __shfl_up_sync(0xffffffffu, sum, m);
         if (lane >= m) sum += other;
@@ -3098,7 +3117,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
         if (rows) load_ids(row, rows, first, to);
         TT__UNROLL for (int k = 0; k < 8; k++) place[warp][k * 32 + lane] = 0;
         __syncwarp();
-        // How many ids with the same digit the warp has before each of its 128.
+        // rank: how many ids with the same digit the warp has before each of its 128 ids.
         TT__UNROLL for (int u = 0; u < 4; u++) {
             const bool there = first + u * 32 < to;
             const unsigned digit = (uint32_t)id[u] >> shift & 255;
@@ -3126,12 +3145,13 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
     }
 }
 
-// The same for up to TT__RANKED ids at once: the place of an id is how many come before it. A block counts
-// for 32 ids, and each of its warps compares them with an eighth of all. Blocks behind these write zeros.
+// Sorts up to TT__RANKED ids and their rows at once: the place of an id is the number of ids before it. A
+// block counts for 32 ids, and each of its warps compares these with an eighth of all ids. Further blocks
+// write zeros.
 #ifndef TT__RANKED // tests make it smaller
 #define TT__RANKED 8192
 #endif
-enum { TT__ZEROS = 4096 }; // vectors that a block writes at a time
+enum { TT__ZEROS = 4096 }; // vectors of zeros that a block writes at a time
 __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, int n, int32_t *to_ids,
                                                             int32_t *to_rows, uint4 *zero,
                                                             int64_t zero_vectors)
@@ -3148,13 +3168,13 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
                 if (k + u < zero_vectors) zero[k + u] = make_uint4(0, 0, 0, 0);
         return;
     }
-    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // a warp's
+    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // each: ids of a warp
     const int whole = (uintptr_t)ids % 16 == 0 ? n / 4 * 4 : 0;
     TT__ROLLED for (int k = threadIdx.x * 4; k < whole; k += 4 * TT__ROW_THREADS)
         tt__cp_async_16(all + k, ids + k);
     TT__ROLLED for (int k = whole + threadIdx.x; k < n; k += TT__ROW_THREADS)
         tt__cp_async_4(all + k, ids + k);
-    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // fewer than the threads
+    if (n + (int)threadIdx.x < 8 * each) all[n + threadIdx.x] = INT32_MAX - 1; // < 256 of these
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
     __syncthreads();
@@ -3164,7 +3184,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         const int32_t most = id + (at < from); // equal ids of earlier blocks come before it
         TT__UNROLL for (int k = 0; k < 32; k += 4) {
             const int4 of = *(const int4 *)(all + at + k);
-            // The sign of a difference of numbers that are not negative, which costs less than a comparison.
+            // The sign of a difference costs less than a comparison; the numbers are not negative.
             count += (unsigned)(of.x - most) >> 31;
             count += (unsigned)(of.y - most) >> 31;
             count += (unsigned)(of.z - most) >> 31;
@@ -3180,9 +3200,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
     to_rows[count] = from + lane;
 }
 
-enum { TT__SUMMED = 16 }; // so many vectors are on their way to each thread of sum_ids at a time
+enum { TT__SUMMED = 16 }; // vectors in flight to each thread of sum_ids
 
-// Brings 8 columns of a row, whole vectors, to shared memory.
+// Copies 8 columns of a row, which are whole vectors, to shared memory asynchronously.
 __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t r, int64_t c)
 {
     const int vectors = m.dtype == TT_F32 ? 2 : 1;
@@ -3191,33 +3211,33 @@ __device__ __forceinline__ void copy_group(uint4 *to, const tt__mat &m, int64_t 
     if (vectors == 2) tt__cp_async_16(to + 1, p + 1);
 }
 
-// Sums the rows of dy with equal ids, `chunk` of them a block. A sum of rows that are all in the chunk goes
-// to row id - first of `to`, if it has that; of those that go on from the chunk before to partial[block][0],
-// of those that begin here and go on to partial[block][1]. wide: both have whole groups of 8 columns at
-// multiples of 16 bytes, and shared memory has room for the rows that are on their way. Bytes: dy and the
-// rows of `to`.
+// Sums the rows of dy with equal ids. A block has a chunk of `chunk` rows. The sum of an id whose rows are
+// all in the chunk goes to row id - first of `to`, if there is one. The sum goes to partial[block][0] if rows
+// of the id are in the chunk before, and to partial[block][1] if the id begins in this chunk and goes on in
+// the next. wide: dy and `to` have whole groups of 8 columns at multiples of 16 bytes, and shared memory has
+// room for the rows in flight. Moves dy and the rows of `to` once.
 __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t *rows, int64_t n, tt__mat dy,
                                                tt__mat to, int64_t first, bool add, bool wide, int64_t chunk,
                                                float *partial)
 {
     tt__begin_kernel();
     TT__DYN_SHARED(uint4, coming);
-    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // from the one in front of the rows to the one behind them
+    TT__SHARED(int32_t, id, [TT__SUMMED + 2]); // ids of the row before, of the rows, of the row after
     TT__SHARED(int32_t, row, [TT__SUMMED]);
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const int width = (int)max((int64_t)0, min(dy.cols - c, (int64_t)8)), t = (int)threadIdx.x;
     const bool copies = wide && width > 0;
-    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // of a row
+    const int vectors = dy.dtype == TT_F32 || (add && to.dtype == TT_F32) ? 2 : 1; // in 8 columns
     const int most = TT__SUMMED / vectors / (add ? 2 : 1), step = (int)blockDim.x * vectors;
-    uint4 *const own = coming + t * vectors, *const old = own + most * step; // of dy and of `to`
+    uint4 *const own = coming + t * vectors, *const old = own + most * step; // rows of dy, rows of `to`
     const tt__mat parts = {partial, TT_F32, 0, dy.cols, dy.cols};
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     bool began = false;
     TT__ROLLED for (int64_t k = from; k < end; k += most) {
         const int count = (int)min(end - k, (int64_t)most);
         __syncthreads();
-        if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // no id is less than 0
+        if (t < count + 2) id[t] = k + t > 0 && k + t <= n ? ids[k + t - 1] : -1; // ids are at least 0
         if (t < count) row[t] = rows[k + t];
         __syncthreads();
         TT__ROLLED for (int u = 0; u < count && copies; u++) {
@@ -3249,7 +3269,8 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     }
 }
 
-// Adds up what ids whose rows lie in several chunks left in `partial`: the chunk in which they begin does.
+// Adds up the partial sums of ids whose rows are in several chunks. The block of the chunk in which an id
+// begins adds up the id's sums.
 __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, int64_t first,
                                                 bool add, bool vector, int64_t chunk, float *partial)
 {
@@ -3261,7 +3282,7 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
     const int32_t id = ids[end];
     const int64_t row = id - first;
     if ((from > 0 && ids[from - 1] == id) || row < 0 || row >= to.rows) return;
-    int64_t low = end, high = n; // ids[low] == id, and those from high on are greater
+    int64_t low = end, high = n; // ids[low] == id; ids from `high` on are greater
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         if (ids[middle] == id) low = middle;
@@ -3272,7 +3293,7 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
     const bool whole = to.cols % 8 == 0;
     float sum[8], v[8][8];
     load_group(sum, parts, (int64_t)blockIdx.x * 2 + 1, c, width, whole);
-    for (int64_t b = blockIdx.x + 1; b <= last; b += 8) { // 8 loads are under way at a time
+    for (int64_t b = blockIdx.x + 1; b <= last; b += 8) { // 8 loads are in flight at a time
         int64_t at[8];
         TT__UNROLL for (int u = 0; u < 8; u++) at[u] = b + u <= last ? (b + u) * 2 : -1;
         load_rows(v, parts, at, c, width, whole);
@@ -3295,7 +3316,7 @@ cudaError_t run_table_backward(const tt__launch *l)
     const int64_t n = index->rows, first = embedding ? l->first_row - l->instr->attr.offset : 0;
     const int64_t ids_end = embedding && l->whole_rows ? l->whole_rows : to->rows;
     const size_t each = tt__align_to((size_t)n * sizeof(int32_t), TT__CUDA_ALIGN);
-    int32_t *array[4]; // ids and rows, and again
+    int32_t *array[4]; // ids, rows, and another pair of these
     for (int k = 0; k < 4; k++) array[k] = (int32_t *)((char *)l->workspace + k * each);
     const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
     const bool ranked = n > 0 && n <= TT__RANKED;
@@ -4122,17 +4143,17 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
 namespace {
 
 // ================================================================================================ optimizers
-// Parameters, gradients and state are contiguous, so they are vectors here.
+// Parameters, gradients and states are contiguous, so kernels treat them as vectors.
 
 enum { TT__SQUARES_BLOCKS = 1024 };
 
-// Tensors that share a launch, as its arguments: of instructions that run together. Tests make it smaller.
+// Max number of tensors (of instructions that run together) in a launch. Tests make the number smaller.
 #ifndef TT__TENSORS
-// Arguments may have 32,764 bytes, and 4,096 before CUDA 12.1.
+// A kernel's arguments may have 32,764 bytes, or 4,096 before CUDA 12.1.
 #define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
 #endif
 
-// The tensor that a block is for, of `count` in the order of their first blocks.
+// Returns the number of this block's tensor, of `count` tensors in the order of their first blocks.
 template <class T> __device__ __forceinline__ int tensor_of_block(const T *of, int count)
 {
     int low = 0;
@@ -4155,11 +4176,11 @@ struct square_sum {
 
 struct square_sums {
     int count;
-    double *partial; // a block's each
+    double *partial; // the sum of each block
     square_sum of[TT__TENSORS];
 };
 
-// Squares of elements [i, i + 8) of g, summed in f32.
+// Returns the sum, in f32, of the squares of elements [i, i + 8) of g.
 __device__ __forceinline__ float squares8(const square_sum &t, int64_t i)
 {
     float x[8];
@@ -4168,7 +4189,8 @@ __device__ __forceinline__ float squares8(const square_sum &t, int64_t i)
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
-// Sums of squares of tensors; each crosses memory once. Eight at a time in f32, and these sums in double.
+// Sums the squares of tensors, for each block to partial: eight squares in f32, and these sums in double.
+// Reads each tensor once.
 __global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ square_sums s)
 {
     tt__begin_kernel();
@@ -4191,7 +4213,7 @@ __global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant_
     if (threadIdx.x == 0) *(float *)t.to = (float)sum;
 }
 
-// The same in two steps: a block for each chunk of a tensor, then the sum of all chunks.
+// Sums the squares of each chunk of a tensor, a block each; fold_squares adds up the sums of the chunks.
 __global__ void __launch_bounds__(256) chunk_squares(const __grid_constant__ square_sums s)
 {
     tt__begin_kernel();
@@ -4214,7 +4236,7 @@ __global__ void __launch_bounds__(256) fold_squares(const __grid_constant__ squa
     if (threadIdx.x == 0) *(float *)t.to = (float)sum;
 }
 
-// The loss of what was counted.
+// Computes the mean loss from the counts of a loss.
 __global__ void mean_loss(const float *counts, float *loss)
 {
     tt__begin_kernel();
@@ -4227,7 +4249,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// totals [+]= a loss's counts: tt__totals.
+// Computes totals = or += the counts of a loss. totals: a tt__totals.
 __global__ void add_counts(const float *counts, double *totals, bool add)
 {
     tt__begin_kernel();
@@ -4241,8 +4263,8 @@ cudaError_t run_add_counts(const tt__launch *l)
                       l->add[0]);
 }
 
-// Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_), from the n gradients' sums
-// of squares.
+// Computes the global norm and the factor of all gradients, as torch.nn.utils.clip_grad_norm_ does, from the
+// sums of squares of n gradients.
 __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm,
                                             const tt__totals *totals, const tt__scale *loss_scale,
                                             const tt__run *run, tt__clipped *out)
@@ -4254,7 +4276,7 @@ __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, flo
     if (threadIdx.x) return;
     double scale = (run ? run->loss_norm / totals->targets : 1) / (loss_scale ? loss_scale->scale : 1),
         norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // nothing is updated
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // no parameter is updated
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     out->norm = (float)norm;
     out->factor = (float)factor;
@@ -4267,7 +4289,7 @@ cudaError_t run_clip(const tt__launch *l)
                       (const tt__scale *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
 }
 
-// The next loss scale, as on the CPU.
+// Computes the next loss scale, as the CPU's run_LOSS_SCALE does.
 __global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale *s,
                                 float growth, float backoff, int interval)
 {
@@ -4292,16 +4314,16 @@ cudaError_t run_loss_scale(const tt__launch *l)
                       a->interval);
 }
 
-// The stream of a launch; nothing but copies and collectives are on another than that of computation.
+// Returns the stream of a launch. Only copies and collectives are on a stream other than the compute stream.
 cudaStream_t stream_of(const tt__launch *l) { return stream_of(l->device, l->instr->stream); }
 
-// Between memories of the device and the host.
+// Copies between or within the memories of the device and the host.
 cudaError_t run_copy(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *y = &l->out[0];
     const size_t size = tt_dtype_bytes(x->dtype);
     const bool whole = x->rows == 1 || (x->ld == x->cols && y->ld == y->cols);
-    if (whole) // which may be longer than the longest row of the other
+    if (whole) // contiguous data may be longer than the max row of cudaMemcpy2DAsync
         return cudaMemcpyAsync(y->data, x->data, (size_t)(x->rows * x->cols) * size, cudaMemcpyDefault,
                                stream_of(l));
     return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
@@ -4310,9 +4332,9 @@ cudaError_t run_copy(const tt__launch *l)
 
 cudaError_t run_nothing(const tt__launch *) { return cudaSuccess; }
 
-// x to 16 bits by stochastic rounding (the CPU's round_16): up with a probability equal to the dropped
-// fraction, by 16 random bits. To the nearest instead what is not finite and, in f16, from 65504 on, where
-// nearest overflows no sooner.
+// Rounds x to 16 bits stochastically, as the CPU's round_16 does: up with a probability equal to the dropped
+// fraction, by 16 random bits. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to
+// nearest, so that they overflow no sooner than rounding to nearest does: at 65520.
 __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype dtype)
 {
     const uint32_t u = __float_as_uint(x), magnitude = u & 0x7fffffff, sign = u >> 16 & 0x8000;
@@ -4327,17 +4349,18 @@ __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype 
     return sign | (whole + ((units - (float)whole) * 65536.0f + (float)random >= 65536.0f));
 }
 
-// x plus 16 random bits, whose upper half is x in bf16 by stochastic rounding. NaN as kernels compute it is
-// 0x7fffffff, from which an addition would run over; smaller ones stay NaN, as their upper half is.
+// Returns x plus 16 random bits; the upper half of the sum is x in bf16, stochastically rounded. Kernels
+// compute NaN as 0x7fffffff, which the addition would overflow, so x is limited to 0x7fff0000. NaNs with
+// smaller bits stay NaN, because their upper half stays NaN.
 __device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
 {
     return (uint32_t)min((int)__float_as_uint(x), 0x7fff0000) + random;
 }
 
-// Elements [i, i + 8) of a vector back into its dtype. Element e of a 16-bit one is rounded by number e % 8
-// of Philox counter {e / 8}, so that steps smaller than half a unit in the last place survive on average
-// (Gupta et al., "Deep learning with limited numerical precision", 2015). The vector begins at element
-// 8 * first of the tensor that elements are numbered in.
+// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Element e of a 16-bit vector is
+// rounded stochastically, by number e % 8 of Philox counter {e / 8}, so that steps smaller than half a unit
+// in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
+// 2015). e counts from the first element of the whole tensor; the vector begins at element 8 * first.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                         const float (&x)[8], const philox_keys &keys, int64_t first)
 {
@@ -4347,13 +4370,13 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     }
     const uint64_t group = (uint64_t)(first + i / 8);
     uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
-    tt__forget(none); // or the keys would be kept in registers, of which there are too few
+    tt__forget(none); // else the compiler would keep the keys in registers, of which there are too few
     TT__UNROLL for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         const uint4 k = keys[pair + none];
         philox_round(random, k.x, k.y);
         if (2 * pair + 1 < TT__DRAW_ROUNDS) philox_round(random, k.z, k.w);
     }
-    if (dtype == TT_BF16 && wide && left >= 8) { // the same bits as round_16's, but of NaN
+    if (dtype == TT_BF16 && wide && left >= 8) { // the bits are those of round_16, except for NaN
         uint32_t pair[4];
         TT__UNROLL for (int k = 0; k < 4; k++)
             pair[k] = __byte_perm(round_up(x[2 * k], random[k] & 0xffff),
@@ -4366,14 +4389,14 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     store8_bits(p, i, left, wide, h);
 }
 
-struct param_update { // of a parameter
+struct param_update { // the update of a parameter
     const void *g;
-    void *p, *m, *v;    // m, v: Adam's moments; SGD: momentum or NULL, and none
-    int64_t n, begin;   // p is n elements from 8 * begin on of the whole parameter
+    void *p, *m, *v;    // m, v: Adam's moments; SGD: m is the momentum or NULL, v is unused
+    int64_t n, begin;   // p has n elements of the whole parameter, from element 8 * begin on
     unsigned first;
     float weight_decay;
     uint32_t random;    // the instruction's stream of random numbers
-    uint8_t types[3];   // of g, p, and m and v
+    uint8_t types[3];   // dtypes of g, of p, and of m and v
     bool wide;
 };
 
@@ -4385,20 +4408,20 @@ struct update_rule {
 struct param_updates {
     int count;
     update_rule rule;
-    const float *clip;  // norm; factor on gradients
+    const float *clip;  // a tt__clipped: the norm, and the factor of gradients
     param_update of[TT__TENSORS];
 };
 
-// How many pointers to members' operands a launch of collectives has. Tests make it smaller.
+// Max number of pointers to members' operands in a launch of collectives. Tests make the number smaller.
 #ifndef TT__PEERS
 #define TT__PEERS (CUDART_VERSION >= 12010 ? 2048 : 256)
 #endif
 
-struct member_sum { // of members' elements, see ops/collectives/cuda.cuh
+struct member_sum { // a sum of members' elements, see ops/collectives/cuda.cuh
     void *y;
     int64_t n;
     unsigned first;
-    int peers, present; // where its operands begin among the launch's, and how many there are
+    int peers, present; // number of the sum's first operand in member_sums.peers, and how many operands
     uint8_t type, how;
     bool add, wide;
 };
@@ -4414,7 +4437,7 @@ struct member_copy {
     const void *x;
     int64_t bytes;
     unsigned first;
-    int unit;           // bytes that are copied at once
+    int unit;           // bytes that a thread copies at once
 };
 
 struct member_copies {
@@ -4442,7 +4465,7 @@ bool make_arguments(tt__device *d)
     return d->arguments != NULL;
 }
 
-// SUM_SQUARES, CHUNK_SQUARES and FOLD_SQUARES.
+// Runs SUM_SQUARES, CHUNK_SQUARES or FOLD_SQUARES, `count` instructions of one op.
 cudaError_t run_squares(const tt__launch *l, int count)
 {
     tt__device *d = l->device;
@@ -4468,7 +4491,7 @@ cudaError_t run_squares(const tt__launch *l, int count)
         const unsigned tensors = (unsigned)s->count;
         cudaError_t e = cudaSuccess;
         if (op == TT__OP_SUM_SQUARES) e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
-        if (op == TT__OP_CHUNK_SQUARES && blocks) // a rank may have no piece
+        if (op == TT__OP_CHUNK_SQUARES && blocks) // a rank may have empty shards
             e = TT__LAUNCH(chunk_squares, blocks, 256, 0, d->stream, *s);
         if (op == TT__OP_FOLD_SQUARES) e = TT__LAUNCH(fold_squares, tensors, 256, 0, d->stream, *s);
         if (e == cudaSuccess && op == TT__OP_SUM_SQUARES)
@@ -4478,11 +4501,11 @@ cudaError_t run_squares(const tt__launch *l, int count)
     return cudaSuccess;
 }
 
-enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
+enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements that a block updates
 
-// Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16
-// bits half of that. G: dtype of all gradients of the launch, P: of all parameters and their state. Any
-// dtypes need more than the 64 registers of four blocks a processor.
+// Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in
+// 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and their states.
+// With ANY, a thread needs more than the 64 registers with which four blocks fit a multiprocessor.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
@@ -4490,7 +4513,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     tt__begin_kernel();
     TT__SHARED(philox_keys, keys, [3]);
     TT__SHARED(float, of_step, [2]);
-    if (!isfinite(u.clip[0])) return; // for all threads alike
+    if (!isfinite(u.clip[0])) return; // true for all threads or for none
     const param_update &t = u.of[tensor_of_block(u.of, u.count)];
     const tt_dtype type_g = (tt_dtype)(G != ANY ? G : t.types[0]);
     const tt_dtype type_p = (tt_dtype)(P != ANY ? P : t.types[1]);
@@ -4503,7 +4526,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     if (threadIdx.x < 3)
         expand_key(stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                               (uint64_t)threadIdx.x << 32 | t.random), keys[threadIdx.x]);
-    // Bias corrections: a thread of the second warp for each, a power by squaring.
+    // Bias corrections, each by a thread of the second warp, which computes a power by squaring.
     if (ADAM && threadIdx.x / 2 == 16) {
         double power = 1, b = threadIdx.x % 2 ? b2 : b1;
         for (uint64_t e = (uint64_t)run->step + 1; e; e >>= 1, b *= b) if (e & 1) power *= b;
@@ -4524,7 +4547,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
             if (ADAM) {
                 m[k] = m[k] * b1 + d * (1 - b1);
                 v[k] = v[k] * b2 + d * d * (1 - b2);
-                // Within 4 ulp of the step.
+                // The approximations change the step by at most 4 ulp.
                 p[k] = p[k] * keep - m[k] * step * tt__reciprocal(tt__root(v[k]) * root + u.rule.eps);
             } else {
                 m[k] = m[k] * b1 + d;
@@ -4539,7 +4562,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     int64_t i = from + 8 * threadIdx.x;
     if (P == ANY) {
         for (; i < to; i += 2048) update(i, to - i);
-    } else { // whole groups, and then the last elements
+    } else { // whole groups of 8, then the last elements
         for (; i + 8 <= to; i += 2048) update(i, 8);
         if (i < to) update(i, to - i);
     }
@@ -4556,7 +4579,7 @@ cudaError_t launch_update(const tt__launch *l, const param_updates *u, unsigned 
         const param_update *t = &u->of[k];
         typed = typed && t->wide && t->types[0] == g && t->types[1] == p && (!t->m || t->types[2] == p);
     }
-    if constexpr (ADAM) { // f32 gradients are those of 32-true, of accumulation and of norms' weights
+    if constexpr (ADAM) { // gradients are f32 in 32-true, with accumulation, and of norms' weights
         if (typed && g == TT_F32 && p == TT_F32) return TT__UPDATE(TT_F32, TT_F32);
         if (typed && g == TT_BF16 && p == TT_F32) return TT__UPDATE(TT_BF16, TT_F32);
         if (typed && g == TT_BF16 && p == TT_BF16) return TT__UPDATE(TT_BF16, TT_BF16);
@@ -4575,7 +4598,7 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
     param_updates *u = &l->device->arguments->updates;
-    for (int from = 0; from < count; from += u->count) { // as many as have the same rule
+    for (int from = 0; from < count; from += u->count) { // a launch has updates by the same rule
         const update_rule rule = rule_of(&l[from]);
         const float *clip = (const float *)l[from].in[1].data;
         unsigned blocks = 0;
@@ -4610,11 +4633,12 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 namespace {
 
 // =============================================================================================== collectives
-// What members of a group of ranks do together: kernels load the others' operands from where they lie, which
-// may be another device, or memory of the host that cuda_stage has copied them to. Those of a launch that add
-// up, and those that copy, are one kernel each, if its arguments have room.
+// Collectives over ranks. Kernels load other members' operands from the memory of their devices, or from host
+// memory to which cuda_stage has copied them. One kernel does all sums of a launch, and another does all
+// copies, if the kernel's arguments have room for them.
 
-enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 }; // of a block
+// Elements of a sum, and bytes of a copy, that a block takes.
+enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 };
 
 __device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, float b)
 {
@@ -4628,8 +4652,8 @@ __device__ __forceinline__ double reduce_two(int how, tt_dtype, double a, double
     return a + b;
 }
 
-// The tree of sums (src/ranks/threads.h) of members that come one after another: level b holds a sum of 2^b
-// of them, and is empty where bit b of how many have come is 0.
+// The tree of sums (src/ranks/threads.h) over members that come one after another. Level b holds a sum of 2^b
+// members, and is empty if bit b of the number of members so far is 0.
 template <class T, int N, int LEVELS> struct sum_tree {
     T level[LEVELS][N];
 
@@ -4647,7 +4671,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
         }
     }
 
-    // Their sum. There is one at least.
+    // Sets x to the sum of all `count` members; count is at least 1.
     __device__ __forceinline__ void finish(int count, T (&x)[N], int how, tt_dtype dtype)
     {
         bool some = false;
@@ -4662,7 +4686,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
     }
 };
 
-// LEVELS: 4 for at most 8 members, 7 for at most 64.
+// Computes sums over members. LEVELS: 4 for at most 8 members, 7 for at most 64.
 template <int LEVELS>
 __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     sum_members(const __grid_constant__ member_sums s)
@@ -4704,7 +4728,7 @@ __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     }
 }
 
-// Bytes [from, to) in units of T.
+// Copies bytes [from, to) in units of T.
 template <class T> __device__ __forceinline__ void copy_as(const member_copy &t, int64_t from, int64_t to)
 {
     for (int64_t i = from / (int64_t)sizeof(T) + threadIdx.x; i < to / (int64_t)sizeof(T); i += 256)
@@ -4727,7 +4751,7 @@ __global__ void __launch_bounds__(256) copy_members(const __grid_constant__ memb
     copy_as<uint8_t>(t, whole, to);
 }
 
-// Collectives of a call of launch on their way into kernels.
+// The sums and copies of a call of launch that are collected for the next kernels.
 struct move_batch {
     cudaStream_t stream;
     member_sums *sums;
@@ -4758,16 +4782,17 @@ cudaError_t launch_copies(move_batch *b)
     return e;
 }
 
-// What a collective does in a phase. Each member has a piece of the whole. Fetching: this member's piece is
-// made of those elements of all operands. Spreading: each member's piece comes from that member's operand.
+// The work of a collective in a phase. Each member has a shard of the whole tensor. Without spread, a member
+// makes its own shard from the same elements of all operands. With spread, a member copies each member's
+// shard from that member's operand.
 struct move_plan {
     bool spread;
-    bool sums;          // what is fetched is added up, by those who are present; or copied
-    bool of_results;    // operands are peer_out; or peer_in
-    bool packed;        // an operand has nothing but its member's piece
-    bool to_piece;      // the result has nothing but this member's piece
-    int owner;          // the member whose piece is the whole; -1: pieces are tt__piece's
-    int only;           // the one member with an operand; -1: all have one
+    bool sums;          // adds up the operands of the members that are present; false: copies one operand
+    bool of_results;    // operands are in peer_out; false: in peer_in
+    bool packed;        // an operand has only its member's shard
+    bool to_piece;      // the result has only this member's shard
+    int owner;          // the member whose shard is the whole tensor; -1: tt__piece gives the shards
+    int only;           // the only member with an operand; -1: all have one
 };
 
 move_plan plan_of(const tt__launch *l)
@@ -4789,8 +4814,8 @@ move_plan plan_of(const tt__launch *l)
 
 int64_t elements_of(const tt__mat &m) { return m.data ? m.rows * m.cols : 0; }
 
-// The elements [first, first + n) of the whole that a launch works on of a member's piece, which begins at
-// `begin` and has `left` elements behind these.
+// The part of a member's shard that a launch works on: elements [first, first + n) of the whole tensor. The
+// shard begins at element `begin`, and has `left` elements after this part.
 struct piece_part { int64_t begin, first, n, left; };
 
 piece_part part_of(const tt__launch *l, const move_plan &p, int member)
@@ -4812,7 +4837,7 @@ char *element_of(const void *data, tt_dtype dtype, int64_t k)
     return (char *)data + k * (int64_t)tt_dtype_bytes(dtype);
 }
 
-// Where this member's kernels find, of member k's operand, what they need of `part` of a piece.
+// Returns where this member's kernels find the elements of `part` in member k's operand.
 const void *operand_of(const tt__launch *l, const move_plan &p, int k, const piece_part &part)
 {
     const tt__mat &m = p.of_results ? l->peer_out[k] : l->peer_in[k];
@@ -4822,7 +4847,7 @@ const void *operand_of(const tt__launch *l, const move_plan &p, int k, const pie
     return element_of(l->staged[k], dtype, p.spread ? 0 : l->me * l->most);
 }
 
-// The largest number of bytes, up to 16, that both addresses are multiples of.
+// Returns the largest number of bytes, up to 16, of which both addresses are multiples.
 int unit_of(const void *x, const void *y)
 {
     int unit = 16;
@@ -4866,14 +4891,14 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
     const int64_t item = (int64_t)tt_dtype_bytes(y.dtype);
     const bool adds_up = p.sums || l->instr->op == TT__OP_ALL_REDUCE;
     cudaError_t e = cudaSuccess;
-    if (adds_up && !l->present) return e; // there is nothing
+    if (adds_up && !l->present) return e; // no member has an operand
     if (!p.spread) {
         const piece_part part = part_of(l, p, l->me);
         void *to = element_of(y.data, y.dtype, part.first - (p.to_piece ? part.begin : 0));
         return p.sums ? add_sum(b, l, p, part, to)
             : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
     }
-    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // has all of it
+    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // it has all
     for (int k = 0; k < l->members && e == cudaSuccess; k++) {
         const piece_part part = part_of(l, p, k);
         if (!part.n) continue;
@@ -4883,7 +4908,7 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
     return e;
 }
 
-// Collectives of the same op, in the same phase.
+// Runs `count` collectives of one op in one phase.
 cudaError_t run_move(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
@@ -4923,7 +4948,7 @@ tt_status cuda_stage(const tt__launch *l, bool *more)
 /* ==== src/ops/collectives/cuda_peers.cuh */
 namespace {
 
-// ---- which devices reach each other's memory
+// ---- which devices can load from each other's memory
 
 #ifndef TT__PROBE_BYTES // tests make it smaller
 #define TT__PROBE_BYTES ((size_t)16 << 20)
@@ -4942,7 +4967,7 @@ __global__ void __launch_bounds__(256) fill_probe(uint4 *to, int64_t n)
         to[i] = probe_words(i);
 }
 
-// *wrong counts those of p's n that are not what fill_probe writes.
+// Adds to *wrong the number of p's n vectors that differ from those of fill_probe.
 __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, unsigned *wrong)
 {
     tt__begin_kernel();
@@ -4955,11 +4980,11 @@ __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, un
     if (count) atomicAdd(wrong, count);
 }
 
-// What is tried between two devices: bytes from the memory of `from`, for kernels of d.
+// A trial with two devices: kernels of d load bytes from the memory of `from`.
 struct peer_probe {
     tt__device *d, *from;
-    void *source, *target, *pinned; // of TT__PROBE_BYTES; the last two once they are needed
-    unsigned *wrong;                // of d
+    void *source, *target, *pinned; // TT__PROBE_BYTES each: of `from`, of d, and of the host, if needed
+    unsigned *wrong;                // number of wrong vectors, in d's memory
     enum { WORDS = TT__PROBE_BYTES / 16, BLOCKS = WORDS < 65536 ? 2 : 256 };
 };
 
@@ -4979,7 +5004,7 @@ tt_status open_probe(peer_probe *p)
 
 void close_probe(peer_probe *p)
 {
-    if (p->source || p->target) { // before memory goes that the other may use
+    if (p->source || p->target) { // before memory is released that the other device may use
         cuda_wait(p->from);
         cuda_wait(p->d);
     }
@@ -4989,7 +5014,7 @@ void close_probe(peer_probe *p)
     if (p->wrong) cuda_release(p->d, p->wrong);
 }
 
-// How many of the 16 bytes each at `at` are wrong where d's kernels see them.
+// Sets *wrong to the number of vectors of 16 bytes at `at` that d's kernels load wrongly.
 tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
 {
     tt__device *d = p->d;
@@ -5000,7 +5025,7 @@ tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
     return status == TT_OK ? cuda_read(d, wrong, p->wrong, sizeof *wrong) : status;
 }
 
-// Adds to *ms what a copy takes: one of kernels of d, as collectives do it, or of cudaMemcpyAsync.
+// Adds to *ms the milliseconds of a copy, by a kernel of d, as in collectives, or by cudaMemcpyAsync.
 tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, double *ms)
 {
     cudaEvent_t event[2] = {NULL, NULL};
@@ -5028,7 +5053,8 @@ tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, d
     return status;
 }
 
-// Do copies and loads of peer access bring the right bytes? *wrong: NULL, or what they do instead.
+// Tries whether copies and loads by peer access bring the right bytes. Sets *wrong to what they do instead,
+// or leaves it NULL; adds the milliseconds of a copy to *ms.
 tt_status try_access(peer_probe *p, const char **wrong, double *ms)
 {
     tt__device *d = p->d;
@@ -5050,7 +5076,7 @@ tt_status try_access(peer_probe *p, const char **wrong, double *ms)
     return status;
 }
 
-// The way through the host.
+// Adds to *ms the milliseconds of a copy through the host.
 tt_status time_staged(peer_probe *p, double *ms)
 {
     if (!(p->pinned = cuda_allocate_host(p->from, TT__PROBE_BYTES)) ||
@@ -9335,24 +9361,24 @@ namespace {
 
 // ==================================================================================================== fp8
 
-// A tensor that is rounded to fp8. Its scale comes from `known`, a row of the history, or, where that is NULL
-// or knows nothing, from its largest magnitude.
+// A tensor that is rounded to fp8. The scale comes from `known`, a row of the history, or from the tensor's
+// largest magnitude if `known` is NULL or 0.
 struct fp8_tensor {
     tt__mat x;
-    unsigned char *q, *across; // (rows, q_ld), and transposed (columns, across_ld); NULL: not wanted
+    unsigned char *q, *across; // results (rows, q_ld), and transposed (columns, across_ld); NULL: not wanted
     int64_t q_ld, across_ld;
     const float *known;
-    unsigned *largest; // of the step, to which that of x is added; without a history that of x
+    unsigned *largest; // bits of the largest magnitude: with a history of the step so far, else of x
     float *unscale;
     bool wide, e5m2;
 };
 
-// The bits of the largest magnitude that any thread of a block of 256 has, NaN above infinity.
+// Returns the bits of the largest magnitude of all threads of a block of 256; NaN is larger than infinity.
 __device__ __forceinline__ unsigned fp8_largest_of_block(unsigned most)
 {
     TT__SHARED(unsigned, part, [8]);
     TT__UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
-    __syncthreads(); // an earlier result was read
+    __syncthreads(); // all threads have read `part` of an earlier call
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
     __syncthreads();
     TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, part[k]);
@@ -9365,7 +9391,8 @@ __device__ __forceinline__ unsigned fp8_larger(unsigned most, const float (&v)[8
     return most;
 }
 
-// Of the groups of eight elements block, block + step, ... of 256 each.
+// Returns the bits of the largest magnitude in some groups of eight elements. Groups are numbered in blocks
+// of 256, and the blocks are `block`, block + step, ...
 __device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
 {
     const int64_t groups = (t.x.cols + 7) / 8;
@@ -9383,10 +9410,10 @@ __global__ void __launch_bounds__(256) fp8_largest(fp8_tensor t)
 {
     tt__begin_kernel();
     const unsigned most = fp8_largest_of(t, blockIdx.x, gridDim.x);
-    if (threadIdx.x == 0) atomicMax(t.largest, most); // the same in any order
+    if (threadIdx.x == 0) atomicMax(t.largest, most); // any order gives the same result
 }
 
-// As tt__fp8_scale.
+// Returns the factor of a tensor before it is rounded to fp8, as tt__fp8_scale does; `largest` is bits.
 __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
 {
     const float most = __uint_as_float(largest);
@@ -9395,7 +9422,7 @@ __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
     return __uint_as_float(__float_as_uint(TT__FP8_MOST(e5m2) / most) & 0x7f800000u);
 }
 
-// The fp8 of eight numbers, one a byte.
+// Rounds eight numbers to fp8, one a byte.
 template <bool E5M2> __device__ __forceinline__ uint2 fp8_of(const float (&v)[8])
 {
     uint32_t two[4];
@@ -9405,7 +9432,7 @@ template <bool E5M2> __device__ __forceinline__ uint2 fp8_of(const float (&v)[8]
     return make_uint2(__byte_perm(two[0], two[1], 0x5410), __byte_perm(two[2], two[3], 0x5410));
 }
 
-// Four rows of four bytes each become four columns.
+// Transposes four rows of four bytes each.
 __device__ __forceinline__ void transpose_bytes(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d)
 {
     const uint32_t ab = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);
@@ -9414,18 +9441,18 @@ __device__ __forceinline__ void transpose_bytes(uint32_t &a, uint32_t &b, uint32
     c = __byte_perm(ab_high, cd_high, 0x5410); d = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// Infinities among two 16-bit numbers become NaN.
+// Replaces infinities in two 16-bit numbers by NaN.
 template <int X> __device__ __forceinline__ uint32_t without_infinities(uint32_t two)
 {
     const uint32_t infinity = X == TT_BF16 ? 0x7f80 : 0x7c00;
     return two | ((two & 0x7fff) == infinity) | (uint32_t)((two >> 16 & 0x7fff) == infinity) << 16;
 }
 
-// x and its transpose, in one pass over x, by tiles of 128 rows and 64 columns. A thread has eight columns of
-// four rows: eight bytes of each row, and four of each column, which go through shared memory, a column's
-// pieces of 16 bytes exchanged so that no bank is met twice. While the history knows nothing, as in a first
-// step, each block reads all of x before. X: the dtype of x, BF16 or F16, whose rows are vectors of eight
-// elements then, or ANY.
+// Rounds x and its transpose to fp8 in one sweep over x, by tiles of 128 rows and 64 columns. A thread has
+// eight columns of four rows: it writes eight bytes of each row, and four bytes of each column through shared
+// memory, where a column's pieces of 16 bytes are permuted against bank conflicts. While the history knows
+// nothing, as in a first step, each block first reads all of x. X: the dtype of x, BF16 or F16, if the rows
+// of x are whole vectors of eight elements, or ANY.
 template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quantize(fp8_tensor t)
 {
     tt__begin_kernel();
@@ -9441,17 +9468,17 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
     const unsigned tiles = (unsigned)((rows + ROWS - 1) / ROWS) * across;
     const int part = (int)threadIdx.x % 8, four = (int)threadIdx.x / 8;
     float scale;
-    unsigned most = 0; // bits of a float, or of a number in 16 bits where x has them
+    unsigned most = 0; // largest magnitude: bits of a float if X is ANY, else bits of a 16-bit number
     if (t.known && *t.known > 0)
         scale = fp8_scale(__float_as_uint(*t.known), E5M2) / (1 << TT__FP8_MARGIN);
     else scale = fp8_scale(t.known ? fp8_largest_of(t, 0, 1) : *t.largest, E5M2);
     for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int64_t r0 = (int64_t)(tile / across) * ROWS + 4 * four, c0 = tile % across * COLS;
         const int64_t c = c0 + 8 * part;
-        const int left = (int)min((int64_t)4, x.rows - r0); // of the four rows
+        const int left = (int)min((int64_t)4, x.rows - r0); // how many of the four rows exist
         const char *from = (const char *)row_at(x, r0);
         unsigned char *to = t.q + r0 * t.q_ld + c;
-        uint2 q[4]; // of four rows eight bytes
+        uint2 q[4]; // eight bytes of each of four rows
         if (X != ANY) {
             uint4 raw[4];
             uint32_t top = 0;
@@ -9465,7 +9492,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
             }
             top = max(top & 0xffff, top >> 16);
             most = max(most, top);
-            if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // else an infinity would saturate
+            if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // infinities become NaN and do not saturate
                 TT__UNROLL for (int k = 0; k < 4; k++)
                     raw[k] = make_uint4(without_infinities<X>(raw[k].x), without_infinities<X>(raw[k].y),
                                         without_infinities<X>(raw[k].z), without_infinities<X>(raw[k].w));
@@ -9482,7 +9509,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 float v[8] = {};
                 if (k < left && c < x.cols) load8(v, row_at(x, r0 + k), x.dtype, c, x.cols - c, t.wide);
                 most = fp8_larger(most, v);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]); // as above
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]); // inf: NaN
                 q[k] = fp8_of<E5M2>(v);
             }
         }
@@ -9491,7 +9518,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
         if (!t.across) continue;
         transpose_bytes(q[0].x, q[1].x, q[2].x, q[3].x);
         transpose_bytes(q[0].y, q[1].y, q[2].y, q[3].y);
-        __syncthreads(); // the tile before was read
+        __syncthreads(); // all threads have read the previous tile
         TT__UNROLL for (int k = 0; k < 8; k++) // column k of the four rows
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();
@@ -9536,7 +9563,7 @@ cudaError_t run_quantize(const tt__launch *l)
     return TT__LAUNCH(quantize, grid_for(tiles, 1, 528), 256, 0, d->stream, t);
 }
 
-// As on the CPU; a thread has a tensor.
+// Moves the largest magnitudes of the step into the history, as on the CPU. A thread has a tensor.
 __global__ void __launch_bounds__(256) fp8_history(float *history, int64_t ld, float *largest, int64_t n)
 {
     tt__begin_kernel();
@@ -9570,10 +9597,10 @@ namespace {
 // ================================================================================================== table
 
 typedef cudaError_t (*run_fn)(const tt__launch *l);
-typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // in as few launches of kernels as can be
+typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // launches as few kernels as possible
 
-// What runs an op (neither: there is nothing), and the most rows and columns that its operands may have; 0:
-// any number.
+// The function that runs an op (both NULL: CUDA has no kernel for the op), and the max numbers of rows and
+// columns of its operands (0: any number).
 struct op_kernels {
     run_fn run;
     run_together_fn together;
@@ -9588,8 +9615,8 @@ struct op_kernels {
     op_kernels(run_together_fn f) : op_kernels() { together = f; }
 };
 enum {
-    MOST_SET_ROWS = 1 << 27,   // a bit for each row is in the resident workspace
-    MOST_SUM_COLUMNS = 1 << 20 // so are partial sums of all columns
+    MOST_SET_ROWS = 1 << 27,   // the resident workspace has a bit for each row
+    MOST_SUM_COLUMNS = 1 << 20 // the resident workspace has partial sums of all columns
 };
 
 op_kernels kernels_of(int op)
@@ -9634,7 +9661,7 @@ op_kernels kernels_of(int op)
     case TT__OP_SGD: return run_update<false>;
     case TT__OP_ADAM: return run_update<true>;
     case TT__OP_COPY: return run_copy;
-    case TT__OP_WAIT: case TT__OP_SEND: return run_nothing; // the RECV behind a SEND fetches its operand
+    case TT__OP_WAIT: case TT__OP_SEND: return run_nothing; // the RECV after a SEND fetches SEND's operand
     case TT__OP_ALL_REDUCE: case TT__OP_REDUCE_SCATTER: case TT__OP_ALL_GATHER: case TT__OP_BROADCAST:
     case TT__OP_RECV: case TT__OP_SUM_SLOTS: return run_move;
     case TT__OP_LINEAR: return run_linear;
@@ -9660,7 +9687,7 @@ const char *cuda_refuses(int index, const tt__launch *l)
 {
     const op_kernels kernels = kernels_of(l->instr->op);
     if (!kernels.run && !kernels.together) return "the CUDA backend has no kernel for it";
-    int major = 9, minor = 0; // unless there is a device that says otherwise
+    int major = 9, minor = 0; // assumed if there is no device to ask
     if (tt__is_fp8(l->in[0].dtype)) {
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
             cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess)
@@ -9686,7 +9713,7 @@ cudaError_t run_all(const tt__launch *l, int n)
     return e;
 }
 
-// tt__backend.tune.
+// Implements tt__backend.tune.
 tt_status cuda_tune(const tt__launch *l, int n, bool times, int *untimed)
 {
     tt__device *d = l->device;
@@ -9720,7 +9747,7 @@ tt_status cuda_launch(const tt__launch *l, int n)
     const bool launched = e == cudaSuccess;
     if (launched && d->waits) e = cudaStreamSynchronize(stream_of(l));
     if (e == cudaSuccess) return TT_OK;
-    if (d->error[0]) return TT_ERR_DEVICE; // the op has said more
+    if (d->error[0]) return TT_ERR_DEVICE; // the op has set a more precise error
     snprintf(what, sizeof what, "%s of %s, whose result has %lld rows and %lld columns",
              launched ? "run" : "launch", name_of(l->instr->op), (long long)l->out[0].rows,
              (long long)l->out[0].cols);

@@ -7,10 +7,10 @@
 
 typedef struct tt__pool tt__pool;
 typedef struct tt__isa_table tt__isa_table; /* the kernels of one instruction set, see src/cpu/ */
-/* How bf16 matrices are multiplied: tt_context_options.bf16. */
+/* How kernels multiply bf16 matrices: tt_context_options.bf16. */
 typedef enum tt__bf16 { TT__BF16_CONVERT, TT__BF16_DOT, TT__BF16_TILES } tt__bf16;
 
-/* The CPU as a device: the threads that kernels run on, and which kernels these are. */
+/* The CPU as a device: the threads that run its kernels, and the kernels' instruction set. */
 typedef struct tt__cpu {
     tt_context *ctx;
     tt__pool *pool;
@@ -18,37 +18,37 @@ typedef struct tt__cpu {
     tt__bf16 bf16;
 } tt__cpu;
 
-enum { TT__KINDS = 2, TT__DEVICES = 64 }; /* kinds of devices, and the most devices of a kind */
-enum { TT__ERROR = 1024 }; /* bytes of the sentence that tt_error returns, at most */
+enum { TT__KINDS = 2, TT__DEVICES = 64 }; /* kinds of devices; maximum number of devices of a kind */
+enum { TT__ERROR = 1024 }; /* maximum bytes of the sentence that tt_error returns */
 
 struct tt_context {
     tt_context_options options;
     tt_status status;
     char error[TT__ERROR];
     size_t allocated;
-    pthread_mutex_t mutex; /* guards what threads share: `allocated` and the allocator, errors */
-    bool late;             /* tests: on the CPU, work of other streams is done at its WAIT, not its start */
-    bool apart;            /* tests: device "cpu" has memory of its own, as GPUs have */
-    bool ranks_run;        /* several ranks are at work: of their errors, the first counts */
-    bool rank_failed;      /* ... and there was one */
-    pthread_t failed;      /* ... on this thread */
+    pthread_mutex_t mutex; /* guards data that threads share: `allocated` and the allocator, errors */
+    bool late;             /* tests: the CPU does work of other streams at its WAIT, not when it starts */
+    bool apart;            /* tests: device "cpu" has its own memory, as GPUs have */
+    bool ranks_run;        /* several ranks run: only the first of their errors is kept */
+    bool rank_failed;      /* an error was recorded since the ranks began to run */
+    pthread_t failed;      /* thread that recorded the last error */
     double measured_peak;
-    bool profiles;         /* tt_measure_costs: launches are made, and timed, one by one */
-    double *profile;       /* ... their seconds, by the number of the instruction: the fastest so far */
-    bool searches;         /* for what is the largest that fits: errors need no advice, ... */
-    bool unbudgeted;       /* ... and the caller, who has no budget, will compile that without one, ... */
-    size_t needs;          /* ... but the bytes of the smallest possible, and ... */
-    size_t advised;        /* ... those of the smallest by a refusal's advice; 0: it says what fits */
+    bool profiles;         /* tt_measure_costs: each launch is made and timed by itself */
+    double *profile;       /* seconds of each instruction, by its number: the fastest run so far */
+    bool searches;         /* a search for the largest size that fits is on: errors give no advice */
+    bool unbudgeted;       /* the caller of the search has no budget and will compile without one */
+    size_t needs;          /* bytes of the smallest possible program with the options as they are */
+    size_t advised;        /* bytes of the smallest program that the error advises; 0: its advice fits */
     bool no_arrivals;      /* plans have no memory for the inputs of the next run, as under a tight budget */
-    tt__cpu cpu;           /* device "cpu", as the options want it */
-    struct tt__crew *crews; /* devices that programs were made for: a list */
-    struct tt__net *net;   /* the other processes; NULL: this one is alone */
+    tt__cpu cpu;           /* device "cpu", set up by the options */
+    struct tt__crew *crews; /* list of the device groups that have programs */
+    struct tt__net *net;   /* the other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;
-    uint32_t n_tapes;      /* that were made so far */
-    char unmade[TT__ERROR]; /* the first failure of tt_param_new since tt_error was called; "": none */
-    uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
-    bool writes_nothing;   /* to files, which the first process writes for all */
+    uint32_t n_tapes;      /* number of tapes made so far */
+    char unmade[TT__ERROR]; /* the first failure of tt_param_new since the last tt_error; "": none */
+    uint32_t *param_slots, n_param_slots; /* hash table of names (tt__param_slot): index + 1; 0: free */
+    bool writes_nothing;   /* this process writes no files: the first process writes them for all */
 };
 
 TT_PRINTF(4, 5)
@@ -63,7 +63,8 @@ static void tt__log(tt_context *ctx, tt_log_level level, const char *id, const c
     ctx->options.logger.log(ctx->options.logger.user, level, id, message);
 }
 
-/* Records the sentence that tt_error() returns. While several ranks run, the first one stays. */
+/* Records the sentence that tt_error() returns, and returns `status`. While several ranks run, keeps their
+   first error. */
 TT_PRINTF(3, 4)
 static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format, ...)
 {

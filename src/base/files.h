@@ -7,7 +7,7 @@
 
 /* -------------------------------------------------------------------------------------------- whole files */
 
-/* Opens a file to read it, and tells its size. */
+/* Opens a file for reading and sets *size to its bytes. */
 static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, size_t *size)
 {
     const tt_files *files = &ctx->options.files;
@@ -22,7 +22,7 @@ static tt_status tt__file_begin(tt_context *ctx, const char *path, void **file, 
     return TT_ERR_FILE;
 }
 
-/* Reads n bytes from `offset` on of a file that had them when it was opened. */
+/* Reads n bytes of a file from `offset` on. The file had these bytes when it was opened. */
 static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, uint64_t offset, void *to,
                                size_t n)
 {
@@ -46,8 +46,8 @@ static bool tt__name_is(void *arg, const char *name)
     return !search->found;
 }
 
-/* Tells whether a folder holds a file of that name. The folder is listed and the file is not opened, so that
-   one that cannot be opened (no permission, too many open files, a failing disk) does not count as absent. */
+/* Sets *found to whether a folder holds a file called `name`. Lists the folder instead of opening the file,
+   so that a file that cannot be opened (no permission, too many open files, failing disk) counts as there. */
 static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
 {
     const tt_files *files = &ctx->options.files;
@@ -58,7 +58,7 @@ static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char 
     return tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s", folder, files->reason(files->user));
 }
 
-/* A file's bytes in memory, a NUL behind them. */
+/* The bytes of a file in memory, followed by a NUL. */
 typedef struct tt__file_bytes { char *bytes; size_t size; } tt__file_bytes;
 
 static void tt__file_close(tt_context *ctx, tt__file_bytes *f)
@@ -82,9 +82,10 @@ static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes
     return status;
 }
 
-/* Writes a file under a temporary name; tt__writer_end syncs and renames it into place, so that readers find
-   the old file or the whole new one. The first failure sticks and the temporary file is removed. Without a
-   file, where another process writes the same, it writes nothing. */
+/* A file that is written under a temporary name. tt__writer_end syncs the file and renames it into place, so
+   that readers find either the old file or the whole new one. After the first failure nothing more is
+   written, and tt__writer_end removes the temporary file. `file` is NULL where another process writes the
+   same file: then nothing is written. */
 typedef struct tt__writer {
     tt_context *ctx;
     void *file;
@@ -153,8 +154,8 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* Sorts numbers by less(arg, a, b), a strict total order. Heapsort needs no memory, and n log n for any
-   input. */
+/* Heapsort of numbers by less(arg, a, b), a strict total order. Heapsort needs no memory and takes n log n
+   steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 
 static void tt__sift_down(uint32_t *items, size_t root, size_t n, tt__less less, const void *arg)

@@ -27,12 +27,12 @@ static void *tt__default_allocate(void *user, size_t bytes, size_t alignment)
 
 static void tt__default_release(void *user, void *memory, size_t bytes) { free(memory); }
 
-/* POSIX files: a handle is a file descriptor plus one, so that NULL means failure. */
+/* Returns the file descriptor of a handle. A handle is a descriptor plus one, so that NULL means failure. */
 static int tt__fd(void *file) { return (int)(intptr_t)file - 1; }
 
 static void *tt__posix_open(void *user, const char *path, char mode)
 {
-    /* Opening a pipe that nobody writes to would wait without O_NONBLOCK, which regular files ignore. */
+    /* Without O_NONBLOCK, opening a pipe that nobody writes to would wait. Regular files ignore the flag. */
     int flags = mode == 'w' ? O_WRONLY | O_CREAT | O_TRUNC : O_RDONLY | O_NONBLOCK;
     int fd = open(path, flags | O_CLOEXEC, 0666);
     struct stat info;
@@ -100,9 +100,9 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     return error == 0;
 }
 
-/* A lock of flock goes when its process does, however that ends. Whoever held it before may have removed the
-   file between the two calls here: then that is not the file of this name any more, and the next try makes
-   one. */
+/* Locks the file `path` with flock, which drops the lock when the process ends in any way, and writes `text`
+   to it. The previous holder may remove the file between open and flock here. The locked file then no longer
+   has this name, and the next try makes a new file. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;
@@ -115,7 +115,7 @@ static void *tt__posix_lock(void *user, const char *path, const char *text, bool
         const bool same = locked && fstat(fd, &own) == 0 && stat(path, &named) == 0 &&
                           own.st_dev == named.st_dev && own.st_ino == named.st_ino;
         void *file = (void *)(intptr_t)(fd + 1);
-        /* The text is for people: a full disk, which shows elsewhere, is no reason to have no lock. */
+        /* Only people read the text, so failing to write it (disk full) does not fail the lock. */
         if (same && (ftruncate(fd, 0) != 0 || !tt__posix_write(user, file, text, strlen(text)))) errno = 0;
         if (same) return file;
         close(fd);
@@ -127,7 +127,7 @@ static void *tt__posix_lock(void *user, const char *path, const char *text, bool
 static int64_t tt__posix_space(void *user, const char *folder)
 {
     struct statvfs v;
-    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* 0: a file system that doesn't tell */
+    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* 0: the file system doesn't say */
     return (int64_t)fmin((double)v.f_bavail * (double)v.f_frsize, 0x1p62);
 }
 

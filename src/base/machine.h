@@ -3,10 +3,11 @@
 #include "system.h"
 
 /* ---------------------------------------------------------------------------------------------------- limits
-   Processors and memory that this process may use, by control groups, ulimit and affinity. */
+   The CPUs and the memory that this process may use under control groups, ulimit and affinity. */
 
 #if defined(__linux__)
-/* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */
+/* Returns the quota of a control group in CPUs (cgroup version 2: cpu.max; version 1: cpu.cfs_*_us); HUGE_VAL
+   without a limit. */
 static double tt__quota_in(const char *folder)
 {
     static const char *const names[] = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"};
@@ -26,9 +27,9 @@ static double tt__quota_in(const char *folder)
     return quota;
 }
 
-/* Calls each() with the folders of the process's control groups that have a controller, up to the top, below
-   `root` ("" but in tests). In a container /proc may name the host's groups, with its own folder alone there:
-   missing ones limit nothing. */
+/* Calls each() with the folder of each control group of this process for `controller`, and of the group's
+   parents, all under `root` ("" except in tests). In a container /proc may name groups of the host whose
+   folders are missing there; each() takes a missing folder as no limit. */
 static void tt__each_group(const char *root, const char *controller,
                            void (*each)(const char *folder, void *arg), void *arg)
 {
@@ -65,7 +66,7 @@ static void tt__least_quota(const char *folder, void *arg)
     *quota = fmin(*quota, tt__quota_in(folder));
 }
 
-/* The smallest quota of the process's control groups. */
+/* Returns the smallest quota of the process's control groups, in CPUs. */
 static double tt__cgroup_quota(const char *root)
 {
     double quota = HUGE_VAL;
@@ -73,7 +74,7 @@ static double tt__cgroup_quota(const char *root)
     return quota;
 }
 
-/* The number in a file, in its first line that begins with `key`; -1: there is none. */
+/* Returns the number after `key` in the first line of a file that begins with `key`; -1 if there is none. */
 static double tt__number_in(const char *folder, const char *file, const char *key)
 {
     char path[8192], line[256], *end;
@@ -91,7 +92,8 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Bytes that the process may still take, and the limit that leaves the least; that of its control groups. */
+/* Memory that the process may still allocate. bytes: the least that any limit leaves; limit: that limit, in
+   bytes, which `of` names; group_limit: the smallest limit of the control groups; swap: free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
@@ -102,8 +104,8 @@ static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
     m->of = of;
 }
 
-/* Notes the bytes that a control group can still have. The cache of files counts as used there and gives
-   way. */
+/* Lowers the tt__room `arg` to the bytes that a control group can still have. The group counts cached files
+   as used, but the kernel frees them on demand, so they count as available here. */
 static void tt__group_room(const char *folder, void *arg)
 {
     static const struct { const char *limit, *used, *inactive, *active, *swap_limit, *swap_used; } names[] = {
@@ -127,8 +129,9 @@ static void tt__group_room(const char *folder, void *arg)
     }
 }
 
-/* By the machine's memory and swap space that are free or hold files, by control groups, and (root "") by the
-   limit of addresses. What is unknown limits nothing. */
+/* Returns the memory that the process may still allocate. The limits are the machine's free or file-caching
+   memory and free swap space, the control groups and, if root is "", RLIMIT_AS. Unknown limits are
+   ignored. */
 static tt__room tt__memory_room(const char *root)
 {
     tt__room m = {HUGE_VAL, HUGE_VAL, HUGE_VAL, 0, ""};
@@ -148,11 +151,11 @@ static tt__room tt__memory_room(const char *root)
     return m;
 }
 
-/* Returns the number of CPUs in the affinity mask of the calling thread; 0 if the kernel doesn't tell. The C
-   library's cpu_set_t needs _GNU_SOURCE, for which it may be too late here, and ends at 1,024 CPUs. */
+/* Returns the number of CPUs in the affinity mask of the calling thread; 0 if the kernel doesn't say. The C
+   library's cpu_set_t needs _GNU_SOURCE, which may come too late here, and holds only 1,024 CPUs. */
 static int tt__affinity_cpus(void)
 {
-    unsigned long mask[8192 / 8 / sizeof(long)]; /* bits: the most CPUs that Linux has (NR_CPUS, x86) */
+    unsigned long mask[8192 / 8 / sizeof(long)]; /* 8192 bits: Linux's maximum of CPUs (NR_CPUS, x86) */
     long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
     int n = 0;
     for (long k = 0; k < bytes / (long)sizeof *mask; k++) n += __builtin_popcountl(mask[k]);
@@ -160,7 +163,8 @@ static int tt__affinity_cpus(void)
 }
 #endif
 
-/* CPUs that the calling thread may use: of its affinity mask, which threads inherit, at most the quota. */
+/* Returns the number of CPUs that the calling thread may use, 1 to 256: those of its affinity mask, which its
+   threads inherit, and at most the quota. */
 static int tt__usable_cpus(void)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);

@@ -6,10 +6,11 @@
 
 /* --------------------------------------------------------------------------------------------- allocation */
 
-/* Every block starts with its size, so that it can be released without the caller knowing it. */
+/* The head of each block, which holds its size, so that the caller need not know the size to release it. */
 typedef union tt__block { size_t bytes; char pad[TT__ALIGN]; } tt__block;
 
-/* Not zeroed. Background threads use it, as a failure (NULL) sets no error. */
+/* Allocates memory that is not zeroed; NULL on failure. Background threads use this function because a
+   failure sets no error. */
 static void *tt__try_alloc(tt_context *ctx, size_t bytes)
 {
     const tt_allocator *a = &ctx->options.allocator;
@@ -25,7 +26,8 @@ static void *tt__try_alloc(tt_context *ctx, size_t bytes)
     return block ? block + 1 : NULL;
 }
 
-static void *tt__alloc(tt_context *ctx, size_t bytes) /* not zeroed; a failure (NULL) sets the error */
+/* Allocates memory that is not zeroed. A failure (NULL) sets the error. */
+static void *tt__alloc(tt_context *ctx, size_t bytes)
 {
     void *p = tt__try_alloc(ctx, bytes);
     if (!p) tt__fail(ctx, TT_ERR_MEMORY, "out of memory: the allocator returned NULL for %zu bytes", bytes);
@@ -48,7 +50,7 @@ static void tt__free(tt_context *ctx, void *memory)
     pthread_mutex_unlock(&ctx->mutex);
 }
 
-/* On failure it returns NULL, and `memory` stays. */
+/* Copies `memory` into a new block of `bytes` bytes and frees `memory`; on failure keeps it, returns NULL. */
 static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
 {
     void *bigger = tt__alloc(ctx, bytes);
@@ -60,7 +62,7 @@ static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
     return bigger;
 }
 
-/* Grows `array` (count, capacity beside it) to hold one more; false when out of memory. */
+/* Grows `array`, of `count` entries, to a capacity for one more; false when out of memory. */
 #define TT__GROW(ctx, array, count, capacity) \
     ((count) < (capacity) || tt__grow((ctx), (void **)&(array), sizeof *(array), &(capacity)))
 

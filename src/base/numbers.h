@@ -33,7 +33,8 @@ static float tt__float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
 static float tt__from_bf16(uint16_t h) { return tt__float((uint32_t)h << 16); }
 
-static uint16_t tt__to_bf16(float x) /* round to nearest even; NaN stays NaN */
+/* Rounds x to bf16, to nearest even; NaN stays NaN. */
+static uint16_t tt__to_bf16(float x)
 {
     uint32_t u = tt__bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40);
@@ -62,7 +63,7 @@ static uint16_t tt__to_f16(float x)
 
 typedef char tt__base_knows_all_floats[TT__FLOATS == 3 ? 1 : -1];
 
-/* A number of 16 bits, of bf16 or f16, and back. */
+/* Converts a number of 16 bits, bf16 or f16, to float. */
 static float tt__from_half(uint16_t h, tt_dtype dtype)
 {
     return dtype == TT_BF16 ? tt__from_bf16(h) : tt__from_f16(h);
@@ -73,15 +74,15 @@ static uint16_t tt__to_half(float x, tt_dtype dtype)
     return dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
 }
 
-/* fp8 of x: rounded to nearest even, at most the largest finite number; NaN where x is not finite. */
+/* Rounds x to fp8: to nearest even, at most the largest finite number; NaN if x is not finite. */
 static uint8_t tt__to_fp8(float x, bool e5m2)
 {
-    const int bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, drop = 23 - bits; /* bits: of the mantissa */
+    const int bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, drop = 23 - bits; /* bits: width of the mantissa */
     const uint32_t u = tt__bits(x), magnitude = u & 0x7fffffffu;
     const uint8_t sign = (uint8_t)(u >> 24 & 0x80);
     if (magnitude >= 0x7f800000u) return sign | 0x7f;
     if (magnitude >= tt__bits(TT__FP8_MOST(e5m2))) return sign | (e5m2 ? 0x7b : 0x7e);
-    if (magnitude >> 23 < (uint32_t)(128 - bias)) { /* subnormal, as tt__to_f16 rounds them */
+    if (magnitude >> 23 < (uint32_t)(128 - bias)) { /* subnormal: rounded as in tt__to_f16 */
         const float unit = tt__float((uint32_t)(128 - bias + drop) << 23);
         return (uint8_t)(sign | (tt__bits(tt__float(magnitude) + unit) - tt__bits(unit)));
     }
@@ -89,8 +90,9 @@ static uint8_t tt__to_fp8(float x, bool e5m2)
     return (uint8_t)(sign | (r + (1u << (drop - 1)) - 1 + (r >> drop & 1)) >> drop);
 }
 
-/* What a tensor is multiplied by that is to be rounded to fp8: the largest power of two that keeps its
-   largest magnitude within range. NaN where that is not finite, so that all of the tensor becomes NaN. */
+/* Returns the factor of a tensor before it is rounded to fp8: the largest power of two that keeps the
+   tensor's largest magnitude within range. NaN if `largest` is not finite; then the whole tensor becomes
+   NaN. */
 static float tt__fp8_scale(float largest, bool e5m2)
 {
     if (!(largest <= 3.4028235e38f)) return NAN;
@@ -98,7 +100,7 @@ static float tt__fp8_scale(float largest, bool e5m2)
     return tt__float(tt__bits(TT__FP8_MOST(e5m2) / largest) & 0x7f800000u);
 }
 
-/* Converts n numbers between float dtypes (either side may be f32, bf16, f16). */
+/* Converts n numbers between float dtypes (f32, bf16, f16). */
 static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, size_t n)
 {
     if (to_type == from_type) { memcpy(to, from, n * tt_dtype_bytes(to_type)); return; }

@@ -5,10 +5,10 @@
 /* ----------------------------------------------------------------------------------------- random numbers */
 
 /* Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the
-   128-bit counter under the 64-bit key, so any number can be had without those before it. Keys, first values
-   and orders of data are drawn with 10 rounds, the authors' default. Dropout and stochastic rounding draw for
-   each element of each step, with TT__DRAW_ROUNDS: with 7 rounds the generator passes BigCrush (table 2
-   there). */
+   128-bit counter under the 64-bit key, so any number can be drawn without the numbers before it. Keys,
+   initial values and orders of data are drawn with 10 rounds, the authors' default. Dropout and stochastic
+   rounding draw for each element of each step, with TT__DRAW_ROUNDS rounds: 7 rounds pass BigCrush (the
+   paper's table 2). */
 static void tt__philox_rounds(int rounds, const uint32_t counter[4], uint64_t key, uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
@@ -27,7 +27,8 @@ static void tt__philox(const uint32_t counter[4], uint64_t key, uint32_t out[4])
     tt__philox_rounds(10, counter, key, out);
 }
 
-/* Keys one stream of random numbers: what it is for (a tag), which instance, which step. */
+/* Returns the key of one stream of random numbers. tag: its purpose (TT__RANDOM_...); a and b: numbers that
+   tell streams of one purpose apart, such as the step and the instruction. */
 static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t b)
 {
     uint32_t high = (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), out[4];
@@ -36,9 +37,9 @@ static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t
     return (uint64_t)out[1] << 32 | out[0];
 }
 
-static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* in (0, 1) */
+static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* a number in (0, 1) */
 
-/* Numbers [4i, 4i + 4) of a standard normal sequence (Box, Muller 1958). */
+/* Computes numbers [4i, 4i + 4) of a standard normal sequence (Box, Muller 1958). */
 static void tt__normal4(uint64_t key, uint64_t i, float out[4])
 {
     uint32_t counter[4] = {(uint32_t)i, (uint32_t)(i >> 32), 0, 0}, u[4];
@@ -51,7 +52,7 @@ static void tt__normal4(uint64_t key, uint64_t i, float out[4])
     }
 }
 
-/* A permutation of 0..n-1 (Fisher, Yates), a function of the key alone. */
+/* Fills `order` with a permutation of 0..n-1 (Fisher, Yates) that depends only on the key. */
 static void tt__shuffle(uint32_t *order, uint32_t n, uint64_t key)
 {
     for (uint32_t i = 0; i < n; i++) order[i] = i;

@@ -5,7 +5,7 @@
 
 /* --------------------------------------------------------------------------------------------------- text */
 
-/* Appends to a caller's buffer as snprintf does, counting what did not fit. */
+/* A text that grows in the caller's buffer. As with snprintf, `length` also counts bytes that did not fit. */
 typedef struct tt__text { char *to; size_t capacity, length; } tt__text;
 
 TT_PRINTF(2, 3)
@@ -19,7 +19,7 @@ static void tt__print(tt__text *text, const char *format, ...)
     if (n > 0) text->length += (size_t)n;
 }
 
-/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
+/* Writes x with the fewest digits, 6 to 9, that read back as x, and with a decimal point in any locale. */
 static const char *tt__shortest(float x, char to[32])
 {
     for (int digits = 6; digits <= 9; digits++) {
@@ -30,7 +30,7 @@ static const char *tt__shortest(float x, char to[32])
     return to;
 }
 
-/* Where the class that a pattern begins with ends, as "[0-3a]", if it holds c; else NULL. */
+/* Returns the end of the class ("[0-3a]") that `pattern` begins with if the class holds c; else NULL. */
 static const char *tt__match_class(const char *pattern, char c)
 {
     const char *end = *pattern == '[' ? strchr(pattern, ']') : NULL;
@@ -42,7 +42,7 @@ static const char *tt__match_class(const char *pattern, char c)
     return NULL;
 }
 
-/* Does `name` match the pattern ('*': any run of characters, '?': one, '[0-3a]': one of these)? */
+/* Returns whether `name` matches `pattern` ('*': any characters, '?': any one, '[0-3a]': one of these). */
 static bool tt__match(const char *pattern, const char *name)
 {
     const char *star = NULL, *retry = NULL, *behind;

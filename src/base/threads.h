@@ -7,10 +7,11 @@
 
 /* ------------------------------------------------------------------------------------------------ threads */
 
-/* The floating-point mode (rounding, subnormals, traps) of a thread. The library computes in the default, so
-   that results don't depend on the caller's: tt__float_default sets it and returns the one to be restored. */
+/* The floating-point mode (rounding, subnormals, traps) of a thread. The library computes in the default
+   mode, so that results don't depend on the caller's mode. tt__float_default sets the default and returns the
+   mode that tt__float_restore is to restore. */
 #if defined(__x86_64__)
-typedef uint32_t tt__float_mode; /* MXCSR: flags in bits 0 to 5 */
+typedef uint32_t tt__float_mode; /* register MXCSR; bits 0 to 5 are flags */
 static tt__float_mode tt__float_default(void)
 {
     tt__float_mode before = __builtin_ia32_stmxcsr();
@@ -22,7 +23,7 @@ static void tt__float_restore(tt__float_mode mode)
     if ((mode & ~63u) != 0x1f80) __builtin_ia32_ldmxcsr(mode);
 }
 #elif defined(__aarch64__)
-typedef uint64_t tt__float_mode; /* FPCR */
+typedef uint64_t tt__float_mode; /* register FPCR */
 static tt__float_mode tt__float_default(void)
 {
     tt__float_mode before;
@@ -46,9 +47,9 @@ static tt__float_mode tt__float_default(void)
 static void tt__float_restore(tt__float_mode mode) { fesetenv(&mode); }
 #endif
 
-/* Starts a thread that takes none of the signals that are sent to the process: they are for the host's
-   threads. A signal that an instruction raises goes to the thread of that instruction and is not blocked, so
-   that the host's handlers for it stay in force. Returns false on failure. */
+/* Starts a thread that takes no signals sent to the process: these are for the host program's threads.
+   Signals that a machine instruction raises (SIGSEGV and others) go to the thread of that instruction and are
+   not blocked, so that the host program's handlers still work. Returns false on failure. */
 static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
 {
     static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
@@ -61,16 +62,17 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A pool that runs `count` tasks on all threads, the caller's included. Each thread begins with a slice of
-   its own, the same in each call, so that what it worked on is still in its cache, and then helps with the
-   others'. A result must depend on the task alone, not the thread or their number. Idle workers sleep. */
+/* A task of a pool, which runs `count` tasks on all threads, the caller included. Each thread begins with its
+   own slice of the tasks, the same slice in each call, so that the slice's data is still in its cache; then
+   it helps with the slices of other threads. Results must depend on the task only, not on the thread or the
+   number of threads. Idle workers sleep. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
     tt__pool *pool;
     int thread;
-    int64_t next, end; /* the tasks left of this thread's slice; `next` is atomic */
-    char apart[40];    /* so that no two slices share a cache line */
+    int64_t next, end; /* the tasks left in this thread's slice: [next, end); `next` is atomic */
+    char apart[40];    /* padding, so that no two slices share a cache line */
 } tt__worker;
 
 struct tt__pool {
@@ -81,8 +83,8 @@ struct tt__pool {
     pthread_cond_t wake, done;
     tt__task run;
     void *arg;
-    uint64_t generation;     /* atomic; changes when there is work */
-    int active;              /* atomic; workers that have not finished this generation */
+    uint64_t generation;     /* atomic; grows by 1 with each call that has work */
+    int active;              /* atomic; number of workers that have not finished this generation */
     bool stop;
 };
 
@@ -102,10 +104,11 @@ static void tt__pool_work(tt__pool *pool, int thread)
     }
 }
 
-/* Times around a waiting loop, about 20 us: longer than between two ops, shorter than a time slice. */
+/* Iterations of a waiting loop, about 20 us: longer than the gap between ops, shorter than a time slice. */
 #define TT__SPINS 2000
 
-static void tt__pause(void) /* in a loop that waits for another thread */
+/* Slows down a loop that waits for another thread. */
+static void tt__pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();

@@ -1,4 +1,4 @@
-/* For files of src/ that are compiled by themselves: the names of the kernels' tables, without kernels. */
+/* Declares the tables of kernels, without the kernels, for files of src/ that are compiled by themselves. */
 #define TT__KERNELS_ELSEWHERE
 #include "kernels.h"
 #undef TT__KERNELS_ELSEWHERE

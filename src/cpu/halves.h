@@ -5,20 +5,21 @@
 #include "vectors.h"
 
 /* ---- 16-bit floats by the vector ----
-   The bits are those of tt__from_bf16 and so on, but of NaNs where f16 is converted by an instruction. */
+   Results have the same bits as from tt__from_bf16, tt__to_bf16, tt__from_f16 and tt__to_f16, except NaNs
+   where an instruction converts f16. */
 
 TT__INLINE tt__vu TT__K(select)(tt__vi mask, tt__vu a, tt__vu b)
 {
     return (a & (tt__vu)mask) | (b & ~(tt__vu)mask);
 }
 
-#ifdef TT__NEON /* of the conversion below gcc makes one for each lane */
+#ifdef TT__NEON /* gcc compiles the conversion below to one for each lane */
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p) { return (tt__vu)vmovl_u16(vld1_u16(p)); }
 TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u) { vst1_u16(p, vmovn_u32((uint32x4_t)u)); }
 #else
 TT__INLINE tt__vu TT__K(load_h)(const uint16_t *p)
 {
-#if TT__LANES == 16 /* of the conversion below gcc 12 makes two of half the width */
+#if TT__LANES == 16 /* gcc 12 compiles the conversion below to two of half the width */
     return (tt__vu)_mm512_maskz_cvtepu16_epi32((__mmask16)-1,
                                                _mm256_loadu_si256((const __m256i *)(const void *)p));
 #else
@@ -36,8 +37,8 @@ TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u)
 
 typedef char TT__K(knows_all_floats)[TT__FLOATS == 3 ? 1 : -1];
 
-/* Runs a statement with D the dtype of a float, or of one of 16 bits, as a constant: it has a loop without a
-   branch on it for each. */
+/* Runs a statement in which D is a constant, the dtype of a float (TT__BY_HALF: of a 16-bit float). Loops in
+   the statement are compiled once for each dtype, without a branch on the dtype. */
 #define TT__BY_HALF(dtype, D, statement) \
     do { \
         if ((dtype) == TT_BF16) { const tt_dtype D = TT_BF16; statement; } \
@@ -56,7 +57,7 @@ TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
     return TT__WIDEN_F16(p);
 #else
     tt__vu u = TT__K(load_h)(p), magnitude = (u & 0x7fff) << 13, sign = (u & 0x8000) << 16;
-    /* A subnormal's fraction, put below a leading 2^-14, is freed of it again by the subtraction. */
+    /* A subnormal's fraction first gets a leading 2^-14; the subtraction takes 2^-14 away. */
     tt__vf subnormal = (tt__vf)(magnitude + (113u << 23)) - (tt__vf)TT__K(splat_u)(113u << 23);
     tt__vu normal = magnitude + (112u << 23);
     normal += (tt__vu)(magnitude >= (0x7c00u << 13)) & (112u << 23); /* infinity, NaN */
@@ -84,8 +85,9 @@ TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
 #endif
 }
 
-/* Stochastic rounding: up with a probability equal to the dropped fraction, by 16 random bits in each lane.
-   To the nearest instead what is not finite and, in f16, from 65504 on, where nearest overflows no sooner. */
+/* Rounds x to 16 bits stochastically: up with a probability equal to the dropped fraction, by 16 random bits
+   in each lane. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to nearest, so
+   that they overflow no sooner than rounding to nearest does: at 65520. */
 TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype dtype)
 {
     tt__vu u = (tt__vu)x, magnitude = u & 0x7fffffff;
@@ -102,13 +104,14 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
     tt__vu r = (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
     r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* up: 0 or -1 */
-    /* 65504 and more: to the nearest */
+    /* 65504 and more: to nearest */
     r = TT__K(select)(magnitude >= 0x477fe000, TT__K(splat_u)(0x7bff), r);
     r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* The rest of load_as and store_as, out of line because many places have it for few elements. */
+/* Does the loads that load_as leaves: f16, and fewer than TT__LANES elements. Out of line, as store_rest is,
+   because many places call it for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     uint16_t some[TT__LANES] = {0};
@@ -127,7 +130,7 @@ TT__OUTLINE void TT__K(store_rest)(void *p, tt_dtype dtype, int64_t i, tt__vf x,
     memcpy((uint16_t *)p + i, some, (size_t)n * 2);
 }
 
-/* As load_n and store_n, from element i of a float array of any dtype. */
+/* Loads the first TT__LANES of n elements from element i of an array of any float dtype, zeros beyond n. */
 TT__INLINE tt__vf TT__K(load_as)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
     if (n >= TT__LANES && dtype == TT_F32) return TT__K(load)((const float *)p + i);

@@ -3,15 +3,17 @@
 
 /* ===========================================================================================================
    CPU                                                                                                src/cpu/
-   What the CPU's kernels are made of: instruction sets and vectors. tinytrain.h includes itself with
-   TT__LANES set, once for each instruction set, and is then its kernels alone (from src/cpu/kernels.h to
-   src/cpu/undo.h); the best set that the CPU has is chosen when a context opens. Uses base.
+   The building blocks of the CPU's kernels: instruction sets and vectors. tinytrain.h includes itself once
+   for each instruction set, with TT__LANES defined, and then consists of the kernels alone (from
+   src/cpu/kernels.h to src/cpu/undo.h). A context chooses the CPU's best instruction set when it opens. Uses
+   base.
    ======================================================================================================== */
 
 struct tt__isa_table {
     const char *name;
-    /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL; they return the FLOPs done. */
+    /* Loops of one thread's fastest multiply-adds: [0] of fp32, then by tt__bf16; NULL where there are none.
+       They return the number of FLOPs done. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
-    bool optimized; /* the compiler was asked for optimisation */
+    bool optimized; /* the compiler optimised the kernels */
 };

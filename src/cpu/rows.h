@@ -5,9 +5,9 @@
 #include "vectors.h"
 #include "halves.h"
 
-/* ---- rows as floats: through these, a kernel of floats reads and writes rows of any float dtype ---- */
+/* ---- rows as floats: these functions let a kernel of floats read and write rows of any float dtype ---- */
 
-/* dtype bf16 or f16 */
+/* Converts n numbers of bf16 or f16 to float. */
 TT__OUTLINE void TT__K(row_widen)(float *to, const void *from, tt_dtype dtype, int64_t n)
 {
     const uint16_t *h = (const uint16_t *)from;
@@ -24,7 +24,7 @@ TT__OUTLINE void TT__K(row_narrow)(void *to, const float *from, tt_dtype dtype, 
     if (i < n) TT__K(store_as)(h, dtype, i, TT__K(load_n)(from + i, n - i), n - i);
 }
 
-/* y = a x + b z over a row; z may be NULL. */
+/* Computes y = a x + b z over a row of n floats; without z (NULL), y = a x. */
 TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const float *z, int64_t n)
 {
     for (int64_t c = 0; c < n; c += TT__LANES) {

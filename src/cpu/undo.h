@@ -1,7 +1,7 @@
 #pragma once
 
-/* What differs between instruction sets is undone, but for TT__LANES, by which the file sees that it is in a
-   reading for one of them. */
+/* Undefines the macros that differ between instruction sets, except TT__LANES, which tells tinytrain.h that
+   it includes itself for an instruction set. */
 #undef TT__ISA
 #undef TT__TARGET
 #undef TT__NEON

@@ -4,12 +4,12 @@
 #define TINYTRAIN_FILENAME "alone.h"
 #endif
 
-/* ---- one pass per instruction set ----
+/* ---- one variant for each instruction set ----
 
-   They are most of a compiler's work. A build of many programs, as the Makefile's of the tests, does it once:
-   an object compiled with TT__KERNELS_ONLY has the passes' tables and ends here; programs compiled with
-   TT__KERNELS_ELSEWHERE only declare the tables. The object has the public functions above, too: the linker
-   is told to take the first definition, which is the program's own. */
+   The variants are most of a compiler's work. A build of many programs, such as the Makefile's build of the
+   tests, compiles them once: an object compiled with TT__KERNELS_ONLY has the variants' tables, and its
+   source ends here; programs compiled with TT__KERNELS_ELSEWHERE only declare the tables. The object also has
+   the public functions above. The linker is told to take the first definition, which is the program's own. */
 
 #define TT__LANES 4
 #define TT__ISA portable
@@ -34,7 +34,7 @@
 #define TT__HAS_AVX512
 #define TT__LANES 16
 #define TT__ISA avx512
-#ifndef TT__AVX512_TARGET /* tests/emulate_avx512.h runs these kernels where the CPU has none of it */
+#ifndef TT__AVX512_TARGET /* tests/emulate_avx512.h runs these kernels on CPUs without AVX-512 */
 #define TT__AVX512_TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
 #define TT__WIDEN_F16(p) \
     (tt__vf)_mm512_maskz_cvtph_ps((__mmask16)-1, _mm256_loadu_si256((const __m256i *)(const void *)(p)))
@@ -61,11 +61,12 @@
 #ifndef TT__TILES_TARGET
 #define TT__TILES_TARGET __attribute__((target(TT__AVX512_TARGET ",avx512bf16,amx-tile,amx-bf16")))
 #define TT__TILES_HERE tt__tiles_here()
-/* gcc 12's intrinsics do not say that they read and write memory, nor which. KEEP: all that p points to. */
+/* gcc 12's tile intrinsics do not tell the compiler which memory they read and write. FENCE: the compiler
+   moves no access to memory across it. KEEP: the compiler keeps earlier stores to what p points to. */
 #define TT__TILES_FENCE __asm__ volatile("" ::: "memory")
 #define TT__TILES_KEEP(p) __asm__ volatile("" : : "r"(p) : "memory")
-/* AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX), and the kernel lets this process have its registers,
-   which it must ask for: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux,
+/* Returns whether the CPU has AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX) and Linux grants this
+   process the tile registers, for which it must ask: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux,
    Documentation/arch/x86/xstate.rst). */
 static bool tt__tiles_here(void)
 {
@@ -80,7 +81,7 @@ static bool tt__tiles_here(void)
 #endif
 #endif
 
-#ifdef __aarch64__ /* NEON is part of it */
+#ifdef __aarch64__ /* which always has NEON */
 #define TT__HAS_NEON
 #include <arm_neon.h>
 #define TT__LANES 4
@@ -91,20 +92,21 @@ static bool tt__tiles_here(void)
 #define TT__NARROW_F16(p, x) vst1_u16((p), vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)(x))))
 #if defined(__linux__) && (defined(__clang__) || __GNUC__ >= 10)
 #include <sys/auxv.h>
-/* HWCAP2_BF16, which old headers do not name */
+/* bit 14: HWCAP2_BF16, which old headers do not define */
 #define TT__NEON_DOT_HERE ((getauxval(AT_HWCAP2) >> 14 & 1) != 0)
 #ifdef __clang__
 #define TT__DOT_TARGET __attribute__((target("bf16")))
 #else
 #define TT__DOT_TARGET __attribute__((target("+bf16")))
 #endif
-/* BFMMLA, not BFDOT: it multiplies 2 rows of 4 elements by 2 columns, 16 products where BFDOT has 8 and a
-   fused multiply-add of fp32 has 4, and Neoverse V1 and N2 begin as many of either in a cycle (Arm's software
-   optimization guides, as LLVM's AArch64SchedNeoverseV1.td and N2.td have them). For that, panels are
-   regrouped after packing. It is two BFDOTs one after the other, so an element of C does not depend on its
-   neighbours; products and sums are rounded to odd, subnormals are 0 (Arm ARM, BFMMLA with FPCR.EBF = 0). As
-   assembly, because gcc 12 inlines the intrinsic only into functions for armv8.2-a or more, into which the
-   kernels' building blocks, compiled for what the user asks for, then may not be inlined. */
+/* Adds to `sum` (2 x 2) the product of 2 rows and 2 columns of 4 bf16 each, by BFMMLA. BFMMLA makes 16
+   products, BFDOT 8, and a fused multiply-add of fp32 makes 4; Neoverse V1 and N2 issue as many of either in
+   a cycle (Arm's software optimization guides, as quoted in LLVM's AArch64SchedNeoverseV1.td and N2.td).
+   BFMMLA needs panels that are regrouped after packing. BFMMLA equals two BFDOTs one after the other, so an
+   element of C does not depend on its neighbours. Products and sums are rounded to odd, subnormals count as 0
+   (Arm ARM, BFMMLA with FPCR.EBF = 0). Inline assembly, because gcc 12 inlines the intrinsic only into
+   functions for armv8.2-a or later; the kernels' building blocks, compiled for the user's target, could then
+   not be inlined into these. */
 TT__DOT_TARGET static inline __attribute__((always_inline))
 float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 {

@@ -4,7 +4,7 @@
 #include "kernels.h"
 
 /* -------------------------------------------------------------------------------------- functions of vectors
-   Sums, exponentials, and the values and slopes of activations. */
+   Sums, exponentials, and the values and derivatives of activations. */
 
 #ifndef TT__UNROLL
 #define TT__PRAGMA(text) _Pragma(#text)
@@ -13,13 +13,13 @@
 #define TT__UNROLL_BY(n) TT__PRAGMA(clang loop unroll_count(n))
 #else
 #define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
-#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* of a loop of any length */
+#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* for loops of any length */
 #endif
-/* A loop over i in [0, n) that is unrolled; n, at most 24, is known to the compiler. */
+/* An unrolled loop over i in [0, n). The compiler knows n, which is at most 24. */
 #define TT__EACH(i, n) TT__UNROLL(24) for (int i = 0; i < (n); i++)
 #endif
 
-#ifndef TT__SHUFFLE /* of two vectors of four floats */
+#ifndef TT__SHUFFLE /* picks four floats of two vectors of four */
 #if defined(__clang__) || __GNUC__ >= 12
 #define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
@@ -44,7 +44,7 @@ typedef uint16_t TT__K(vh) __attribute__((vector_size(2 * TT__LANES)));
 TT__INLINE tt__vf TT__K(zero)(void) { tt__vf v; memset(&v, 0, sizeof v); return v; }
 TT__INLINE tt__vf TT__K(splat)(float x) { return x - TT__K(zero)(); }
 TT__INLINE tt__vu TT__K(splat_u)(uint32_t x) { tt__vu v; memset(&v, 0, sizeof v); return x - v; }
-#ifdef TT__NEON /* gcc moves through two integer registers what memcpy copies */
+#ifdef TT__NEON /* gcc compiles memcpy to moves through two integer registers */
 TT__INLINE tt__vf TT__K(load)(const float *p) { return (tt__vf)vld1q_f32(p); }
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { vst1q_f32(p, (float32x4_t)v); }
 #else
@@ -52,7 +52,8 @@ TT__INLINE tt__vf TT__K(load)(const float *p) { tt__vf v; memcpy(&v, p, sizeof v
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { memcpy(p, &v, sizeof v); }
 #endif
 
-/* The first TT__LANES of n elements; zeros beyond n. Mostly n is at least TT__LANES: less is out of line. */
+/* Loads n < TT__LANES elements; lanes beyond n are 0. Out of line, as store_some is, because load_n and
+   store_n mostly have at least TT__LANES elements. */
 TT__OUTLINE tt__vf TT__K(load_some)(const float *p, int64_t n)
 {
     tt__vf v = TT__K(zero)();
@@ -75,7 +76,7 @@ TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
 #define TT__OF_THREE(name, result) \
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
-#if TT__LANES == 16 /* masked with all ones: g++ 12 warns of its header's plain forms */
+#if TT__LANES == 16 /* masked with all ones, because g++ 12 warns about its header's plain forms */
 TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
 TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
@@ -85,7 +86,7 @@ TT__OF_THREE(fma, _mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c))
 TT__OF_TWO(max, _mm256_max_ps((__m256)a, (__m256)b))
 TT__OF_TWO(min, _mm256_min_ps((__m256)a, (__m256)b))
 TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { return (tt__vf)_mm256_sqrt_ps((__m256)a); }
-#elif defined(TT__NEON) /* maximum and minimum as x86 has them: the second operand for NaN */
+#elif defined(TT__NEON) /* max and min return the second operand if one is NaN, as on x86 */
 TT__OF_THREE(fma, vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b))
 TT__OF_TWO(max, vbslq_f32((uint32x4_t)(a > b), (float32x4_t)a, (float32x4_t)b))
 TT__OF_TWO(min, vbslq_f32((uint32x4_t)(a < b), (float32x4_t)a, (float32x4_t)b))
@@ -97,7 +98,7 @@ TT__OF_TWO(min, ((tt__vi)a & (tt__vi)(a < b)) | ((tt__vi)b & ~(tt__vi)(a < b)))
 TT__INLINE tt__vf TT__K(sqrt)(tt__vf a) { for (int i = 0; i < TT__LANES; i++) a[i] = sqrtf(a[i]); return a; }
 #endif
 
-/* Lanes are added pairwise in a fixed order. */
+/* Returns the sum of the lanes, added pairwise in a fixed order. */
 TT__INLINE float TT__K(sum)(tt__vf v)
 {
     float lane[TT__LANES];
@@ -116,7 +117,7 @@ TT__INLINE float TT__K(max_lane)(tt__vf v)
     return m;
 }
 
-/* c[0] x^(n - 1) + ... + c[n - 1] */
+/* Returns c[0] x^(n - 1) + ... + c[n - 1]. */
 TT__INLINE tt__vf TT__K(polynomial)(const float *c, const int n, tt__vf x)
 {
     tt__vf p = TT__K(splat)(c[0]);
@@ -125,8 +126,8 @@ TT__INLINE tt__vf TT__K(polynomial)(const float *c, const int n, tt__vf x)
     return p;
 }
 
-/* e^x, relative error < 2e-7; 0 below -87.3 (where the result would be subnormal), clamped above 88.7; NaN
-   in, NaN out. Range reduction and polynomial after Cephes' expf. */
+/* Returns e^x with a relative error < 2e-7; 0 below -87.3 (where the result would be subnormal), e^88.7 above
+   88.7, NaN for NaN. The range reduction and the polynomial follow Cephes' expf. */
 TT__INLINE tt__vf TT__K(exp)(tt__vf x)
 {
     static const float c[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
@@ -138,27 +139,27 @@ TT__INLINE tt__vf TT__K(exp)(tt__vf x)
     tt__vf r = TT__K(fma)(n, TT__K(splat)(-0.693359375f), y);
     r = TT__K(fma)(n, TT__K(splat)(2.12194440e-4f), r);
     tt__vf p = TT__K(fma)(TT__K(polynomial)(c, 6, r), r * r, r + 1.0f);
-    /* 2^n in two factors, so that n = 128 does not overflow the exponent field on the way */
+    /* 2^n in two factors, so that n = 128 does not overflow the exponent field */
     tt__vi e = (tt__vi)shifted - (tt__vi)magic, half = e >> 1;
     p = p * (tt__vf)((half + 127) << 23) * (tt__vf)((e - half + 127) << 23);
     tt__vi bits = ((tt__vi)p & ~zero_result & ~nan) | ((tt__vi)x & nan);
     return (tt__vf)bits;
 }
 
-/* 2^x for x <= 127, relative error < 2e-7; 2^-126 for all x below -126. NaN in, NaN out. */
+/* Returns 2^x for x <= 127 with a relative error < 2e-7; 2^-126 for x below -126, NaN for NaN. */
 TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
 {
-    /* minimax in relative error with 2^0 = 1 */
+    /* a minimax polynomial in relative error, with 2^0 = 1 exactly */
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
     const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     x = TT__K(max)(TT__K(splat)(-126.0f), x); /* in this order: max() gives its second operand for NaN */
     tt__vf shifted = x + magic, r = x - (shifted - magic);
-    /* the low bits of shifted are the exponent, biased */
+    /* the low bits of `shifted` are the biased exponent */
     return TT__K(polynomial)(c, 7, r) * (tt__vf)((tt__vi)shifted << 23);
 }
 
-/* erf(x), absolute error < 2e-7: x P(x^2) / Q(x^2) on [-4, 4], as used by Eigen and XLA. */
+/* Returns erf(x) with an absolute error < 2e-7: x P(x^2) / Q(x^2) on [-4, 4], as in Eigen and XLA. */
 TT__INLINE tt__vf TT__K(erf)(tt__vf x)
 {
     static const float p[] = {-2.72614225801306e-10f, 2.77068142495902e-08f, -2.10102402082508e-06f,
@@ -172,8 +173,8 @@ TT__INLINE tt__vf TT__K(erf)(tt__vf x)
     return (tt__vf)(((tt__vi)e & ~nan) | ((tt__vi)x & nan));
 }
 
-/* tanh(x), relative error < 5e-7: rational approximation used by Eigen. Exactly 1 or -1 where that is as
-   near: 1 - tanh^2 times a large number must be 0 there. */
+/* Returns tanh(x) with a relative error < 5e-7, by Eigen's rational approximation. The result is exactly 1 or
+   -1 where these are as near, because 1 - tanh^2 times a large number must be 0 there. */
 TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
 {
     static const float p[] = {-2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f,
@@ -205,7 +206,7 @@ TT__INLINE tt__vf TT__K(act)(const int kind, tt__vf x) /* kind: tt__act */
     }
 }
 
-/* d act(x) / dx from what the table says is saved: the input x, or the output y for RELU and TANH. */
+/* Returns d act(x) / dx from the saved value s: the output act(x) for RELU and TANH, else the input x. */
 TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
 {
     switch (kind) {
@@ -214,7 +215,7 @@ TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
         return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
     }
     case TT__ACT_GELU_TANH: {
-        /* no infinity times 0; NaN stays NaN */
+        /* avoids infinity times 0; NaN stays NaN */
         s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s));
         tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
         return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f
@@ -240,7 +241,7 @@ TT__INLINE void TT__K(act_each)(const int kind, float *y, const float *x, const 
     }
 }
 
-/* y = act(x), or, unless `saved` is NULL, x act'(saved). y may be x. */
+/* Computes y = act(x) if `saved` is NULL, else y = x act'(saved), over a row of n floats. y may be x. */
 TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float *saved, int64_t n)
 {
     switch (kind) {

@@ -5,12 +5,11 @@
 #include "handle.cuh"
 
 // ---------------------------------------------------------------------------------------------------- device
-// The functions of tt__backend but for launches: open and close, memory, copies, events, errors.
+// The functions of tt__backend except launches: open and close, memory, copies, events, errors.
 
 namespace {
 
 // --------------------------------------------------------------------------------------- devices and streams
-// The table of backend functions, but for launches.
 
 enum { TT__PRODUCT_CHOICES = 4096 };
 
@@ -25,8 +24,8 @@ tt_status fail(tt__device *d, tt_status status, const char *format, ...)
     return status;
 }
 
-// Whether every later call in this process returns this error too (CUDA Runtime API, "Data types used by CUDA
-// Runtime": "the process must be terminated and relaunched").
+// Returns whether every later call in this process returns the error e, too (CUDA Runtime API, "Data types
+// used by CUDA Runtime": "the process must be terminated and relaunched").
 bool ends_all(cudaError_t e)
 {
     switch (e) {
@@ -38,11 +37,11 @@ bool ends_all(cudaError_t e)
     }
 }
 
-// TT_OK, or TT_ERR_DEVICE with what was being done.
+// Returns TT_OK, or after an error fails with TT_ERR_DEVICE or TT_ERR_MEMORY; `what` names the call.
 tt_status check(tt__device *d, cudaError_t e, const char *what)
 {
     if (e == cudaSuccess) return TT_OK;
-    cudaGetLastError(); // the next call starts without it
+    cudaGetLastError(); // clears the error, which the next call would return
     const bool lost = ends_all(e);
     const char *advice = !lost ? "" : d->waits ? "; CUDA does nothing more in this process"
         : "; CUDA does nothing more in this process, and with TINYTRAIN_CUDA_SYNC=1 in the environment the "
@@ -53,10 +52,10 @@ tt_status check(tt__device *d, cudaError_t e, const char *what)
     return status;
 }
 
-// Makes d the thread's device; false after fail, and if d can do nothing more.
+// Makes d the thread's device. Returns false after fail, or if d is lost.
 bool use(tt__device *d) { return !d->lost && check(d, cudaSetDevice(d->index), "cudaSetDevice") == TT_OK; }
 
-// Waits for all streams of the thread's device.
+// Waits for all streams of d, the thread's device, and returns the first error.
 cudaError_t drain(tt__device *d)
 {
     cudaError_t first = cudaStreamSynchronize(d->stream);
@@ -67,7 +66,7 @@ cudaError_t drain(tt__device *d)
     return first;
 }
 
-// The stream of a number, which is made when it is first asked for; NULL after fail.
+// Returns stream `number`, which is made at the first call; NULL after fail.
 cudaStream_t stream_of(tt__device *d, int number)
 {
     if (number == TT__COMPUTE_STREAM) return d->stream;
@@ -91,11 +90,11 @@ void cuda_close(tt__device *d)
     free(d);
 }
 
-// CUDA's spelling of versions: 1000 * major + 10 * minor.
+// Major and minor number of a CUDA version, 1000 * major + 10 * minor.
 #define TT__VERSION_OF(version) (version) / 1000, (version) % 1000 / 10
 
 #ifdef __CUDA_ARCH_LIST__
-const int built_archs[] = {__CUDA_ARCH_LIST__}; // 100 * major + 10 * minor, of what nvcc compiles this for
+const int built_archs[] = {__CUDA_ARCH_LIST__}; // nvcc's targets, as 100 * major + 10 * minor
 #else
 const int built_archs[] = {0};
 #endif
@@ -120,7 +119,7 @@ void print_archs(text_buffer *text)
         print(text, "%s%d.%d", k ? ", " : "", built_archs[k] / 100, built_archs[k] / 10 % 10);
 }
 
-// Why there is no device.
+// Writes to `to` why there is no device, from the error e of cudaGetDeviceCount.
 void explain(cudaError_t e, char *to, size_t capacity)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -144,7 +143,7 @@ void explain(cudaError_t e, char *to, size_t capacity)
 
 __global__ void add_counts(const float *counts, double *totals, bool add);
 
-// Has the device machine code of the kernels, or can its driver make it from their PTX?
+// Fails if there is no machine code of the kernels for the device and its driver cannot make any from PTX.
 tt_status check_kernels(tt__device *d)
 {
     const int major = d->properties.major, minor = d->properties.minor;
@@ -166,8 +165,9 @@ tt_status check_kernels(tt__device *d)
                 d->properties.name, major, minor, archs, major, minor);
 }
 
-// May kernels come onto the device before those in front of them are done, also in graphs (since CUDA 12.3)?
-// Kernels made for older devices, which a driver fits to newer ones, do not wait for those.
+// Returns whether kernels may come onto the device before the stream's previous kernels are done, also in
+// graphs (since CUDA 12.3). Kernels compiled for older devices, which a driver adapts to newer ones, may not:
+// they do not wait for the previous kernels.
 bool chains_kernels(const tt__device *d)
 {
     cudaFuncAttributes attributes;
@@ -184,8 +184,8 @@ __global__ void find_wgmma(int *to)
     *to = TT__HAS_WGMMA;
 }
 
-// Whether attention takes kernels of warpgroups (see >>attention): the device has wgmma, and its machine code
-// of this file uses it.
+// Sets d->wgmma, whether attention uses the kernels of warpgroups (src/ops/attention): the device has wgmma,
+// and its machine code of this file uses it.
 tt_status choose_wgmma(tt__device *d)
 {
     const char *asked = getenv("TINYTRAIN_WGMMA");
@@ -235,7 +235,7 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
     return NULL;
 }
 
-// A line of a file, or "".
+// Reads the first line of a file, or "" if there is none.
 void first_line(const char *path, char to[128])
 {
     FILE *f = fopen(path, "r");
@@ -265,7 +265,7 @@ void describe_device(text_buffer *text, int index)
           index, p.name, p.major, p.minor, 1e-9 * (double)total, 1e-9 * (double)available);
     print(text, "    %d multiprocessors, up to %d MHz; %.0f MiB of L2; memory of %d bits at %d MHz\n",
           p.multiProcessorCount, clock / 1000, p.l2CacheSize / 1048576.0, bus, memory_clock / 1000);
-    // Slower while nothing runs.
+    // The maximum speed, because the link is slower while nothing runs.
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/max_link_speed", p.pciDomainID,
              p.pciBusID, p.pciDeviceID);
     first_line(path, speed);
@@ -297,7 +297,7 @@ void cuda_describe(tt_context *ctx, int index, char *to, size_t capacity)
     if (cudaGetDeviceCount(&devices) != cudaSuccess) cudaGetLastError();
     if (devices) cudaGetDevice(&now);
     for (int k = 0; k < devices; k++) describe_device(&text, k);
-    for (int k = -1; k < devices && devices > 1; k++) { // who reaches whose memory without the host
+    for (int k = -1; k < devices && devices > 1; k++) { // which devices can access each other's memory
         print(&text, k < 0 ? "peers:" : "%6d", k);
         for (int j = 0; j < devices; j++) {
             if (k < 0) print(&text, " %3d", j);
@@ -338,7 +338,7 @@ void cuda_release(tt__device *d, void *memory)
     cudaFree(memory);
 }
 
-// Where managed memory is to be: CUDA 13 takes a structure where 12 takes the number of a device.
+// Returns device d as a place for managed memory: a structure since CUDA 13, the device's number before.
 #if CUDART_VERSION >= 13000
 cudaMemLocation place_of(const tt__device *d) { return {cudaMemLocationTypeDevice, d->index}; }
 #define TT__PREFETCH_FLAGS 0,
@@ -394,7 +394,7 @@ void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
     if (!use(d)) return NULL;
-    // Copies are asynchronous on every device, and kernels of every device may load from it.
+    // Portable: copies by every device are asynchronous. Mapped: kernels of every device may load from it.
     const cudaError_t e = cudaHostAlloc(&host, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     return check(d, e, "cudaHostAlloc") == TT_OK ? host : NULL;
 }
@@ -406,7 +406,7 @@ void cuda_release_host(tt__device *d, void *host)
     cudaFreeHost(host);
 }
 
-// CUDA sees by the addresses which way it goes.
+// Copies memory on a stream. CUDA tells the direction by the addresses.
 tt_status cuda_copy(tt__device *d, int stream, void *to, const void *from, size_t bytes)
 {
     cudaStream_t on = use(d) ? stream_of(d, stream) : NULL;
@@ -420,7 +420,7 @@ tt_status cuda_fill(tt__device *d, void *memory, int byte, size_t bytes)
     return bytes ? check(d, cudaMemsetAsync(memory, byte, bytes, d->stream), "fill") : TT_OK;
 }
 
-// Even of a device that is lost: nothing that another one may still use is released before.
+// Waits for all streams of d, even if d is lost, so that nothing is released that another device still uses.
 tt_status cuda_wait(tt__device *d)
 {
     const bool usable = use(d);
@@ -464,7 +464,8 @@ void cuda_release_event(tt__device *d, void *event)
     cudaEventDestroy((cudaEvent_t)event);
 }
 
-// A graph of what the streams would have done: the others join when they first wait for that of computation.
+// Begins to record a graph of what the streams are given. Streams other than the compute stream join the
+// recording when they first wait for the compute stream.
 tt_status cuda_capture(tt__device *d)
 {
     if (!use(d)) return TT_ERR_DEVICE;

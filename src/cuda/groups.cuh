@@ -7,18 +7,18 @@
 namespace {
 
 // ================================================================================================== rows
-// Ops that work row by row or element by element.
+// Building blocks of ops that work row by row or element by element.
 
 #define TT__ROW_THREADS 256
 struct loss_sums { double loss, weight, right; };
 
-// The resident bytes that a launch may use. Of matrix products cuBLASLt has the first part, and bias
-// gradients, or a bias in another dtype, the second; other kernels have all of it.
+// The resident workspace that a launch may use. In matrix products cuBLASLt uses the first part, and bias
+// gradients, or a bias in another dtype, the second part; other kernels use all of it.
 union resident_workspace {
     static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
     static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
     struct { unsigned char lt[LT_BYTES]; float bias[BIAS_BYTES / sizeof(float)]; } product;
-    float sums[BYTES / sizeof(float)]; // partial sums of kernels that sum in two steps
+    float sums[BYTES / sizeof(float)]; // partial sums, of kernels that sum in two steps
     double squares[BYTES / sizeof(double)];
     loss_sums losses[BYTES / sizeof(loss_sums)];
     unsigned words[BYTES / sizeof(unsigned)]; // bits of rows; counts of digits
@@ -33,20 +33,21 @@ __device__ __forceinline__ void load_group(float (&v)[8], const tt__mat &m, int6
     load8(v, row_at(m, r), m.dtype, c, n, vector);
 }
 
-// ---- sums over rows: parts in f32, then over the parts
+// ---- sums over rows: f32 sums of parts of the rows, then the sum of the parts
 
 __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
 {
     return load_any(m.data, m.dtype, i * m.ld + j);
 }
 
-// to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. There is nothing between the
-// members: gcc 12 with -ftrivial-auto-var-init clears other bytes than those between members of an array's.
+// A sum that is to be finished: to[c] = or += the sum over `parts` rows of `partial`, which are `stride`
+// floats apart. The structure has no padding, because in arrays of structures gcc 12 with
+// -ftrivial-auto-var-init clears other bytes than the padding.
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
-// 32 columns a block, whose 32 warps take parts in turn, 8 loads under way at a time: of the parts that there
-// are, all at once.
+// Finishes sums. A block has 32 columns, and its 32 warps take parts in turn; a thread has 8 loads in flight,
+// so that a block loads up to 256 parts at once.
 __global__ void __launch_bounds__(1024) finish_sums(const __grid_constant__ all_sums_to_finish all)
 {
     tt__begin_kernel();
@@ -75,7 +76,7 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// In one launch, but for those that add to the same.
+// Finishes all sums, in one launch unless several add to one result: these follow one another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -106,7 +107,8 @@ cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, 
     return run_all_finish_sums(d, &all);
 }
 
-// Sums of a block of 8 warps: lane i has columns [8 i, 8 i + 8) of 256. Thread k gets column k.
+// Sums 256 columns over the 8 warps of a block. Lane i passes columns [8 i, 8 i + 8); thread k gets the sum
+// of column k.
 __device__ __forceinline__ float sum_warps(const float (&v)[8])
 {
     TT__SHARED(float, part, [8][256]);
@@ -118,22 +120,24 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
     return sum;
 }
 
-// The number of blocks that sum `pieces` of rows: `each` for each of the device's processors, if the resident
-// memory behind its first `used` bytes has room for their f32 sums, `bytes` a block.
+// Returns the number of blocks that sum rows: `each` for each multiprocessor of the device, but at most
+// `pieces`, and at most as many as have room for their f32 sums, of `bytes` bytes a block, in the resident
+// workspace after its first `used` bytes.
 int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
     return max((int64_t)1, min(min(pieces, each * (int64_t)d->properties.multiProcessorCount), room));
 }
 
-#define TT__ROW_COLUMNS 4096 // of rows that fit the registers of a block
+#define TT__ROW_COLUMNS 4096 // max columns of rows that fit the registers of a block
 
-// Sums of columns of a gradient are the same bits whichever kernel leaves them, as a stage of a pipeline may
-// sum itself what it gets from the next: of the numbers as they are stored, in chunks of so many rows, which
-// the teams of a block (sum_teams) take in turn.
+// Returns the number of rows in a chunk of column sums. Each kernel that sums the columns of a gradient gives
+// the same bits, because a stage of a pipeline may sum a gradient itself that it gets from the next stage.
+// For that, each kernel sums the numbers as they are stored, in chunks of this many rows, whose rows the
+// teams of a block (sum_teams) take in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
-    // As many as layernorm_backward's blocks fit a processor.
+    // The number of layernorm_backward's blocks that fit a multiprocessor.
     const int64_t blocks = min((columns <= 1024 ? 1024 : TT__ROW_COLUMNS) / columns, (int64_t)4);
     const int64_t most = sum_blocks(d, (int)max(blocks, (int64_t)1), (rows + 7) / 8, 0,
                                     (size_t)(3 * columns) * sizeof(float));
@@ -145,7 +149,7 @@ __host__ __device__ inline int sum_teams(int64_t columns)
     return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : 4;
 }
 
-// Rounds v to numbers of this dtype: in pairs, as a single number takes a GPU's slow units.
+// Rounds v to numbers of this dtype, in pairs, because rounding a single number uses a GPU's slow units.
 __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 {
     if (dtype == TT_F32) return;
@@ -154,8 +158,8 @@ __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
     TT__WITH_HALF(dtype, T, widen8<T>(v, make_uint4(h[0], h[1], h[2], h[3])));
 }
 
-// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of chunks of rows, then over the chunks.
-// Moves one read of dy. A thread has a column.
+// Writes sums of the columns of dy (rows, n) over chunks of rows_each rows to partial[chunk][n]; finish_sums
+// adds up the chunks. Reads dy once. A thread has one column of a team's rows.
 __global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, tt__mat dy, int64_t rows_each,
                                                                int teams)
 {
@@ -176,7 +180,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, t
     }
 }
 
-// Columns [first, first + n) of a matrix.
+// Returns columns [first, first + n) of a matrix.
 tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
 {
     tt__mat part = *m;
@@ -185,7 +189,8 @@ tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-// As many columns at a time as there is room for partial sums of.
+// Computes to = or += the sums of the columns of dy, as many columns at a time as fit the partial sums'
+// memory.
 cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
 {
     tt__device *d = l->device;
@@ -205,12 +210,12 @@ cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__ma
     return e;
 }
 
-// A kernel whose template arguments are dtypes is for operands of these and whole vectors of 8 elements; it
-// writes them into its copies of the operands, and compilers drop the code of other dtypes. With ANY it takes
-// any.
+// Template argument of kernels that take any dtype. Kernels whose template arguments are dtypes take operands
+// of these dtypes in whole vectors of 8 elements. They set the dtypes in their copies of the operands, so
+// that compilers drop the code for other dtypes.
 enum { ANY = -1 };
 
-// 8 columns of a row as they come from memory: of vectors of dtype X their bits, of ANY numbers.
+// 8 columns of a row as they are loaded: the bits of vectors of dtype X, or f32 numbers for ANY.
 template <int X> struct row_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
 template <> struct row_bits<ANY> { float v[8]; };
 
@@ -228,14 +233,14 @@ template <int X> __device__ __forceinline__ void widen_row(float (&v)[8], const 
     }
 }
 
-// The matrices begin `by` rows later.
+// Moves the beginning of each matrix by `by` rows.
 template <class... M> __device__ __forceinline__ void move_rows(int64_t by, M &...m)
 {
     ((m.data = row_at(m, by)), ...);
 }
 
-// The number of blocks of a kernel that goes through its work in strides: `blocks`, for which there is work,
-// but at most `times` the number that the device's processors run at a time.
+// Sets *grid to the number of blocks of a kernel that goes through its work in strides: `blocks`, the number
+// of blocks with work, but at most `times` the number that the device's multiprocessors run at once.
 template <class... P>
 cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times, int64_t blocks,
                     unsigned *grid)
@@ -247,13 +252,13 @@ cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times,
     return e;
 }
 
-// An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which
-// all threads of a block call, and get(): the results v of the group of n columns that begins at column c of
-// row r, or false where nothing is to be written.
+// Arguments of an op that computes y from up to two operands, a and b, in groups of 8 columns. OP is a struct
+// with begin(), which all threads of a block call, and get(), which computes the results v of the group of n
+// columns that begins at column c of row r, or returns false where nothing is to be written.
 struct group_args { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
 
-// X: dtype of the operands, Y: of the result.
-// For operands of any dtype the compiler, if it chooses how many registers a thread has, spills one for 10.0.
+// Computes y by op.get(). X: dtype of the operands; Y: dtype of the result. Without launch bounds for X ==
+// ANY the compiler would spill a register for compute capability 10.0.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, X == ANY ? 2 : 0) each_group(group_args g, OP op)
 {
@@ -283,7 +288,7 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
 {
     cudaError_t e = cudaSuccess;
     unsigned grid;
-    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
+    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // of one launch: 32-bit division serves
     for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
         g.all = min(rows, g.y.rows - g.first) * g.per_row;
         e = grid_of(d, each_group<OP, X, Y>, TT__ROW_THREADS, 2, blocks_for(g.all, TT__ROW_THREADS), &grid);
@@ -293,7 +298,7 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
     return e;
 }
 
-// n columns from c on of m's first row.
+// Loads n columns, from column c on, of m's first row.
 template <int X>
 __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, int64_t c, int n, bool vector)
 {
@@ -305,9 +310,10 @@ __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, i
     }
 }
 
-// As each_group, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP has finish(),
-// too, which makes v of the elements v of a and the others of b, and is told whether b is there. A thread has
-// 8 columns. The rows of its next turn are on their way meanwhile: there are few blocks, as each leaves sums.
+// Computes y as each_group does, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP
+// also has finish(), which computes the results v from the elements v of a and `other` of b, and is told
+// whether b exists. A thread has 8 columns. It loads the rows of its next turn ahead, because there are few
+// blocks: each block leaves a row of partial sums.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
@@ -319,7 +325,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
         g.vector = true;
     }
     op.begin();
-    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // in a turn
+    constexpr int ROWS = X == ANY || X == TT_F32 ? 1 : 2; // rows of a thread in a turn
     const int teams = sum_teams(g.y.cols), across = (int)blockDim.x / teams;
     const int team = (int)threadIdx.x / across, place = (int)threadIdx.x - team * across;
     const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + place * 8;
@@ -329,8 +335,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     float *const of_block = partial + blockIdx.y * g.y.cols;
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     row_bits<X> a[ROWS] = {}, b[ROWS] = {};
-    // Of the thread's first row in the turn at hand. Operands begin at what is fetched ahead, the next turn;
-    // all of it in one go, as a thread that waits for one of its loads may wait for all under way.
+    // left: rows of the chunk from the thread's first row of the current turn on. g.a and g.b begin at the
+    // rows of the next turn, which are loaded ahead. All of these loads are issued together, because a thread
+    // that waits for one of its loads may wait for all loads in flight.
     int left = c < g.y.cols ? (int)(min(g.y.rows, (blockIdx.y + 1) * rows_each) - from) : 0;
     move_rows(from, g.a, g.b, g.y);
     const auto fetch = [&](int many) {
@@ -365,7 +372,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
         TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
         return;
     }
-    TT__SHARED(float4, part, [4][2][64]); // of 4 columns each
+    TT__SHARED(float4, part, [4][2][64]); // sums of 4 columns each, by team
     part[team][0][place] = make_float4(sum[0], sum[1], sum[2], sum[3]);
     part[team][1][place] = make_float4(sum[4], sum[5], sum[6], sum[7]);
     __syncthreads();
@@ -377,8 +384,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     }
 }
 
-// What ops say of the dtypes for which they have kernels of their own: none; each, if all operands have it;
-// and also a 16-bit result of fp32.
+// The typed kernels of an op, beside its kernel for any dtype. RARE: none; HOT: one for each dtype, if all
+// operands and the result have that dtype; HOT_CASTS: also one for each 16-bit result of f32 operands.
 enum { RARE, HOT, HOT_CASTS };
 
 bool is_typed(const group_args &g)
@@ -402,8 +409,8 @@ template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_a
     return launch_groups<OP, ANY, ANY>(d, g, op);
 }
 
-// by_row: the op asks for its row or column, so matrices without gaps are not taken as one row. Operands
-// whose data is NULL are left alone.
+// Computes y (or y += if `add`) by op. by_row: the op uses numbers of rows or columns, so contiguous matrices
+// are not taken as one long row. Operands whose data is NULL are absent.
 template <class OP>
 cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
 {
@@ -424,7 +431,7 @@ cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add,
 
 const tt__mat no_operand = {NULL, TT_F32, 0, 0, 0};
 
-// As run_groups, and sums = or += the sums of y's columns, where sums.data is there.
+// Computes y as run_groups does, and, unless sums.data is NULL, sums = or += the sums of y's columns.
 template <class OP>
 cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row,
                             OP op, const tt__mat &sums, bool add_sums)
@@ -438,7 +445,7 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    // Blocks across the columns are alike.
+    // The blocks across the columns get equal shares of the columns.
     const int teams = sum_teams(y.cols);
     const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
     const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;

@@ -4,9 +4,9 @@
 #include "portability.cuh"
 
 // ================================================================================================== device
-// Memory, copies, and what a program keeps on the device.
+// The state of an open CUDA device.
 
-namespace { // all but the table at the end
+namespace { // all of the product except tt__device and the table of functions at its end
 
 struct product_choice;
 struct tuned_product;
@@ -18,20 +18,20 @@ struct group_arguments;
 
 struct tt__device {
     int index;
-    tt__stream stream;      // of computation, and of all that is no launch
-    cudaStream_t beside[TT__STREAMS]; // the others, by their numbers, from the first use on
+    tt__stream stream;      // the compute stream, also of all calls that are not launches
+    cudaStream_t beside[TT__STREAMS]; // the other streams, by number; made at the first use
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
-    product_choice *choices; // TT__PRODUCT_CHOICES of them, see cuda_products.cuh
+    product_choice *choices; // array of TT__PRODUCT_CHOICES, see cuda_products.cuh
     int choice_count;
-    tuned_product *tuned;    // tuned_count of them: what was timed or learnt
+    tuned_product *tuned;    // array of tuned_count products that were timed or learnt
     int tuned_count;
-    product_trial *trial;    // of the product that is timed; NULL: none is
-    collected_products *collected; // where matmul puts products that it is not to make; NULL: it makes them
-    group_arguments *arguments; // of tensors that share a launch, see ops/optimizers/cuda.cuh
-    bool waits;             // after each op, and records nothing: environment TINYTRAIN_CUDA_SYNC=1
-    bool wgmma;             // attention by warpgroups; environment TINYTRAIN_WGMMA=0: never
-    bool lost;              // an error has ended all work on the device, and `error` stays what it is
+    product_trial *trial;    // trial of the product that is being timed; NULL: none is
+    collected_products *collected; // list to which matmul adds products instead of computing them; NULL: none
+    group_arguments *arguments; // arguments of tensors that share a launch, see ops/optimizers/cuda.cuh
+    bool waits;             // wait after each op and record no graphs: environment TINYTRAIN_CUDA_SYNC=1
+    bool wgmma;             // attention uses warpgroups; never with environment TINYTRAIN_WGMMA=0
+    bool lost;              // an error has ended all work on the device; `error` no longer changes
     char error[512];
-    char peer[704];         // cuda_peer's sentence
+    char peer[704];         // the sentence that cuda_peer returns
 };

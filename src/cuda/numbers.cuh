@@ -18,11 +18,11 @@ template <class T> __device__ __forceinline__ T round_to(float x); // to nearest
 template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
 
-// The floats that this file tells apart: f32, bf16, and whatever is neither, which is f16.
+// This file distinguishes three floats: f32, bf16, and f16 for any other dtype.
 static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pack_as, round_16, lt_type, "
               "and whatever else has TT_BF16");
 
-// Runs CODE with T the C++ type of a dtype of floats of 16 bits, or of any.
+// Runs code in which T is the C++ type of a dtype of 16-bit floats, or (TT__WITH_TYPE) of any floats.
 #define TT__WITH_HALF(dtype, T, ...)                                         \
     do {                                                                    \
         if ((dtype) == TT_BF16) { typedef bf16 T; __VA_ARGS__; }            \
@@ -34,7 +34,7 @@ static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pa
         else TT__WITH_HALF(dtype, T, __VA_ARGS__);                          \
     } while (0)
 
-// Element i of an array of any dtype of floats, for arrays that are small or read rarely.
+// Returns element i of an array of any float dtype. For arrays that are small or rarely read.
 __device__ __forceinline__ float load_any(const void *p, tt_dtype dtype, int64_t i)
 {
     if (dtype == TT_F32) return ((const float *)p)[i];
@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_any(void *p, tt_dtype dtype, int64_t i, fl
     else TT__WITH_HALF(dtype, T, ((T *)p)[i] = round_to<T>(x));
 }
 
-// Eight 16-bit floats in 16 bytes, the first in the lowest bits.
+// Converts the eight 16-bit floats in q to f32; the first is in the lowest bits.
 template <class T> __device__ __forceinline__ void widen8(float (&x)[8], const uint4 &q);
 template <> __device__ __forceinline__ void widen8<bf16>(float (&x)[8], const uint4 &q)
 {
@@ -54,7 +54,7 @@ template <> __device__ __forceinline__ void widen8<bf16>(float (&x)[8], const ui
     TT__UNROLL for (int k = 0; k < 8; k++)
         x[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16);
 }
-// The four that there are.
+// For f32, q holds only four numbers; the other four become 0.
 template <> __device__ __forceinline__ void widen8<float>(float (&x)[8], const uint4 &q)
 {
     x[0] = __uint_as_float(q.x); x[1] = __uint_as_float(q.y); x[2] = __uint_as_float(q.z);
@@ -68,12 +68,12 @@ template <> __device__ __forceinline__ void widen8<f16>(float (&x)[8], const uin
         x[k] = to_float(__ushort_as_half((unsigned short)(words[k / 2] >> (k % 2 * 16))));
 }
 
-// Two numbers rounded to nearest, the first in the lower bits.
+// Rounds two numbers to 16 bits, to nearest, and returns both, `low` in the lower bits.
 template <class T> __device__ __forceinline__ uint32_t pack(float low, float high);
 template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high)
 {
     const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    uint32_t bits; // both at once: to put halves together takes instructions
+    uint32_t bits; // both numbers at once, because joining two halves takes instructions
     memcpy(&bits, &v, sizeof bits);
     return bits;
 }
@@ -89,8 +89,8 @@ __device__ __forceinline__ uint32_t pack_as(tt_dtype dtype, float low, float hig
     return dtype == TT_BF16 ? pack<bf16>(low, high) : pack<f16>(low, high);
 }
 
-// Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says
-// that p is one of 16 bytes.
+// Loads elements [i, i + 8) of p, of which the first `left` exist; the others become `absent`. i is a
+// multiple of 8; wide: p is a multiple of 16 bytes.
 __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left,
                                       bool wide, float absent = 0)
 {
@@ -105,7 +105,8 @@ __device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dty
     }
 }
 
-// The same for the bits of 16-bit numbers.
+// Stores eight 16-bit numbers, whose bits are h, to elements [i, i + 8) of p, of which the first `left`
+// exist. i is a multiple of 8; wide: p is a multiple of 16 bytes.
 __device__ __forceinline__ void store8_bits(void *p, int64_t i, int64_t left, bool wide,
                                             const uint32_t (&h)[8])
 {
@@ -136,7 +137,7 @@ __device__ __forceinline__ void *row_at(const tt__mat &m, int64_t r)
     return (char *)m.data + r * m.ld * (m.dtype == TT_F32 ? 4 : 2);
 }
 
-// Whether every row of m begins at a multiple of 16 bytes.
+// Returns whether every row of m begins at a multiple of 16 bytes.
 inline bool is_wide(const tt__mat *m)
 {
     return (uintptr_t)m->data % 16 == 0 && (m->rows < 2 || m->ld * (m->dtype == TT_F32 ? 4 : 2) % 16 == 0);
@@ -144,11 +145,11 @@ inline bool is_wide(const tt__mat *m)
 
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
-// Of the normal distribution, e is the density at x, exp(-x^2 / 2) / sqrt(2 pi), and f e the share below
-// -|x|, with f a polynomial of t = 1 / (1 + 0.34 |x|), fitted here (the least greatest relative error for |x|
-// up to 6: 1.3e-7; 1.7e-4 at 14, where the share is 1e-44). GELU and its slope, which share f and the
-// density, are within 3e-7 of the exact ones for |x| up to 4, and of 1e-7 |x| beyond.
-struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that 0 e is 0
+// The normal distribution at x. e is the density, exp(-x^2 / 2) / sqrt(2 pi), and f e the probability of
+// numbers below -|x|. f is a polynomial of t = 1 / (1 + 0.34 |x|), fitted here to the least maximum of
+// relative errors (1.3e-7 for |x| up to 6; 1.7e-4 at 14, where the probability is 1e-44). GELU and its
+// derivative share f and e; their errors are at most 3e-7 for |x| up to 4, and 1e-7 |x| beyond.
+struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that reach e is 0 where e is
 
 __device__ __forceinline__ normal_tail tail_of(float x)
 {
@@ -160,24 +161,25 @@ __device__ __forceinline__ normal_tail tail_of(float x)
     f = fmaf(f, t, 0.40716967f);
     f = fmaf(f, t, 0.321383715f);
     f = fmaf(f, t, 0.341364413f);
-    // In powers of 2, -1.3257 is the logarithm of 1 / sqrt(2 pi).
+    // -1.3257 is the logarithm of 1 / sqrt(2 pi) to base 2.
     return {f * t, tt__exp2(fmaf(-0.72134752f * x, x, -1.32574809f)), fminf(a, 14.0f)};
 }
 
-// 1 / (1 + exp(-x)).
+// Returns 1 / (1 + exp(-x)).
 __device__ __forceinline__ float sigmoid(float x)
 {
     return tt__reciprocal(1 + tt__exp2(-1.4426950408889634f * x));
 }
 
-// 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+// Returns 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3). square: x^2.
 __device__ __forceinline__ float share_by_tanh(float x, float square)
 {
     return tt__reciprocal(1 + tt__exp2(x * fmaf(-0.102943240f, square, -2.30220820f)));
 }
 
-// Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the
-// others. Where exp or tanh have run into 0 or 1, nothing is left of a product with a large x.
+// Returns an activation of x. activation_slope returns the derivative from the value that was saved: the
+// result for ReLU and tanh, the operand for the others. Where exp or tanh is rounded to 0 or 1, its slope is
+// 0, and the product of that slope and a large x is left out.
 __device__ __forceinline__ float activate(int act, float x)
 {
     switch (act) {
@@ -197,12 +199,12 @@ __device__ __forceinline__ float activation_slope(int act, float x)
     switch (act) {
     case TT__ACT_GELU: {
         const normal_tail n = tail_of(x);
-        const float below = (n.f - n.reach) * n.e; // the slope at -|x|
+        const float below = (n.f - n.reach) * n.e; // the derivative at -|x|
         return x < 0 ? below : 1 - below;
     }
     case TT__ACT_GELU_TANH: {
         const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
-        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the slope of 2u
+        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the derivative of 2u
         return ds > 0 ? fmaf(ds, du, s) : s;
     }
     case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
@@ -215,7 +217,7 @@ __device__ __forceinline__ float activation_slope(int act, float x)
     }
 }
 
-// A round of Philox4x32, with its key.
+// Computes one round of Philox4x32 on the counter c, with the round's key.
 __device__ __forceinline__ void philox_round(uint32_t (&c)[4], uint32_t k0, uint32_t k1)
 {
     uint32_t a_low, a_high, b_low, b_high;
@@ -227,7 +229,7 @@ __device__ __forceinline__ void philox_round(uint32_t (&c)[4], uint32_t k0, uint
     c[3] = a_low;
 }
 
-// Philox4x32, as in tinytrain.h.
+// Computes Philox4x32 of a counter, as tt__philox_rounds in tinytrain.h does.
 template <int ROUNDS = 10>
 __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t key, uint32_t (&out)[4])
 {
@@ -239,8 +241,7 @@ __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t ke
     }
 }
 
-// The keys of the rounds of a draw, for kernels that draw with few keys from shared memory, two rounds a
-// load.
+// The keys of all rounds of a draw, two rounds in a uint4, for kernels with few keys in shared memory.
 typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
 __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
 {
@@ -251,7 +252,7 @@ __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
     }
 }
 
-// The key of a stream of random numbers, as tt__stream_key makes it.
+// Returns the key of a stream of random numbers, as tt__stream_key does.
 __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t b)
 {
     const uint32_t counter[4] = {(uint32_t)a, (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), (uint32_t)b,
@@ -261,7 +262,7 @@ __device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint
     return (uint64_t)out[1] << 32 | out[0];
 }
 
-// The sum over a warp, in every lane, in a fixed order.
+// Returns the sum over a warp, added in a fixed order, in every lane.
 template <class V> __device__ __forceinline__ V warp_sum(V v)
 {
     TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
@@ -273,12 +274,13 @@ __device__ __forceinline__ float warp_max(float v)
     return v;
 }
 
-// The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
+// Returns the sum over a block of THREADS threads, added in a fixed order, in every thread. All threads must
+// call this function.
 template <int THREADS, class V> __device__ __forceinline__ V block_sum(V v)
 {
     TT__SHARED(V, part, [THREADS / 32]);
     v = warp_sum(v);
-    __syncthreads(); // an earlier call may still be read
+    __syncthreads(); // threads may still read `part` of an earlier call
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
     __syncthreads();
     V sum = 0;
@@ -295,8 +297,8 @@ inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most)
     return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, most) : 1;
 }
 
-// Elements [4 i, 4 i + 4) of a parameter's first values from Philox block i, by the CPU's formulas
-// (tt__init_values, tt__normal4).
+// Writes n initial values of a parameter from element `first` on. Elements [4 i, 4 i + 4) come from Philox
+// block i, by the CPU's formulas (tt__init_values, tt__normal4).
 __global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t first, int64_t n,
                                                    tt_init init, uint64_t key)
 {

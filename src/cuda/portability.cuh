@@ -2,26 +2,26 @@
 #include "system.cuh"
 
 // =============================================================================================== portability
-// The only place with inline assembly, and the only one that knows of the emulator (tests/cuda_emu), whose
-// header defines TT_EMULATE and has functions of the same names. Fragments and their layouts: PTX ISA,
-// "Warp-level matrix instructions". g = lane/4, t = lane%4.
+// All inline assembly is in this file. No other file knows of the emulator (tests/cuda_emu), whose header
+// defines TT_EMULATE and functions of the same names. PTX ISA, "Warp-level matrix instructions", describes
+// fragments and their layouts; below, g = lane/4 and t = lane%4.
 #ifndef TT_EMULATE
 #define TT__UNROLL _Pragma("unroll")
-#define TT__ROLLED _Pragma("unroll 1") // stays as short as it is written
-// A shared array: TT__SHARED(float, tile, [32][33]); a shared scalar: TT__SHARED(int, count, );
+#define TT__ROLLED _Pragma("unroll 1") // the loop is never unrolled, so that its code stays short
+// Declares a shared array, TT__SHARED(float, tile, [32][33]), or a shared scalar, TT__SHARED(int, count, ).
 #define TT__SHARED(T, name, dims) __shared__ __align__(128) T name dims
-// The launch's dynamic shared memory, aligned to 128 bytes.
+// Declares `name`, the launch's dynamic shared memory, aligned to 128 bytes.
 #define TT__DYN_SHARED(T, name)                                    \
     extern __shared__ __align__(128) unsigned char tt__dyn_smem[]; \
     T *name = (T *)tt__dyn_smem
-// TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in
-// parentheses: (kernel<64, 2>). The stream may be a tt__stream.
+// Launches a kernel: TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) is a cudaError_t. A
+// template needs parentheses: (kernel<64, 2>). The stream may be a tt__stream.
 #define TT__LAUNCH(kernel, grid, block, shared, stream, ...) \
     tt__launch_kernel(kernel, grid, block, shared, tt__stream_of(stream), __VA_ARGS__)
 
-// A stream. chains: a kernel that it is given may be brought onto the device while the one before ends, which
-// takes the gap between the two away (CUDA C++ Programming Guide, "Programmatic Dependent Launch"). Kernels
-// wait for those before them in tt__begin_kernel.
+// A stream. chains: a kernel may be brought onto the device while the stream's previous kernel ends, which
+// removes the gap between the two (CUDA C++ Programming Guide, "Programmatic Dependent Launch"). Kernels wait
+// for the previous kernels in tt__begin_kernel.
 struct tt__stream { cudaStream_t it; bool chains; operator cudaStream_t() const { return it; } };
 inline tt__stream tt__stream_of(const tt__stream &s) { return s; }
 inline tt__stream tt__stream_of(cudaStream_t s) { return {s, false}; }
@@ -42,8 +42,8 @@ inline cudaError_t tt__launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block
     return cudaLaunchKernelEx(&c, kernel, static_cast<A &&>(arguments)...);
 }
 
-// The first statement of each kernel. From here on all is done that the kernels before this one do, however
-// it was launched, and the kernel behind may come onto the device.
+// Waits until the stream's previous kernels are done, however this kernel was launched, and lets the next
+// kernel come onto the device. Each kernel calls this function first.
 __device__ __forceinline__ void tt__begin_kernel()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -52,8 +52,8 @@ __device__ __forceinline__ void tt__begin_kernel()
 #endif
 }
 
-// x, of which the compiler knows nothing: what comes of it is not computed before a loop that has no register
-// for it.
+// Returns x. The compiler knows nothing about the result, so it does not compute values from it ahead of a
+// loop that has no registers for them.
 __device__ __forceinline__ int tt__opaque(int x)
 {
     asm volatile("" : "+r"(x));
@@ -65,9 +65,9 @@ __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-// d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major); T is __nv_bfloat16 or __half, two to a
-// register, the lower column or row in the lower half. a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8, 2t+8;
-// b: rows 2t, 2t+8 of column g; d: (g, 2t), (g, 2t+1), (g+8, ...).
+// Computes d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major). T is __nv_bfloat16 or __half; a
+// register holds two numbers, the number of the lower column or row in its lower half. a: rows g, g+8, g, g+8
+// of columns 2t, 2t, 2t+8, 2t+8; b: rows 2t, 2t+8 of column g; d: (g, 2t), (g, 2t+1), (g+8, ...).
 template <class T>
 __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <>
@@ -88,8 +88,8 @@ __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
                      "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// d (16 x 8) += a (16 x 8) b (8 x 8) in TF32, of numbers that tt__tf32 rounded. a: rows g, g+8, g, g+8 of
-// columns t, t, t+4, t+4; b: rows t, t+4.
+// Computes d (16 x 8) += a (16 x 8) b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. a: rows g,
+// g+8, g, g+8 of columns t, t, t+4, t+4; b: rows t, t+4 of column g.
 __device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2])
 {
@@ -110,15 +110,16 @@ __device__ __forceinline__ float tt__exp2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// Both halves of a product; of 64-bit C++ the compiler makes an addition more.
+// Computes the lower and the upper half of a b. A 64-bit product in C++ would cost one more addition.
 __device__ __forceinline__ void tt__multiply(uint32_t a, uint32_t b, uint32_t &low, uint32_t &high)
 {
     asm("{ .reg .u64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }"
         : "=r"(low), "=r"(high) : "r"(a), "r"(b));
 }
-// The compiler forgets what it knows of x, so that it computes again what depends on it.
+// Makes the compiler forget what it knows about x, so that it recomputes values that depend on x.
 __device__ __forceinline__ void tt__forget(uint32_t &x) { asm volatile("" : "+r"(x)); }
-// One instruction each, within 1 ulp; subnormal numbers count as 0.
+// Returns 1 / x by one instruction, within 1 ulp, as tt__root returns the square root; subnormal numbers
+// count as 0.
 __device__ __forceinline__ float tt__reciprocal(float x)
 {
     float r;
@@ -131,8 +132,9 @@ __device__ __forceinline__ float tt__root(float x)
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// 8 x 8 matrices of 16-bit numbers from shared memory: lane 8j+i names row i (16 bytes) of matrix j. A thread
-// gets columns 2t and 2t+1 of row g of each; with _trans of its transpose.
+// Loads 1, 2 or 4 matrices of 8 x 8 16-bit numbers from shared memory. Lane 8j+i passes the address of row i
+// (16 bytes) of matrix j. A thread gets columns 2t and 2t+1 of row g of each matrix or, by functions whose
+// name ends in _trans, of its transpose.
 __device__ __forceinline__ void tt__ldmatrix_x1(uint32_t &r, const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
@@ -163,9 +165,9 @@ __device__ __forceinline__ void tt__ldmatrix_x4_trans(uint32_t (&r)[4], const vo
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(tt__shared_address(row)) : "memory");
 }
-// Copies device memory to shared memory in the background; the bytes from `bytes` on become zero. Done after
-// the commit and the wait that leaves at most N later groups under way, for the thread's own copies: a
-// barrier comes between that wait and the use by other threads.
+// Copies device memory to shared memory asynchronously; the bytes from `bytes` on become zero.
+// tt__cp_async_commit ends a group of copies, and tt__cp_async_wait<N> waits until at most the thread's N
+// latest groups are in flight. Other threads may read the copies after a barrier that follows the wait.
 __device__ __forceinline__ void tt__cp_async_4(void *to, const void *from, int bytes = 4)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
@@ -187,9 +189,9 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Products by a warpgroup: four warps together, the first of a number that is a multiple of 4. They run
-// beside the instructions behind them. Of d (64 x 64) warp i has rows 16 i ... 16 i + 15, in tiles of 16 x 8
-// as in tt__mma_16816. Only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+// Products by a warpgroup: four successive warps, the first of which has a number that is a multiple of 4.
+// The products run asynchronously. Warp i has rows 16 i to 16 i + 15 of d (64 x 64), in tiles of 16 x 8 as in
+// tt__mma_16816. Only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define TT__HAS_WGMMA true
 #define TT__WGMMA(...) asm volatile(__VA_ARGS__)
@@ -197,7 +199,7 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 #define TT__HAS_WGMMA false
 #define TT__WGMMA(...) __trap()
 #endif
-// The upper half of a matrix descriptor: groups of 8 rows are 1,024 bytes apart, 128-byte swizzling.
+// Upper half of a matrix descriptor: groups of 8 rows are 1,024 bytes apart, with 128-byte swizzling.
 #define TT__WGMMA_HIGH 0x40000040
 #define TT__WGMMA_ROW(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define TT__WGMMA_SUMS(d, n) TT__WGMMA_ROW(d, n), TT__WGMMA_ROW(d, n + 1), TT__WGMMA_ROW(d, n + 2), \
@@ -211,8 +213,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define TT__WGMMA_SUMS_64(d) TT__WGMMA_SUMS(d, 0)
 #define TT__WGMMA_SUMS_128(d) TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)
-// d = a b^T, or d += a b^T if `add`, of 64 rows of a and 8 TILES rows of b, of 16 columns each: matrices of
-// tt__wgmma_matrix.
+// Defines tt__wgmma_rows, which computes d = a b^T, or d += a b^T if `add`. a has 64 rows and b has 8 TILES
+// rows, of 16 columns each; tt__wgmma_matrix makes the arguments a and b.
 #define TT__WGMMA_ROWS(T, name, TILES, n, list, sums, ra, rb, radd, rhigh)                        \
     template <>                                                                                   \
     __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[TILES][4], uint32_t a, uint32_t b, \
@@ -230,7 +232,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     TT__WGMMA_ROWS(__half, "f16", TILES, n, list, sums, ra, rb, radd, rhigh)
 TT__WGMMA_ROWS_OF(8, "n64", TT__WGMMA_LIST, TT__WGMMA_SUMS_64, "%32", "%33", "%34", "%35")
 TT__WGMMA_ROWS_OF(16, "n128", TT__WGMMA_LIST_128, TT__WGMMA_SUMS_128, "%64", "%65", "%66", "%67")
-// d += a b of a (64 x 16) in registers, those of a warp as in tt__mma_16816, and of 16 rows of 64 columns.
+// Computes d += a b. a (64 x 16) is in registers, in each warp as in tt__mma_16816; b (16 x 64) is from
+// tt__wgmma_matrix.
 template <class T>
 __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b);
 #define TT__WGMMA_ADD(T, name)                                                                    \
@@ -244,7 +247,7 @@ __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b)
     }
 TT__WGMMA_ADD(__nv_bfloat16, "bf16")
 TT__WGMMA_ADD(__half, "f16")
-// d = a^T b, or d += a^T b if `add`, of 16 rows of 64 columns each.
+// Computes d = a^T b, or d += a^T b if `add`. a and b (16 x 64 each) are from tt__wgmma_matrix.
 template <class T>
 __device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
 #define TT__WGMMA_ACROSS(T, name)                                                                 \
@@ -259,14 +262,15 @@ __device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool 
     }
 TT__WGMMA_ACROSS(__nv_bfloat16, "bf16")
 TT__WGMMA_ACROSS(__half, "f16")
-// Before products whose registers other instructions have written; behind the last of them.
+// Must precede products whose registers other instructions have written. tt__wgmma_commit must follow the
+// last product of a group.
 __device__ __forceinline__ void tt__wgmma_fence() { TT__WGMMA("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void tt__wgmma_commit()
 {
     TT__WGMMA("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits for products until at most N of those groups are under way that were committed last. Their sums are
-// there behind tt__wgmma_done, which follows.
+// Waits until at most the N last committed groups of products are in flight. The sums of the other groups may
+// be read after tt__wgmma_done, which must follow.
 template <int N> __device__ __forceinline__ void tt__wgmma_wait()
 {
     TT__WGMMA("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -275,38 +279,41 @@ template <int TILES> __device__ __forceinline__ void tt__wgmma_done(float (&d)[T
 {
     TT__UNROLL for (int n = 0; n < TILES; n++) asm volatile("" : TT__WGMMA_ROW(d, n) :: "memory");
 }
-// Before the fence: what products read in registers is computed by then, and not between them.
+// Makes the compiler compute the registers a, which products read, here and not between the products. Must
+// precede the fence.
 template <int N> __device__ __forceinline__ void tt__wgmma_ready(uint32_t (&a)[N][4])
 {
     TT__UNROLL for (int k = 0; k < N; k++)
         asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3]) :: "memory");
 }
-// Between what the thread wrote to shared memory and the barrier behind which products read it.
+// Lets products read what the thread has written to shared memory. Must stand between the writes and the
+// barrier before the products.
 __device__ __forceinline__ void tt__wgmma_publish()
 {
     TT__WGMMA("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Barriers in shared memory (PTX ISA, "mbarrier"). A phase ends when `count` arrivals have come; the phases
-// 0, 1, 2 ... of a barrier have the parities 0, 1, 0 ... One thread initialises it before a __syncthreads.
+// Initialises a barrier in shared memory (PTX ISA, "mbarrier"). One thread calls this function before a
+// __syncthreads. A phase of the barrier ends after `count` arrivals; phases 0, 1, 2 ... have the parities
+// 0, 1, 0 ...
 __device__ __forceinline__ void tt__phases_init(uint64_t *barrier, int count)
 {
     TT__WGMMA("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(tt__shared_address(barrier)), "r"(count)
               : "memory");
 }
-// The reads and writes that the thread has made so far are done before the phase ends.
+// Arrives at the barrier. The thread's reads and writes so far are done before the phase ends.
 __device__ __forceinline__ void tt__phases_arrive(uint64_t *barrier)
 {
     TT__WGMMA("{.reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0];}" :: "r"(tt__shared_address(barrier))
               : "memory");
 }
-// The thread arrives when all copies by tt__cp_async_... that it has begun are done.
+// Arrives at the barrier when all copies that the thread has begun by tt__cp_async_... are done.
 __device__ __forceinline__ void tt__phases_arrive_with_copies(uint64_t *barrier)
 {
     TT__WGMMA("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(tt__shared_address(barrier))
               : "memory");
 }
-// Waits for the end of the phase of this parity: the current phase, or the one before it.
+// Waits for the end of the phase with this parity, which is the current phase or the phase before it.
 __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
 {
     uint32_t done = 1;
@@ -316,7 +323,7 @@ __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
                   : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
     } while (!done);
 }
-// A warpgroup gives registers away, or takes some: each of its threads has N of them afterwards.
+// Releases registers of a warpgroup, until each of its threads has N. tt__more_registers takes more of them.
 template <int N> __device__ __forceinline__ void tt__fewer_registers()
 {
     TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -325,8 +332,8 @@ template <int N> __device__ __forceinline__ void tt__more_registers()
 {
     TT__WGMMA("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-// Each of the four bytes of the result is byte s % 8 of low and high together, or that byte's highest bit in
-// all of its bits if s > 7; s: a hexadecimal digit of `selector`, the lowest first.
+// Returns four bytes, each chosen by a hexadecimal digit s of `selector`, the lowest digit for the lowest
+// byte: byte s % 8 of low and high together, or, if s > 7, that byte's highest bit in all 8 bits.
 __device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint32_t selector)
 {
     uint32_t r;
@@ -335,10 +342,11 @@ __device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint3
 }
 #endif
 
-// Where products of a warpgroup find rows in shared memory, the lower half of a matrix descriptor (PTX ISA,
-// "Matrix Descriptor Format", "Canonical Layouts"). The 16 bytes c of a row of 128 lie at c ^ row % 8, eight
-// rows after eight, the first at a multiple of 1,024 bytes; the leading dimension is not read. p: row 0 of a
-// group of 8, from a multiple of 16 columns on. What is so many bytes further is a 16th of them more.
+// Returns the lower half of the matrix descriptor of rows in shared memory that a warpgroup's product reads
+// (PTX ISA, "Matrix Descriptor Format", "Canonical Layouts"). Chunk c, of 16 bytes, of a row of 128 bytes is
+// stored at chunk c ^ row % 8. Groups of eight rows follow one another, the first at a multiple of 1,024
+// bytes; the leading dimension is not read. p: row 0 of a group of 8, at a multiple of 16 columns. The
+// descriptor of an address n bytes further is larger by n / 16.
 __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 {
     return (tt__shared_address(p) & 0x3ffff) >> 4 | 1 << 16;

@@ -7,16 +7,16 @@
 #include "../cpu/rows.h"
 
 /* ----------------------------------------------------------------------------------------------- row kernels
-   Everything but matmul and attention works on rows of floats; other dtypes are widened on the way in and
-   rounded on the way out, a row at a time, so no kernel knows them. */
+   All kernels except matrix products and attention work on rows of floats. A row of another dtype is widened
+   when it is read and rounded when it is written, so these kernels know no other dtype. */
 
-/* Row k of the scratch of a thread. */
+/* Returns row k of a thread's scratch. */
 TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k)
 {
     return scratch + (size_t)k * (tt__row_bytes(cols) / 4);
 }
 
-/* Row r of m as floats: in place when m is f32, else widened into row k of scratch. */
+/* Returns row r of m as floats: in place if m is f32, else widened into row k of scratch. */
 TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratch, int k)
 {
     float *row = TT__K(scratch_row)(scratch, m->cols, k);
@@ -25,7 +25,7 @@ TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratc
     return row;
 }
 
-/* Where row r of m is computed: in place, or in `row` when it must be rounded or added. */
+/* Returns where to compute row r of m: in place, or in `row` if the result must be rounded or added. */
 TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float *row)
 {
     return m->dtype == TT_F32 && !add ? (float *)tt__at(m, r) : row;
@@ -42,24 +42,26 @@ TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, const floa
     if (m->dtype != TT_F32) TT__K(row_narrow)(tt__at(m, r), add ? spare : row, m->dtype, m->cols);
 }
 
-/* sum += row r of m, which row k of scratch may hold. */
+/* Computes sum += row r of m; uses row k of scratch. */
 TT__INLINE void TT__K(row_add)(float *sum, const tt__mat *m, int64_t r, float *scratch, int k)
 {
     TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(m, r, scratch, k), m->cols);
 }
 
-/* Computes row r of out[0] as y (n) from row r of some inputs, the x; x[k] is NULL if that one is absent. */
+/* A function that computes y, row r of out[0] with n columns, from rows r of some operands; x[k] is NULL if
+   that operand is absent. more: data of the op. */
 typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n,
                               const void *more);
 #define TT__UNUSED __attribute__((unused))
 #define TT__ROW_FN(name) \
     TT__FN void TT__K(name)(TT__UNUSED const tt__launch *l, TT__UNUSED int64_t r, const float *const *x, \
                             float *y, int64_t n, TT__UNUSED const void *more)
-/* A function of the rows [from, to) of an op, with TT__ROW_BUFFERS rows of scratch. */
+/* Defines a function that computes rows [from, to) of an op, with TT__ROW_BUFFERS rows of scratch. */
 #define TT__ROWS_FN(name) \
     TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
 
-/* Rows [from, to) of out[0], each by fn from the rows of in[first] to in[first + count - 1], 3 at most. */
+/* Computes rows [from, to) of out[0], each by fn from rows of `count` operands, at most 3, from in[first]
+   on. */
 TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
                                 const int first, const int count, TT__K(row_fn) fn, const void *more)
 {
@@ -76,8 +78,9 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
     }
 }
 
-/* Kernels of ops that compute rows of out[0]. RUN_ROWS: by a statement for the rows [from, to). RUN_MAP: each
-   by the function row_OP or a statement, from rows of inputs as in map_rows. */
+/* Define kernels of ops that compute rows of out[0]. RUN_ROWS: a statement computes rows [from, to). RUN_MAP
+   and RUN_MAP_OF: the function row_OP, or a statement, computes each row from rows of operands, as in
+   map_rows. */
 #define TT__RUN_ROWS(OP, statement) \
     TT__ROWS_FN(rows_##OP) { statement; } \
     TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \

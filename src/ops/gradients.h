@@ -6,9 +6,11 @@
 #include "record.h"
 
 /* ------------------------------------------------------------------------------------------------- gradients
-   The gradient rule, see src/tape/: the first contribution writes, later ones add. */
+   The rule of gradients (see src/tape/): the first contribution to a gradient writes it, later ones add to
+   it. */
 
-/* Emits an instruction that reads in[0] to in[n - 1], with f's attributes and random numbers (NULL: none). */
+/* Emits an instruction that reads in[0] to in[n - 1] and has the attributes and random numbers of f, unless f
+   is NULL. Returns NULL when out of memory. */
 static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)
 {
     tt__instr *i = b->ok ? tt__append(b->t, op) : NULL;
@@ -23,14 +25,15 @@ static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int
     return i;
 }
 
-/* Has v the values of a parameter, as that or as what tensor ranks have gathered of it? */
+/* Returns whether v has the values of a parameter: v is the parameter, or the tensor ranks gathered v from
+   shards of the parameter. */
 static bool tt__is_weight(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
     return x->storage == TT__PARAMETER || (x->storage == TT__TRANSIENT && x->param >= 0);
 }
 
-/* The value whose gradient v's is: a cast of a parameter hands its gradient to the parameter. */
+/* Returns the value that gets the gradient of v: the parameter if v is a cast of a parameter, else v. */
 static int32_t tt__grad_owner(const tt_tape *t, int32_t v)
 {
     int at = tt__producer(t, v);
@@ -44,10 +47,10 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
     if (!i) return;
     i->out[0] = v;
     i->attr.scale = x;
-    if (b->t->values[v].persistent) i->add_later = 1; /* it starts at x once, not in each micro-batch */
+    if (b->t->values[v].persistent) i->add_later = 1; /* v becomes x once, not in each micro-batch */
 }
 
-/* A gradient with storage of its own for v, which is no view. */
+/* Makes a gradient of v, which is no view, with its own storage. Returns 0 when out of memory. */
 static int32_t tt__new_gradient(tt__builder *b, int32_t v)
 {
     tt_tape *t = b->t;
@@ -62,7 +65,7 @@ static int32_t tt__new_gradient(tt__builder *b, int32_t v)
     return g;
 }
 
-/* Makes out[slot] of the last instruction the gradient of v, if it needs one, or its next contribution. */
+/* Makes out[slot] of the last instruction v's gradient or its next contribution, if v needs a gradient. */
 static void tt__grad_into(tt__builder *b, int slot, int32_t v)
 {
     tt_tape *t = b->t;
@@ -76,7 +79,7 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
         tt__value view = t->values[v], *whole = &t->values[base];
         bool all = view.shape.rows * view.shape.cols == whole->shape.rows * whole->shape.cols &&
                    view.part.split == whole->part.split;
-        if (!exists && !all) { /* before it, 0: the other views of base may add to the rest */
+        if (!exists && !all) { /* first fill all with 0: other views of base may add to the rest */
             tt__instr last = t->code[--t->n_code];
             tt__fill(b, g, 0);
             tt__instr *again = tt__emit(b, last.op, NULL, NULL, 0);
@@ -93,7 +96,8 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
     else if (t->values[g].persistent) i->add_later |= 1u << slot;
 }
 
-/* v's gradient is g, unchanged: takes it over if nothing else will read or add to it; else copies or adds. */
+/* Makes g, unchanged, the gradient of v or its next contribution. If may_take, nothing else will read g or
+   add to it, and v may take g over as its gradient; else g is copied or added. */
 static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
 {
     tt_tape *t = b->t;
@@ -110,8 +114,9 @@ static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
     tt__grad_into(b, 0, v);
 }
 
-/* Emits an instruction with f's attributes and random numbers that reads what letters in `reads` say: g, f's
-   operands by number, its results as A, B, C, - none. Its results are gradients of the operands in `into`. */
+/* Emits an instruction of `op` with f's attributes and random numbers. Each letter of `reads` is an operand:
+   g is the gradient g, 0 to 9 are f's operands, A, B, C are f's results, - is none. The instruction's results
+   are gradients of f's operands, whose numbers are in `into`. */
 static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
                               const char *into)
 {

@@ -20,10 +20,10 @@ namespace {
 // ================================================================================================== table
 
 typedef cudaError_t (*run_fn)(const tt__launch *l);
-typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // in as few launches of kernels as can be
+typedef cudaError_t (*run_together_fn)(const tt__launch *l, int n); // launches as few kernels as possible
 
-// What runs an op (neither: there is nothing), and the most rows and columns that its operands may have; 0:
-// any number.
+// The function that runs an op (both NULL: CUDA has no kernel for the op), and the max numbers of rows and
+// columns of its operands (0: any number).
 struct op_kernels {
     run_fn run;
     run_together_fn together;
@@ -38,8 +38,8 @@ struct op_kernels {
     op_kernels(run_together_fn f) : op_kernels() { together = f; }
 };
 enum {
-    MOST_SET_ROWS = 1 << 27,   // a bit for each row is in the resident workspace
-    MOST_SUM_COLUMNS = 1 << 20 // so are partial sums of all columns
+    MOST_SET_ROWS = 1 << 27,   // the resident workspace has a bit for each row
+    MOST_SUM_COLUMNS = 1 << 20 // the resident workspace has partial sums of all columns
 };
 
 op_kernels kernels_of(int op)
@@ -84,7 +84,7 @@ op_kernels kernels_of(int op)
     case TT__OP_SGD: return run_update<false>;
     case TT__OP_ADAM: return run_update<true>;
     case TT__OP_COPY: return run_copy;
-    case TT__OP_WAIT: case TT__OP_SEND: return run_nothing; // the RECV behind a SEND fetches its operand
+    case TT__OP_WAIT: case TT__OP_SEND: return run_nothing; // the RECV after a SEND fetches SEND's operand
     case TT__OP_ALL_REDUCE: case TT__OP_REDUCE_SCATTER: case TT__OP_ALL_GATHER: case TT__OP_BROADCAST:
     case TT__OP_RECV: case TT__OP_SUM_SLOTS: return run_move;
     case TT__OP_LINEAR: return run_linear;
@@ -110,7 +110,7 @@ const char *cuda_refuses(int index, const tt__launch *l)
 {
     const op_kernels kernels = kernels_of(l->instr->op);
     if (!kernels.run && !kernels.together) return "the CUDA backend has no kernel for it";
-    int major = 9, minor = 0; // unless there is a device that says otherwise
+    int major = 9, minor = 0; // assumed if there is no device to ask
     if (tt__is_fp8(l->in[0].dtype)) {
         if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) != cudaSuccess ||
             cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) != cudaSuccess)
@@ -136,7 +136,7 @@ cudaError_t run_all(const tt__launch *l, int n)
     return e;
 }
 
-// tt__backend.tune.
+// Implements tt__backend.tune.
 tt_status cuda_tune(const tt__launch *l, int n, bool times, int *untimed)
 {
     tt__device *d = l->device;
@@ -170,7 +170,7 @@ tt_status cuda_launch(const tt__launch *l, int n)
     const bool launched = e == cudaSuccess;
     if (launched && d->waits) e = cudaStreamSynchronize(stream_of(l));
     if (e == cudaSuccess) return TT_OK;
-    if (d->error[0]) return TT_ERR_DEVICE; // the op has said more
+    if (d->error[0]) return TT_ERR_DEVICE; // the op has set a more precise error
     snprintf(what, sizeof what, "%s of %s, whose result has %lld rows and %lld columns",
              launched ? "run" : "launch", name_of(l->instr->op), (long long)l->out[0].rows,
              (long long)l->out[0].cols);

@@ -16,9 +16,9 @@
 #include "optimizers/cpu.h"
 #include "collectives/cpu.h"
 
-/* --------------------------------------------------------------------------------------- the pass's table */
+/* ------------------------------------------------------------------------------------ the variant's table */
 
-#ifndef TT__OPTIMIZED /* tests that are built without optimisation define it as true */
+#ifndef TT__OPTIMIZED /* tests that are built without optimisation define TT__OPTIMIZED as true */
 #ifdef __OPTIMIZE__
 #define TT__OPTIMIZED true
 #else

@@ -6,13 +6,14 @@
 
 /* ------------------------------------------------------------------------------------------- layout rules */
 
-/* Operand k has this layout, or is absent. */
+/* Returns whether operand k has the layout `as` or is absent. */
 static bool tt__laid_out(const tt__instr *i, const tt__split *in, int k, tt__split as)
 {
     return !i->in[k] || in[k] == as;
 }
 
-/* All tensors of floats are split as the first. Numbers are of all rows: split where rows are. */
+/* The layout rule of ops element by element: all tensors of floats are split as operand 0. Operands of
+   integers have a number for each row; they are split if the rows are, else whole. */
 static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     if (in[0] == TT__PARTIAL) return false;
@@ -24,13 +25,13 @@ static bool tt__layout_alike(const tt_tape *t, const tt__instr *i, const tt__spl
     return true;
 }
 
-/* As tt__layout_alike, of ops whose rows depend on other rows. */
+/* The layout rule of ops whose rows depend on other rows: tt__layout_alike, but rows may not be split. */
 static bool tt__layout_by_columns(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     return in[0] != TT__ROWS && tt__layout_alike(t, i, in, out);
 }
 
-/* What an optimizer updates is split as the gradient. */
+/* The layout rule of optimizers: the parameter and its state are split as the gradient. */
 static bool tt__layout_of_update(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t;
@@ -38,7 +39,7 @@ static bool tt__layout_of_update(const tt_tape *t, const tt__instr *i, const tt_
     return in[0] != TT__PARTIAL && tt__laid_out(i, in, 1, TT__WHOLE);
 }
 
-/* Sums of squares of what is split. */
+/* The layout rule of sums of squares: the sum over a split tensor is partial. */
 static bool tt__layout_of_squares(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     (void)t; (void)i;
@@ -60,7 +61,7 @@ static tt_status tt__launch_fail(const tt__launch *l, int operand, const char *f
                     l->tape->values[l->instr->in[operand]].name, text);
 }
 
-/* Every index in [0, limit), or equal to `ignored`. */
+/* Fails unless every index is in [0, limit) or equal to *ignored (NULL: no such number). */
 static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t limit, const int32_t *ignored,
                                    const char *of_what)
 {
@@ -73,7 +74,7 @@ static tt_status tt__check_indices(const tt__launch *l, int operand, int64_t lim
     return TT_OK;
 }
 
-/* 0 = start[0] < start[1] < ... < start[seqs] = rows. */
+/* Fails unless 0 = start[0] < start[1] < ... < start[seqs] = rows. */
 static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows)
 {
     const int32_t *start = (const int32_t *)l->in[operand].data;
@@ -88,7 +89,7 @@ static tt_status tt__check_starts(const tt__launch *l, int operand, int64_t rows
     return tt__launch_fail(l, operand, "ends with %d, but there are %lld rows", start[seqs], (long long)rows);
 }
 
-/* The sequence that a row lies in. */
+/* Returns the sequence that contains a row. */
 static int64_t tt__sequence_of(const int32_t *start, int64_t seqs, int64_t row)
 {
     int64_t low = 0, high = seqs; /* start[low] <= row < start[high] */

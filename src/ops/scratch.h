@@ -4,9 +4,9 @@
 #include "shapes.h"
 
 /* ---------------------------------------------------------------------------------------- scratch of kernels
-   What the sizes of a plan and the CPU kernels that lay the scratch out must agree on. */
+   Sizes of scratch, on which the plan and the CPU kernels that lay the scratch out must agree. */
 
-/* Rows are handed out in chunks fixed by the shape. Each thread widens into so many rows of floats. */
+/* Rows of floats into which a thread may widen rows. Threads take rows in chunks that the shape decides. */
 #define TT__ROW_BUFFERS 5
 #define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
 
@@ -14,33 +14,34 @@ static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
    2008: a panel of A (4..12 x K) stays in L1, a panel of B (K x 8..48) and a tile of A (TILE_M x K) in L2,
-   the packed A (M x K) and B (K x N) in L3. Sums over no more than K are not kept in between, which is why K
-   is the width of many models. M and TILE_M are multiples of every microkernel's height, N and TILE_N of its
+   the packed A (M x K) and B (K x N) in L3. Sums over at most K elements need no memory for partial sums; so
+   K is the width of many models. M and TILE_M are multiples of each microkernel's height, N and TILE_N of its
    width. */
 #define TT__GEMM_K 768
 #define TT__GEMM_M 1056
 #define TT__GEMM_N 1056
 #define TT__GEMM_TILE_M 96
 #define TT__GEMM_TILE_N 192
-#define TT__GEMM_PACK_LINES 96 /* a packing task takes so many lines of all k: whole panels of any width,   */
-#define TT__GEMM_PACK_K 32    /* or, where lines lie side by side, so many units of all lines: even         */
-#define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                   */
-#define TT__GEMM_STRIP 64     /* columns of a task where B is not packed                                    */
-#define TT__GEMM_FEW_ROWS 24  /* up to here B is not packed, being used only a few times: dot products      */
-#define TT__GEMM_FEW_SUMS 4   /* the same where B's rows are contiguous: sums of rows                       */
+#define TT__GEMM_PACK_LINES 96 /* lines of a packing task, each with all k: whole panels of any width       */
+#define TT__GEMM_PACK_K 32    /* units of k of a packing task if lines are side by side; even               */
+#define TT__GEMM_ALONE 131072 /* number of multiplications that take no longer than waking a thread         */
+#define TT__GEMM_STRIP 64     /* columns of a task if B is not packed                                       */
+#define TT__GEMM_FEW_ROWS 24  /* max rows for which B, used only a few times, is not packed: dot products   */
+#define TT__GEMM_FEW_SUMS 4   /* max rows for which B with contiguous rows is not packed: sums of rows      */
 #ifdef TINYTRAIN_CBLAS
 #include <cblas.h>
-#define TT__CBLAS_M 192 /* rows, and at most GEMM_N columns, that are finished while in the cache          */
+#define TT__CBLAS_M 192 /* rows, with at most GEMM_N columns, that are finished while in the cache         */
 #endif
 
-/* Bytes of args->workspace; the same for every instruction set and number of threads, and never less for a
-   larger m, n or k, so that what is planned for the most rows serves fewer. */
+/* Returns the bytes of workspace of the product of (m, k) and (k, n). The number is the same for every
+   instruction set and number of threads, and never less for a larger m, n or k, so that a plan for the most
+   rows serves fewer. */
 static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
 {
-    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
+    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as floats */
     size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* in whole panels */
     size_t cols = (size_t)tt__min(n + 47, TT__GEMM_N);
-    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* 16: units of a tile */
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* 16: units of k in a tile */
     size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4);
     if (k > TT__GEMM_K) packed += rows * cols * 4;
 #ifdef TINYTRAIN_CBLAS
@@ -50,34 +51,34 @@ static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
     return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
 }
 
-/* Blocks of the flash-style kernels: score tiles of KEYS x QUERIES floats that stay in the cache. A forward
-   task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All are
-   multiples of 16; KEYS of 8 too, because one Philox call serves 8 keys. */
+/* Block sizes of the flash-style kernels. Tiles of KEYS x QUERIES scores, as floats, stay in the cache. A
+   forward task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All
+   sizes are multiples of 16; one Philox call serves 8 keys. */
 enum {
     TT__ATTENTION_KEYS = 256,
     TT__ATTENTION_QUERIES = 64,
     TT__ATTENTION_GROUP = 256,
-    TT__ATTENTION_SPAN = 4096, /* queries of which the backward holds dq in fp32: it bounds the workspace */
+    TT__ATTENTION_SPAN = 4096, /* queries whose dq the backward holds in fp32; bounds the workspace */
     TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
 };
 
-/* Row stride of packed rows: room for the widest vectors, and an odd number of cache lines, because
-   power-of-two strides would put a column of a block into a few cache sets. */
+/* Returns the stride of packed rows, in floats: room for the widest vectors, and an odd number of cache
+   lines, because strides of a power of two would put a column of a block into few cache sets. */
 static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
 
 static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
 
-/* Rows of qt and doutt: columns of a head, or pairs of them up to whole tiles. */
+/* Returns the rows of qt and doutt: columns of a head, or pairs of columns in whole tiles. */
 static int64_t tt__attention_qt_rows(int64_t head_size)
 {
     return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
 }
 
-/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): of the forward, the backward or both;
-   sizes are in the variables of tt__attention_layout. Those of pairs hold two bf16 in each float, where those
-   are multiplied; they are of columns or of rows, see attention_pairs_of_columns. */
+/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): a buffer of the forward, the backward
+   or both; the sizes use variables of tt__attention_layout. Buffers of pairs, for products of bf16, hold two
+   bf16 in each float: a pair of columns or of rows, see attention_pairs_of_columns. */
 #define TT__ATTENTION_BUFFERS(X) \
-    X(both, k_pairs, keys * whole / 2)           /* of columns */ \
+    X(both, k_pairs, keys * whole / 2)           /* pairs of columns */ \
     X(both, summed, keys * stride / 2)           /* pairs; forward by tiles of v: of rows, or transposed */ \
     X(both, columns, queries * whole / 2)        /* pairs of q or dout, of columns */ \
     X(both, left, keys * queries / 2)            /* pairs of weights or dscores, of rows or columns */ \
@@ -90,8 +91,8 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(forward, out, most_queries * stride) \
     X(forward, most, most_queries)               /* running maximum of the scores */ \
     X(forward, sum, most_queries)                /* sum of the weights */ \
-    X(backward, v_pairs, keys * whole / 2)       /* of columns */ \
-    X(backward, q_pairs, queries * stride / 2)   /* of rows */ \
+    X(backward, v_pairs, keys * whole / 2)       /* pairs of columns */ \
+    X(backward, q_pairs, queries * stride / 2)   /* pairs of rows */ \
     X(backward, dout_pairs, queries * stride / 2) \
     X(backward, dk, keys * stride) \
     X(backward, dv, keys * stride) \
@@ -110,8 +111,8 @@ typedef struct tt__attention_buffers {
 #undef TT__BUFFER
 } tt__attention_buffers;
 
-/* Lays the buffers out in memory, unless NULL; returns their bytes. rows: of the longest sequence; group:
-   heads of q that a key serves. */
+/* Lays the buffers out in `memory`, unless that is NULL, and returns their bytes. rows: of the longest
+   sequence; group: the number of heads of q that a key serves. */
 static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, int group, bool backward,
                                    tt__attention_buffers *b)
 {
@@ -134,7 +135,7 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
     return used;
 }
 
-/* Bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
+/* Returns the bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
 static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int group, bool backward,
                                       int threads)
 {
@@ -147,7 +148,7 @@ static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n)
     return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t));
 }
 
-/* What linear_cross_entropy keeps: loss and hit of each row; of a chunk, log-sum-exp and logits. */
+/* Returns the bytes that linear_cross_entropy keeps: loss and hit of all rows, lse and logits of a chunk. */
 static size_t tt__loss_bytes(int64_t rows, int64_t classes)
 {
     int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);
@@ -155,13 +156,14 @@ static size_t tt__loss_bytes(int64_t rows, int64_t classes)
     return tt__align_up((size_t)rows * 8) + of_chunk;
 }
 
-/* Scratch of the rows that the threads of a CPU widen to floats: TT__ROW_BUFFERS of so many columns each. */
+/* Returns the bytes of scratch into which the threads of a CPU widen rows: TT__ROW_BUFFERS rows of `cols`
+   floats for each thread. */
 static size_t tt__buffer_bytes(int threads, int64_t cols)
 {
     return (size_t)threads * TT__ROW_BUFFERS * tt__row_bytes(cols);
 }
 
-/* The sizes of the largest operand or result. */
+/* Returns the max number of rows and the max number of columns of all operands and results. */
 static tt__shape tt__largest(const tt_tape *t, const tt__instr *i)
 {
     tt__shape most;
@@ -175,30 +177,32 @@ static tt__shape tt__largest(const tt_tape *t, const tt__instr *i)
     return most;
 }
 
-/* Scratch of a kernel that widens rows of any of its operands. */
+/* Returns the bytes of scratch of a kernel that widens rows of any of its operands. */
 static size_t tt__widen_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__buffer_bytes(threads, tt__largest(t, i).cols);
 }
 
-/* Partial sums of columns, one of so many rows. */
+/* Returns the bytes of partial column sums, one for each TT__SUM_ROWS rows. */
 static size_t tt__partial_bytes(int64_t rows, int64_t cols)
 {
     return (size_t)tt__ceil_div(rows, TT__SUM_ROWS) * tt__row_bytes(cols);
 }
 
-/* The sums of all columns. */
+/* Returns the bytes of scratch of a kernel that sums all columns. */
 static size_t tt__sum_rows_bytes(int threads, int64_t rows, int64_t cols)
 {
     return tt__partial_bytes(rows, cols) + tt__buffer_bytes(threads, cols);
 }
 
-static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr *i) /* two floats a row */
+/* Returns the bytes of scratch of a kernel that keeps two floats for each row and widens rows. */
+static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     return tt__align_up((size_t)tt__largest(t, i).rows * 8) + tt__widen_bytes(threads, t, i);
 }
 
-static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i) /* of vectors in chunks */
+/* Returns the bytes of scratch of a kernel that widens chunks of vectors. */
+static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i)
 {
     (void)t; (void)i;
     return tt__buffer_bytes(threads, TT__CHUNK);
@@ -210,10 +214,11 @@ static size_t tt__no_bytes(int threads, const tt_tape *t, const tt__instr *i)
     return 0;
 }
 
-/* A matrix product: (m, k) times (k, n). */
+/* Sizes of a matrix product: (m, k) times (k, n). */
 typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
 
-/* Of a TT__PRODUCT whose in[0] has so many rows; w has the shape that it has when all rows are there. */
+/* Returns the sizes of i, a TT__PRODUCT, from the shapes of in[0] and in[1]. in[0] may have fewer rows than
+   its capacity; in[1] has the shape that it has with all rows. */
 static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
 {
     tt__mnk p = {rows, w_rows, cols};              /* linear: x, w                                          */
@@ -239,7 +244,8 @@ static size_t tt__product_bytes(int threads, const tt_tape *t, const tt__instr *
     return tt__gemm_workspace(p.m, p.n, p.k);
 }
 
-/* On CUDA: a radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident. */
+/* Returns the bytes of scratch of CUDA's radix sort of (id, row) by id, which sorts one pair of arrays into
+   another. The sort's counts are in the resident workspace. */
 static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 {
     return 4 * tt__align_to((size_t)tt__in(t, i, 1)->rows * 4, TT__CUDA_ALIGN);

@@ -32,7 +32,7 @@ static bool tt__float_in(tt_tape *t, const tt__instr *i, int k)
     return tt__is_float(tt__in(t, i, k)->dtype) || tt__bad(t, i, k, "a float dtype (f32, bf16, f16)");
 }
 
-/* Operand k has floats, the rows of `like`, and `cols` columns. */
+/* Fails unless operand k has floats, the rows of `like`, and `cols` columns. */
 static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *like, int64_t cols)
 {
     const tt__shape *s = tt__in(t, i, k);
@@ -43,14 +43,15 @@ static bool tt__shape_in(tt_tape *t, const tt__instr *i, int k, const tt__shape 
                    (long long)cols);
 }
 
-/* Operand k, where there is one, has floats, so many rows, of no axis, and so many columns. */
+/* Fails unless operand k is absent or a matrix of floats with `rows` rows, of no axis, and `cols` columns. */
 static bool tt__fixed_in(tt_tape *t, const tt__instr *i, int k, int64_t rows, int64_t cols)
 {
     const tt__shape like = {TT_F32, rows, cols, 0, 0};
     return !i->in[k] || tt__shape_in(t, i, k, &like, cols);
 }
 
-static bool tt__index_in(tt_tape *t, const tt__instr *i, int k) /* i32 (any rows, 1) */
+/* Fails unless operand k is i32 (any rows, 1). */
+static bool tt__index_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
     if (s->dtype != TT_I32 || s->cols != 1) return tt__bad(t, i, k, "i32 of width 1");
@@ -58,7 +59,7 @@ static bool tt__index_in(tt_tape *t, const tt__instr *i, int k) /* i32 (any rows
     return alone || tt__bad(t, i, k, "an input of its own, not a column of a wider one");
 }
 
-/* Operand k, where there is one, has the numbers of the rows of operand `of`. */
+/* Fails if operand k exists and does not have a number for each row of operand `of`. */
 static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
 {
     if (!i->in[k]) return true;
@@ -67,7 +68,7 @@ static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
     return same || tt__bad(t, i, k, "one number for each row of operand %d", of);
 }
 
-/* Operand k, where there is one, has the weights of a loss's targets. They get no gradient. */
+/* Fails if operand k exists and does not have the weights of a loss's targets, which get no gradient. */
 static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows, int64_t cols)
 {
     if (!i->in[k]) return true;
@@ -78,7 +79,7 @@ static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shap
 
 static bool tt__rate_in(tt_tape *t, const tt__instr *i)
 {
-    const float p = i->attr.dropout; /* rounded to steps of 2^-16 it is still below 1 */
+    const float p = i->attr.dropout; /* must be below 1 also when rounded to a multiple of 2^-16 */
     if (p >= 0 && p < 65535.0f / 65536) return true;
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: dropout %g must be at least 0 and below 65535/65536",
                          tt__instr_name(i), p);
@@ -97,7 +98,8 @@ static void tt__set_fixed(tt__shape *to, tt_dtype dtype, int64_t rows, int64_t c
     *to = shape;
 }
 
-static bool tt__shape_alike(tt_tape *t, const tt__instr *i, tt__shape *out) /* of any dtype */
+/* The shape rule of a result with the shape and dtype of operand 0, which may have any dtype. */
+static bool tt__shape_alike(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     out[0] = *tt__in(t, i, 0);
     return true;
@@ -114,7 +116,8 @@ static void tt__set_loss(tt__shape *out)
     tt__set_fixed(&out[TT__LOSS_COUNTS], TT_F32, 1, 4);
 }
 
-static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out) /* of one shape */
+/* The shape rule of an op element by element with two operands of one shape. */
+static bool tt__shape_of_two(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     return tt__shape_elementwise(t, i, out) && tt__shape_in(t, i, 1, tt__in(t, i, 0), tt__in(t, i, 0)->cols);
 }

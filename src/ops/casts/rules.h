@@ -12,7 +12,7 @@
 
 static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    bool weight = tt__is_weight(b->t, f->in[0]); /* which has got its gradient already */
+    bool weight = tt__is_weight(b->t, f->in[0]); /* a weight has its gradient already: tt__grad_owner */
     if (!weight) tt__emit_gradient(b, f, g, TT__OP_CAST, "g", "0");
 }
 
@@ -31,7 +31,7 @@ static bool tt__layout_FILL(const tt_tape *t, const tt__instr *i, const tt__spli
     return true;
 }
 
-/* Do the results of i that share a storage, and are added to what is there, have all of its columns? */
+/* Returns whether the results of i in `storage` are added to it, do not overlap, and cover its columns. */
 static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t storage)
 {
     const tt__value *whole = &t->values[storage];
@@ -52,8 +52,8 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
     return cols == whole->shape.cols;
 }
 
-/* Zeros to which the next instruction that touches them adds everywhere, as attention's backward to the
-   gradient of packed queries, keys and values, need not be written: it writes its results instead. */
+/* Drops a fill with zeros if the next instruction that uses the tensor adds to all of it, as attention's
+   backward does to the gradient of packed queries, keys and values. That instruction then does not add. */
 static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
     const tt__instr *i = &t->code[k];

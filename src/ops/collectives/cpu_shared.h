@@ -2,9 +2,9 @@
 #include "../../base/base.h"
 #include "../cpu_launch.h"
 
-/* ---- collectives, but for sums of vectors: see TT__OP_ALL_REDUCE and those below it in src/ops/ ---- */
+/* ---- collectives except sums by vectors, for all instruction sets: see src/ops/collectives/rules.h ---- */
 
-/* Elements [*first, *first + count) of m are the piece of a member; count. */
+/* Sets *first to the first element of m in a member's shard; returns the number of elements in the shard. */
 static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
 {
     return tt__piece(tt__elements(m), l->instr->move.unit, root, member, l->members, first);
@@ -22,13 +22,13 @@ static void tt__copy_elements(const tt__mat *to, int64_t at, const tt__mat *from
     if (n > 0 && x != y) memcpy(y, x, (size_t)n * tt_dtype_bytes(to->dtype));
 }
 
-/* fn(l, from, to, no scratch) of n elements, shared out among the threads. */
+/* Calls fn(l, from, to, no scratch) for chunks of n elements, which are shared out to the threads. */
 static tt_status tt__for_elements(const tt__launch *l, int64_t n, tt__rows_fn fn)
 {
     return tt__for_chunks(l, n, 0, TT__CHUNK, 0, fn);
 }
 
-/* Elements [from, to) of out[0]: of each member's piece, which is in its out[0]. */
+/* Copies elements [from, to) of out[0], each from out[0] of the member whose shard has the element. */
 static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     (void)scratch;
@@ -39,7 +39,7 @@ static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float
     }
 }
 
-/* The same where each member's piece is its in[0]. */
+/* Copies elements [from, to) of out[0] from the shards of all members. The shard of a member is its in[0]. */
 static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     (void)scratch;
@@ -50,7 +50,7 @@ static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float
     }
 }
 
-/* Elements [from, to) of this member's piece of member 0's in[0]. */
+/* Copies elements [from, to) of this member's shard of out[0] from member 0's in[0]. */
 static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     int64_t first;
@@ -65,7 +65,7 @@ static void tt__recv_rows(const tt__launch *l, int64_t from, int64_t to, float *
     tt__copy_elements(&l->out[0], from, &l->peer_in[l->instr->move.from], from, to - from);
 }
 
-/* What a tree sums: where the members' elements begin, and those that the sum is added to, or NULL. */
+/* The operands of a tree: x, the members' elements; y, the elements to which the sum is added, or NULL. */
 typedef struct tt__leaves {
     const char *x[TT__RANKS], *y;
     int present;
@@ -78,7 +78,7 @@ static double tt__reduce_two(tt__reduce how, double a, double b)
     return (how == TT__MAX ? a > b : a < b) ? a : b;
 }
 
-/* n elements of out[0] from element `to` on: the members' elements from `from` on, of f64, by the tree. */
+/* Reduces the members' f64 elements from `from` on, by the tree, to n elements of out[0] from `to` on. */
 static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, int64_t n)
 {
     const tt__reduce how = l->instr->move.reduce;

@@ -9,11 +9,12 @@
 namespace {
 
 // =============================================================================================== collectives
-// What members of a group of ranks do together: kernels load the others' operands from where they lie, which
-// may be another device, or memory of the host that cuda_stage has copied them to. Those of a launch that add
-// up, and those that copy, are one kernel each, if its arguments have room.
+// Collectives over ranks. Kernels load other members' operands from the memory of their devices, or from host
+// memory to which cuda_stage has copied them. One kernel does all sums of a launch, and another does all
+// copies, if the kernel's arguments have room for them.
 
-enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 }; // of a block
+// Elements of a sum, and bytes of a copy, that a block takes.
+enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 };
 
 __device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, float b)
 {
@@ -27,8 +28,8 @@ __device__ __forceinline__ double reduce_two(int how, tt_dtype, double a, double
     return a + b;
 }
 
-// The tree of sums (src/ranks/threads.h) of members that come one after another: level b holds a sum of 2^b
-// of them, and is empty where bit b of how many have come is 0.
+// The tree of sums (src/ranks/threads.h) over members that come one after another. Level b holds a sum of 2^b
+// members, and is empty if bit b of the number of members so far is 0.
 template <class T, int N, int LEVELS> struct sum_tree {
     T level[LEVELS][N];
 
@@ -46,7 +47,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
         }
     }
 
-    // Their sum. There is one at least.
+    // Sets x to the sum of all `count` members; count is at least 1.
     __device__ __forceinline__ void finish(int count, T (&x)[N], int how, tt_dtype dtype)
     {
         bool some = false;
@@ -61,7 +62,7 @@ template <class T, int N, int LEVELS> struct sum_tree {
     }
 };
 
-// LEVELS: 4 for at most 8 members, 7 for at most 64.
+// Computes sums over members. LEVELS: 4 for at most 8 members, 7 for at most 64.
 template <int LEVELS>
 __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     sum_members(const __grid_constant__ member_sums s)
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     }
 }
 
-// Bytes [from, to) in units of T.
+// Copies bytes [from, to) in units of T.
 template <class T> __device__ __forceinline__ void copy_as(const member_copy &t, int64_t from, int64_t to)
 {
     for (int64_t i = from / (int64_t)sizeof(T) + threadIdx.x; i < to / (int64_t)sizeof(T); i += 256)
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(256) copy_members(const __grid_constant__ memb
     copy_as<uint8_t>(t, whole, to);
 }
 
-// Collectives of a call of launch on their way into kernels.
+// The sums and copies of a call of launch that are collected for the next kernels.
 struct move_batch {
     cudaStream_t stream;
     member_sums *sums;
@@ -157,16 +158,17 @@ cudaError_t launch_copies(move_batch *b)
     return e;
 }
 
-// What a collective does in a phase. Each member has a piece of the whole. Fetching: this member's piece is
-// made of those elements of all operands. Spreading: each member's piece comes from that member's operand.
+// The work of a collective in a phase. Each member has a shard of the whole tensor. Without spread, a member
+// makes its own shard from the same elements of all operands. With spread, a member copies each member's
+// shard from that member's operand.
 struct move_plan {
     bool spread;
-    bool sums;          // what is fetched is added up, by those who are present; or copied
-    bool of_results;    // operands are peer_out; or peer_in
-    bool packed;        // an operand has nothing but its member's piece
-    bool to_piece;      // the result has nothing but this member's piece
-    int owner;          // the member whose piece is the whole; -1: pieces are tt__piece's
-    int only;           // the one member with an operand; -1: all have one
+    bool sums;          // adds up the operands of the members that are present; false: copies one operand
+    bool of_results;    // operands are in peer_out; false: in peer_in
+    bool packed;        // an operand has only its member's shard
+    bool to_piece;      // the result has only this member's shard
+    int owner;          // the member whose shard is the whole tensor; -1: tt__piece gives the shards
+    int only;           // the only member with an operand; -1: all have one
 };
 
 move_plan plan_of(const tt__launch *l)
@@ -188,8 +190,8 @@ move_plan plan_of(const tt__launch *l)
 
 int64_t elements_of(const tt__mat &m) { return m.data ? m.rows * m.cols : 0; }
 
-// The elements [first, first + n) of the whole that a launch works on of a member's piece, which begins at
-// `begin` and has `left` elements behind these.
+// The part of a member's shard that a launch works on: elements [first, first + n) of the whole tensor. The
+// shard begins at element `begin`, and has `left` elements after this part.
 struct piece_part { int64_t begin, first, n, left; };
 
 piece_part part_of(const tt__launch *l, const move_plan &p, int member)
@@ -211,7 +213,7 @@ char *element_of(const void *data, tt_dtype dtype, int64_t k)
     return (char *)data + k * (int64_t)tt_dtype_bytes(dtype);
 }
 
-// Where this member's kernels find, of member k's operand, what they need of `part` of a piece.
+// Returns where this member's kernels find the elements of `part` in member k's operand.
 const void *operand_of(const tt__launch *l, const move_plan &p, int k, const piece_part &part)
 {
     const tt__mat &m = p.of_results ? l->peer_out[k] : l->peer_in[k];
@@ -221,7 +223,7 @@ const void *operand_of(const tt__launch *l, const move_plan &p, int k, const pie
     return element_of(l->staged[k], dtype, p.spread ? 0 : l->me * l->most);
 }
 
-// The largest number of bytes, up to 16, that both addresses are multiples of.
+// Returns the largest number of bytes, up to 16, of which both addresses are multiples.
 int unit_of(const void *x, const void *y)
 {
     int unit = 16;
@@ -265,14 +267,14 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
     const int64_t item = (int64_t)tt_dtype_bytes(y.dtype);
     const bool adds_up = p.sums || l->instr->op == TT__OP_ALL_REDUCE;
     cudaError_t e = cudaSuccess;
-    if (adds_up && !l->present) return e; // there is nothing
+    if (adds_up && !l->present) return e; // no member has an operand
     if (!p.spread) {
         const piece_part part = part_of(l, p, l->me);
         void *to = element_of(y.data, y.dtype, part.first - (p.to_piece ? part.begin : 0));
         return p.sums ? add_sum(b, l, p, part, to)
             : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
     }
-    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // has all of it
+    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // it has all
     for (int k = 0; k < l->members && e == cudaSuccess; k++) {
         const piece_part part = part_of(l, p, k);
         if (!part.n) continue;
@@ -282,7 +284,7 @@ cudaError_t add_move(move_batch *b, const tt__launch *l)
     return e;
 }
 
-// Collectives of the same op, in the same phase.
+// Runs `count` collectives of one op in one phase.
 cudaError_t run_move(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;

@@ -8,7 +8,7 @@
 
 namespace {
 
-// ---- which devices reach each other's memory
+// ---- which devices can load from each other's memory
 
 #ifndef TT__PROBE_BYTES // tests make it smaller
 #define TT__PROBE_BYTES ((size_t)16 << 20)
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(256) fill_probe(uint4 *to, int64_t n)
         to[i] = probe_words(i);
 }
 
-// *wrong counts those of p's n that are not what fill_probe writes.
+// Adds to *wrong the number of p's n vectors that differ from those of fill_probe.
 __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, unsigned *wrong)
 {
     tt__begin_kernel();
@@ -40,11 +40,11 @@ __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, un
     if (count) atomicAdd(wrong, count);
 }
 
-// What is tried between two devices: bytes from the memory of `from`, for kernels of d.
+// A trial with two devices: kernels of d load bytes from the memory of `from`.
 struct peer_probe {
     tt__device *d, *from;
-    void *source, *target, *pinned; // of TT__PROBE_BYTES; the last two once they are needed
-    unsigned *wrong;                // of d
+    void *source, *target, *pinned; // TT__PROBE_BYTES each: of `from`, of d, and of the host, if needed
+    unsigned *wrong;                // number of wrong vectors, in d's memory
     enum { WORDS = TT__PROBE_BYTES / 16, BLOCKS = WORDS < 65536 ? 2 : 256 };
 };
 
@@ -64,7 +64,7 @@ tt_status open_probe(peer_probe *p)
 
 void close_probe(peer_probe *p)
 {
-    if (p->source || p->target) { // before memory goes that the other may use
+    if (p->source || p->target) { // before memory is released that the other device may use
         cuda_wait(p->from);
         cuda_wait(p->d);
     }
@@ -74,7 +74,7 @@ void close_probe(peer_probe *p)
     if (p->wrong) cuda_release(p->d, p->wrong);
 }
 
-// How many of the 16 bytes each at `at` are wrong where d's kernels see them.
+// Sets *wrong to the number of vectors of 16 bytes at `at` that d's kernels load wrongly.
 tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
 {
     tt__device *d = p->d;
@@ -85,7 +85,7 @@ tt_status count_wrong(peer_probe *p, const void *at, unsigned *wrong)
     return status == TT_OK ? cuda_read(d, wrong, p->wrong, sizeof *wrong) : status;
 }
 
-// Adds to *ms what a copy takes: one of kernels of d, as collectives do it, or of cudaMemcpyAsync.
+// Adds to *ms the milliseconds of a copy, by a kernel of d, as in collectives, or by cudaMemcpyAsync.
 tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, double *ms)
 {
     cudaEvent_t event[2] = {NULL, NULL};
@@ -113,7 +113,8 @@ tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, d
     return status;
 }
 
-// Do copies and loads of peer access bring the right bytes? *wrong: NULL, or what they do instead.
+// Tries whether copies and loads by peer access bring the right bytes. Sets *wrong to what they do instead,
+// or leaves it NULL; adds the milliseconds of a copy to *ms.
 tt_status try_access(peer_probe *p, const char **wrong, double *ms)
 {
     tt__device *d = p->d;
@@ -135,7 +136,7 @@ tt_status try_access(peer_probe *p, const char **wrong, double *ms)
     return status;
 }
 
-// The way through the host.
+// Adds to *ms the milliseconds of a copy through the host.
 tt_status time_staged(peer_probe *p, double *ms)
 {
     if (!(p->pinned = cuda_allocate_host(p->from, TT__PROBE_BYTES)) ||

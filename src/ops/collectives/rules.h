@@ -12,16 +12,15 @@
 /* ----------------------------------------------------------------------------------- memories and streams */
 
 static const tt__rules tt__rules_COPY = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
-/* It has no results. */
+/* WAIT has no results. */
 static const tt__rules tt__rules_WAIT = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
 
 /* -------------------------------------------------------------------------------------------- collectives
-   What ranks do together, see tt__move: each reads what lies at the same place in the memory of the others.
-   Operands and results are contiguous, all of one dtype. A result may be the storage of the operand, or a
-   part of it; a piece may be a view of what it is a piece of. Sums follow the tree (ranks/threads.h) of what
-   the first `present` members have: x[0], x[1], ... in pairs, pairs of pairs and so on, each sum of fp32
-   (f64: f64) rounded to the dtype; `add` adds that to the result at last. Where none is present nothing is
-   written. */
+   A collective (see tt__move) reads an operand at the same place in the memory of each member. Operands and
+   results are contiguous and have one dtype. A result may be the operand's storage or a part of it; a shard
+   may be a view of the whole tensor. Sums follow the tree (ranks/threads.h) over the first `present` members:
+   x[0], x[1], ... in pairs, pairs of pairs and so on. Each sum is computed in fp32 (f64 for f64) and rounded
+   to the dtype; `add` adds the last sum to the result. If no member is present, nothing is written. */
 
 static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 {
@@ -32,7 +31,7 @@ static bool tt__bad_result(tt_tape *t, const tt__instr *i, const char *expected)
 
 static bool tt__contiguous(const tt__value *v) { return v->ld == v->shape.cols || v->shape.rows == 1; }
 
-/* Both have one dtype, in which sums can be where it is summed, and lie without gaps. */
+/* Fails unless operand and result are contiguous and have one dtype, which is a float or f64 if `sums`. */
 static bool tt__moved(tt_tape *t, const tt__instr *i, bool sums)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
@@ -52,7 +51,7 @@ static bool tt__in_units(tt_tape *t, const tt__instr *i)
                                              tt__instr_name(i));
 }
 
-/* The shape of a piece over the data ranks, at capacity. */
+/* Returns the shape of a shard over the data ranks, at capacity. */
 static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__part *part)
 {
     const int64_t units = tt__ceil_div(part->of, part->unit);
@@ -61,7 +60,8 @@ static tt__shape tt__piece_shape(const tt_tape *t, tt_dtype dtype, const tt__par
     return shape;
 }
 
-/* Is `piece` what a member has of `whole`? Over data, elements (tt__part); over tensor, rows. */
+/* Returns whether `piece` can be a member's shard of `whole`. Shards over the data ranks are elements
+   (tt__part), shards over the tensor ranks are rows. */
 static bool tt__is_piece(const tt_tape *t, const tt__instr *i, int32_t piece, int32_t whole)
 {
     const tt__value *p = &t->values[piece], *w = &t->values[whole];
@@ -111,13 +111,13 @@ static bool tt__shape_RECV(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__shape_alike(t, i, out) && tt__moved(t, i, false);
 }
 
-static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* it has no result */
+static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* SEND has no result */
 {
     (void)out;
     return tt__moved(t, i, false);
 }
 
-/* Over the tensor ranks a collective makes one layout of another; of others it keeps it. */
+/* The layout rule of collectives: over the tensor ranks they change the layout, over others they keep it. */
 static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
     out[0] = i->in[0] ? in[0] : t->values[i->out[0]].part.split;
@@ -127,7 +127,7 @@ static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__s
     return i->op == TT__OP_ALL_GATHER && in[0] == TT__ROWS;
 }
 
-/* Backwards of those over the tensor ranks. Each rank has the gradient of a sum whole. */
+/* Emits the backward of a sum over the tensor ranks, whose gradient each rank has whole. */
 static void tt__backward_ALL_REDUCE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__grad_pass(b, g, f->in[0], true);
@@ -139,7 +139,7 @@ static void tt__backward_REDUCE_SCATTER(tt__builder *b, const tt__instr *f, int3
     tt__grad_into(b, 0, f->in[0]);
 }
 
-/* The gradient of what was gathered is whole, too: of it a rank takes its rows. */
+/* Emits the backward of a gather over the tensor ranks: a rank takes its rows of the whole gradient. */
 static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt_tape *t = b->t;
@@ -150,10 +150,10 @@ static void tt__backward_ALL_GATHER(tt__builder *b, const tt__instr *f, int32_t 
     tt__grad_pass(b, own, f->in[0], false);
 }
 
-/* Of n members, with data shared out evenly: each sums its n-th of what the n - 1 others have, or fetches the
-   n-ths of these. No algorithm moves less (Patarasuk, Yuan: "Bandwidth optimal all-reduce algorithms for
-   clusters of workstations", 2009). Where member 0 has all, it alone sums, and each other fetches all: that
-   is what a server is. */
+/* Returns the elements that one of n members loads if data is divided evenly: a sum loads the member's n-th
+   from the n - 1 others, and a gather loads the n - 1 others' n-ths. No algorithm moves less (Patarasuk,
+   Yuan: "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). With a root, member 0
+   alone sums, and each other member loads all, as from a server. */
 
 static double tt__share(int64_t elements, int members)
 {
@@ -215,4 +215,4 @@ TT__COLLECTIVE(BROADCAST, tt__shape_BROADCAST, NULL, TT__REDUCE_PHASE | TT__SPRE
                tt__loads_BROADCAST);
 TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
 TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
-TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */
+TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* reads only the rank's own memory */

@@ -9,7 +9,7 @@ namespace {
 
 // ---------------------------------------------------------------------------------------- element by element
 
-// y = s x. Bytes: x and y once.
+// Computes y = s x. Moves x and y once.
 struct op_scale {
     static constexpr int KIND = HOT_CASTS;
     float s;
@@ -24,11 +24,11 @@ struct op_scale {
 
 cudaError_t run_scale(const tt__launch *l)
 {
-    const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // CAST: 1
+    const op_scale op = {l->instr->op == TT__OP_SCALE ? l->instr->attr.scale : 1.0f}; // a CAST scales by 1
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], false, op);
 }
 
-// y = a + b or a b, where b is a matrix or (ROW) a row. Bytes: a, b and y once.
+// Computes y = a + b or (TIMES) a b, where b is a matrix or (ROW) a row. Moves a, b and y once.
 template <bool TIMES, bool ROW> struct op_two {
     static constexpr int KIND = HOT;
     static constexpr bool BY_ROW = ROW;
@@ -51,7 +51,8 @@ template <class OP> cudaError_t run_two(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], OP::BY_ROW, OP());
 }
 
-// Rotary positions. A thread turns the same pairs, up to 8, of TURN_HEADS heads. Bytes: x and y once.
+// Arguments of rotary positions. A thread turns up to 8 pairs, the same pairs of TURN_HEADS heads. Moves x
+// and y once.
 enum { TURN_HEADS = 8 };
 struct rotary_args {
     tt__mat x, y;
@@ -59,11 +60,11 @@ struct rotary_args {
     bool add, vector;
     int heads, head_size, pairs, neighbours;
     float sign, magnitude;
-    int64_t groups, spans, all; // groups of pairs in a head, of heads in a row, and all
+    int64_t groups, spans, all; // groups of pairs in a head; groups of heads in a row; all groups
     float frequency[TT__MOST_PAIRS];
 };
 
-// The n columns from c on of row r become v, or v is added to them.
+// Writes v to the n columns from c on of row r, or adds v to them.
 __device__ void put_group(const rotary_args &a, int64_t r, int64_t c, int n, float (&v)[8])
 {
     float old[8];
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2) rotary_kernel(rotary_args 
             }
             put_group(a, r, lower, n_lower, v);
             put_group(a, r, upper, n_upper, w);
-            if (group || (a.x.data == a.y.data && !a.add)) continue; // columns that do not turn
+            if (group || (a.x.data == a.y.data && !a.add)) continue; // below: columns that do not turn
             for (int64_t e = 2 * a.pairs; e < a.head_size; e += 8) {
                 const int rest = min((int64_t)8, a.head_size - e);
                 load_group(v, a.x, r, head + e, rest, a.vector);
@@ -153,7 +154,7 @@ cudaError_t run_rotary(const tt__launch *l)
     return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
 
-// y = a constant, times the loss scale if `scale` is not NULL. Bytes: y once.
+// Computes y = a constant, times the loss scale if `scale` is not NULL. Moves y once.
 struct op_fill {
     static constexpr int KIND = RARE;
     float x;
@@ -173,7 +174,7 @@ cudaError_t run_fill(const tt__launch *l)
     return l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, l->out[0], false, false, op);
 }
 
-// y = act(x), and dx = dy act'(saved). Bytes: x and y, or dy, saved and dx once.
+// Computes y = act(x); op_act_backward computes dx = dy act'(saved). Moves operands and results once.
 template <int ACT> struct op_act {
     static constexpr int KIND = ACT == TT__ACT_GELU || ACT == TT__ACT_GELU_TANH ? HOT : RARE;
     __device__ void begin() {}
@@ -202,7 +203,7 @@ template <int ACT> struct op_act_backward {
     }
 };
 
-// run(op) of an activation.
+// Calls run(op) with the op of an activation.
 template <template <int> class OP, class RUN> cudaError_t with_act(int act, RUN run)
 {
     switch (act) {
@@ -237,7 +238,7 @@ cudaError_t run_activation_backward(const tt__launch *l)
     return run_slope(l, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0], l->out[1], l->add[1]);
 }
 
-// y = silu(gate) up. Bytes: gate, up and y once.
+// Computes y = silu(gate) up. Moves gate, up and y once.
 struct op_swiglu {
     static constexpr int KIND = HOT;
     __device__ void begin() {}
@@ -256,11 +257,11 @@ cudaError_t run_swiglu(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_swiglu());
 }
 
-// Its backward, in groups as each_group. dgate or dup may be absent, or in the place of an operand. Bytes:
-// operands and results once.
+// Arguments of the backward of swiglu, in groups of 8 columns as in each_group. dgate or dup may be absent,
+// or in the place of an operand. Moves operands and results once.
 struct swiglu_args { tt__mat dy, gate, up, dgate, dup; bool add_dgate, add_dup, vector; int64_t per_row; };
 
-// X: dtype of all, or ANY.
+// Computes dgate and dup. X: dtype of all operands and results, or ANY.
 template <int X> __global__ void __launch_bounds__(TT__ROW_THREADS, 2) swiglu_backward(swiglu_args g)
 {
     tt__begin_kernel();
@@ -318,14 +319,15 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
     return TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
-// y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox
-// block {r, c / 8, 0, 0}, of the rows and columns of all ranks; r is number[r] if that is not NULL. Bytes: x,
-// residual and y once; some 12 integer operations an element for the random numbers.
+// Computes y = x / (1 - p) where the element survives, else 0; plus the residual. A group's 16-bit random
+// numbers are Philox block {r, c / 8, 0, 0}, where r and c count the rows and columns of all ranks; number[r]
+// replaces r if `number` is not NULL. Moves x, residual and y once; the random numbers take some 12 integer
+// operations an element.
 struct op_dropout {
     static constexpr int KIND = HOT;
     const tt__run *run;
     const int32_t *number;
-    int64_t first_row, first_col; // the column: a multiple of 8
+    int64_t first_row, first_col; // first_col is a multiple of 8
     uint32_t stream, drop;
     float scale;
     uint64_t key;
@@ -342,7 +344,7 @@ struct op_dropout {
     {
         return number ? (uint32_t)number[r] : (uint32_t)(first_row + r);
     }
-    // Group number `group` of the row with this number.
+    // Drops elements of group number `group` of row number `row`.
     __device__ void apply(uint32_t row, uint32_t group, float (&v)[8]) const
     {
         const uint32_t counter[4] = {row, (uint32_t)(first_col / 8) + group, 0, 0};

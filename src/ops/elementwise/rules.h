@@ -31,15 +31,15 @@ static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t 
     tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
 }
 
-/* The instruction whose out[0] is v, if only one, which may so take v over, reads v; -1: there is none. */
+/* Returns the instruction whose out[0] is v if v has only one reader, which may then take v over; else -1. */
 static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 {
     int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
     return at >= 0 && t->code[at].out[0] == v ? at : -1;
 }
 
-/* The product that x comes from applies the activation itself. Its own result becomes out[1], which GELU and
-   SiLU save; pruning drops it where nothing reads it. */
+/* Lets the product that computes x apply the activation. The product without activation becomes its out[1],
+   which GELU and SiLU save; pruning drops out[1] if nothing reads it. */
 static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 {
     int at = tt__sole_producer(t, t->code[k].in[0], root);
@@ -54,7 +54,7 @@ static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__layout_alike,
     {tt__backward_ACTIVATION}, NULL, NULL, NULL, tt__fuse_ACTIVATION};
 
-/* The product of dy multiplies by the derivative: the gradient before the activation is never stored. */
+/* Lets the product that computes dy multiply by the derivative, so that dy itself is never stored. */
 static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
 {
     int at = tt__sole_producer(t, t->code[k].in[0], root);
@@ -72,7 +72,7 @@ static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__la
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 {
-    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* tt__record says what is not */
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* else tt__record fails */
     const bool row = both && !t->values[b.id].shape.axis &&
                      !tt__same_rows(&t->values[a.id].shape, &t->values[b.id].shape);
     return tt__record(t, tt__new_instr(row ? TT__OP_ADD_ROW : TT__OP_ADD), "vv", a, b);
@@ -83,11 +83,11 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
     const tt__value *v = b->t->values;
     tt_dtype dtype = v[g].shape.dtype;
     int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
-    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before the other may take it over */
+    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before in[take] may take it over */
     tt__grad_pass(b, g, f->in[take], true);
 }
 
-/* What computes one of the two adds the other itself. */
+/* Lets the instruction that computes one of the operands add the other operand. */
 static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
     for (int side = 0; side < 2; side++) {
@@ -225,9 +225,9 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     tt__instr i = tt__new_instr(TT__OP_ROTARY);
     tt_rotary_options *to = &i.attr.rotary;
     *to = *o;
-    to->heads = 0; /* of a part of x it is less: see attr.heads */
+    to->heads = 0; /* attr.heads has the number, which is less for a shard of x */
     if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
-    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* what is not read may be anything */
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* an option that is not read may be anything */
     if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
     if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
         to->low = 1;
@@ -240,7 +240,7 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
     return tt__record(t, i, "vv", x, positions);
 }
 
-/* The other way round, by the same angles. */
+/* Emits the backward: a rotation by the same angles in the opposite direction. */
 static void tt__backward_ROTARY(tt__builder *b, const tt__instr *f, int32_t g)
 {
     tt__instr back = *f;
@@ -275,7 +275,7 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s)
     return tt__record(t, i, "v", x);
 }
 
-/* Emits a collective, of a sum or of rows as f's. */
+/* Emits a collective of x with the `move` of f. */
 static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int32_t x)
 {
     tt__instr *i = tt__emit(b, op, NULL, &x, 1);
@@ -283,9 +283,9 @@ static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int3
     return i;
 }
 
-/* A SCALE by 1 with `move` stands where tensor ranks leave parts of x's gradient (tt__entered): these are
-   summed before they are added to the rest of it. Of rows that were only gathered for it, each rank gets its
-   own rows of the sum. */
+/* Emits the backward of SCALE. A SCALE by 1 with `move` marks that tensor ranks make partial gradients of x
+   (tt__entered); these are summed before they are added to the rest of x's gradient. If rows of x were
+   gathered only for this SCALE, each rank gets only its own rows of the sum. */
 static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt_tape *t = b->t;
@@ -318,14 +318,14 @@ tt_value tt_dropout(tt_tape *t, tt_value x, float p)
 
 static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 {
-    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* the same mask */
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* f's mask */
     tt__grad_pass(b, g, f->in[1], true);
 }
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Does a device have a kernel for i and `next`, which reads i's first result: dropout and the norm of its
-   result, or the backward of a norm and dropout of the gradient that it makes? */
+/* Returns whether a device has one kernel for i and `next`, which reads i's first result: dropout and a norm
+   of its result, or the backward of a norm and dropout of the gradient that the backward makes. */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;

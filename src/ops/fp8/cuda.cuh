@@ -9,24 +9,24 @@ namespace {
 
 // ==================================================================================================== fp8
 
-// A tensor that is rounded to fp8. Its scale comes from `known`, a row of the history, or, where that is NULL
-// or knows nothing, from its largest magnitude.
+// A tensor that is rounded to fp8. The scale comes from `known`, a row of the history, or from the tensor's
+// largest magnitude if `known` is NULL or 0.
 struct fp8_tensor {
     tt__mat x;
-    unsigned char *q, *across; // (rows, q_ld), and transposed (columns, across_ld); NULL: not wanted
+    unsigned char *q, *across; // results (rows, q_ld), and transposed (columns, across_ld); NULL: not wanted
     int64_t q_ld, across_ld;
     const float *known;
-    unsigned *largest; // of the step, to which that of x is added; without a history that of x
+    unsigned *largest; // bits of the largest magnitude: with a history of the step so far, else of x
     float *unscale;
     bool wide, e5m2;
 };
 
-// The bits of the largest magnitude that any thread of a block of 256 has, NaN above infinity.
+// Returns the bits of the largest magnitude of all threads of a block of 256; NaN is larger than infinity.
 __device__ __forceinline__ unsigned fp8_largest_of_block(unsigned most)
 {
     TT__SHARED(unsigned, part, [8]);
     TT__UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
-    __syncthreads(); // an earlier result was read
+    __syncthreads(); // all threads have read `part` of an earlier call
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
     __syncthreads();
     TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, part[k]);
@@ -39,7 +39,8 @@ __device__ __forceinline__ unsigned fp8_larger(unsigned most, const float (&v)[8
     return most;
 }
 
-// Of the groups of eight elements block, block + step, ... of 256 each.
+// Returns the bits of the largest magnitude in some groups of eight elements. Groups are numbered in blocks
+// of 256, and the blocks are `block`, block + step, ...
 __device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
 {
     const int64_t groups = (t.x.cols + 7) / 8;
@@ -57,10 +58,10 @@ __global__ void __launch_bounds__(256) fp8_largest(fp8_tensor t)
 {
     tt__begin_kernel();
     const unsigned most = fp8_largest_of(t, blockIdx.x, gridDim.x);
-    if (threadIdx.x == 0) atomicMax(t.largest, most); // the same in any order
+    if (threadIdx.x == 0) atomicMax(t.largest, most); // any order gives the same result
 }
 
-// As tt__fp8_scale.
+// Returns the factor of a tensor before it is rounded to fp8, as tt__fp8_scale does; `largest` is bits.
 __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
 {
     const float most = __uint_as_float(largest);
@@ -69,7 +70,7 @@ __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
     return __uint_as_float(__float_as_uint(TT__FP8_MOST(e5m2) / most) & 0x7f800000u);
 }
 
-// The fp8 of eight numbers, one a byte.
+// Rounds eight numbers to fp8, one a byte.
 template <bool E5M2> __device__ __forceinline__ uint2 fp8_of(const float (&v)[8])
 {
     uint32_t two[4];
@@ -79,7 +80,7 @@ template <bool E5M2> __device__ __forceinline__ uint2 fp8_of(const float (&v)[8]
     return make_uint2(__byte_perm(two[0], two[1], 0x5410), __byte_perm(two[2], two[3], 0x5410));
 }
 
-// Four rows of four bytes each become four columns.
+// Transposes four rows of four bytes each.
 __device__ __forceinline__ void transpose_bytes(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d)
 {
     const uint32_t ab = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);
@@ -88,18 +89,18 @@ __device__ __forceinline__ void transpose_bytes(uint32_t &a, uint32_t &b, uint32
     c = __byte_perm(ab_high, cd_high, 0x5410); d = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// Infinities among two 16-bit numbers become NaN.
+// Replaces infinities in two 16-bit numbers by NaN.
 template <int X> __device__ __forceinline__ uint32_t without_infinities(uint32_t two)
 {
     const uint32_t infinity = X == TT_BF16 ? 0x7f80 : 0x7c00;
     return two | ((two & 0x7fff) == infinity) | (uint32_t)((two >> 16 & 0x7fff) == infinity) << 16;
 }
 
-// x and its transpose, in one pass over x, by tiles of 128 rows and 64 columns. A thread has eight columns of
-// four rows: eight bytes of each row, and four of each column, which go through shared memory, a column's
-// pieces of 16 bytes exchanged so that no bank is met twice. While the history knows nothing, as in a first
-// step, each block reads all of x before. X: the dtype of x, BF16 or F16, whose rows are vectors of eight
-// elements then, or ANY.
+// Rounds x and its transpose to fp8 in one sweep over x, by tiles of 128 rows and 64 columns. A thread has
+// eight columns of four rows: it writes eight bytes of each row, and four bytes of each column through shared
+// memory, where a column's pieces of 16 bytes are permuted against bank conflicts. While the history knows
+// nothing, as in a first step, each block first reads all of x. X: the dtype of x, BF16 or F16, if the rows
+// of x are whole vectors of eight elements, or ANY.
 template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quantize(fp8_tensor t)
 {
     tt__begin_kernel();
@@ -115,17 +116,17 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
     const unsigned tiles = (unsigned)((rows + ROWS - 1) / ROWS) * across;
     const int part = (int)threadIdx.x % 8, four = (int)threadIdx.x / 8;
     float scale;
-    unsigned most = 0; // bits of a float, or of a number in 16 bits where x has them
+    unsigned most = 0; // largest magnitude: bits of a float if X is ANY, else bits of a 16-bit number
     if (t.known && *t.known > 0)
         scale = fp8_scale(__float_as_uint(*t.known), E5M2) / (1 << TT__FP8_MARGIN);
     else scale = fp8_scale(t.known ? fp8_largest_of(t, 0, 1) : *t.largest, E5M2);
     for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int64_t r0 = (int64_t)(tile / across) * ROWS + 4 * four, c0 = tile % across * COLS;
         const int64_t c = c0 + 8 * part;
-        const int left = (int)min((int64_t)4, x.rows - r0); // of the four rows
+        const int left = (int)min((int64_t)4, x.rows - r0); // how many of the four rows exist
         const char *from = (const char *)row_at(x, r0);
         unsigned char *to = t.q + r0 * t.q_ld + c;
-        uint2 q[4]; // of four rows eight bytes
+        uint2 q[4]; // eight bytes of each of four rows
         if (X != ANY) {
             uint4 raw[4];
             uint32_t top = 0;
@@ -139,7 +140,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
             }
             top = max(top & 0xffff, top >> 16);
             most = max(most, top);
-            if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // else an infinity would saturate
+            if (top >= (X == TT_BF16 ? 0x7f80 : 0x7c00)) { // infinities become NaN and do not saturate
                 TT__UNROLL for (int k = 0; k < 4; k++)
                     raw[k] = make_uint4(without_infinities<X>(raw[k].x), without_infinities<X>(raw[k].y),
                                         without_infinities<X>(raw[k].z), without_infinities<X>(raw[k].w));
@@ -156,7 +157,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 float v[8] = {};
                 if (k < left && c < x.cols) load8(v, row_at(x, r0 + k), x.dtype, c, x.cols - c, t.wide);
                 most = fp8_larger(most, v);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]); // as above
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, v[j] - v[j]); // inf: NaN
                 q[k] = fp8_of<E5M2>(v);
             }
         }
@@ -165,7 +166,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
         if (!t.across) continue;
         transpose_bytes(q[0].x, q[1].x, q[2].x, q[3].x);
         transpose_bytes(q[0].y, q[1].y, q[2].y, q[3].y);
-        __syncthreads(); // the tile before was read
+        __syncthreads(); // all threads have read the previous tile
         TT__UNROLL for (int k = 0; k < 8; k++) // column k of the four rows
             ((uint32_t *)turned[8 * part + k])[four ^ 4 * part] = k < 4 ? q[k].x : q[k - 4].y;
         __syncthreads();
@@ -210,7 +211,7 @@ cudaError_t run_quantize(const tt__launch *l)
     return TT__LAUNCH(quantize, grid_for(tiles, 1, 528), 256, 0, d->stream, t);
 }
 
-// As on the CPU; a thread has a tensor.
+// Moves the largest magnitudes of the step into the history, as on the CPU. A thread has a tensor.
 __global__ void __launch_bounds__(256) fp8_history(float *history, int64_t ld, float *largest, int64_t n)
 {
     tt__begin_kernel();

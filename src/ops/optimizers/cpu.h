@@ -12,21 +12,22 @@
 #include "../norm/cpu.h"
 
 /* ------------------------------------------------------------------------------------------------ optimizers
-   Parameters, gradients and state are contiguous, so they are vectors here, in chunks of TT__CHUNK. */
+   Parameters, gradients and states are contiguous, so kernels treat them as vectors, in chunks of
+   TT__CHUNK. */
 
-/* Elements [from, from + n) of m as floats, in place or in row k of scratch. */
+/* Returns elements [from, from + n) of m as floats, in place or in row k of scratch. */
 TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, float *scratch, int k)
 {
     float *row = TT__K(scratch_row)(scratch, TT__CHUNK, k);
     if (m->dtype == TT_F32) return (float *)m->data + from;
     const uint16_t *h = (const uint16_t *)m->data + from;
-    /* of what is most likely this thread's next chunk */
+    /* prefetches the next chunk, which is most likely this thread's next task */
     for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(h + n + c, 0, 2);
     TT__K(row_widen)(row, h, m->dtype, n);
     return row;
 }
 
-/* x to 16 bits by stochastic rounding; group: of h's first eight elements; its low word does not wrap. */
+/* Rounds x to 16 bits stochastically. group: number of h's first 8 elements; its low word does not wrap. */
 TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dtype, int64_t n,
                                  const uint64_t keys[2 * TT__DRAW_ROUNDS], uint64_t group)
 {
@@ -44,10 +45,11 @@ TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dty
     }
 }
 
-/* Back into 16 bits, so that steps smaller than half a unit in the last place survive on average (Gupta et
-   al., "Deep learning with limited numerical precision", 2015): element e is rounded up with a probability
-   equal to the dropped fraction, by number e % 8 of Philox counter {e / 8}; e counts from the first element
-   of the whole tensor, so that a piece is rounded as the whole is. `which`: the tensor's number. */
+/* Rounds elements [from, from + n) of m back to 16 bits stochastically, so that steps smaller than half a
+   unit in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
+   2015). Element e is rounded up with a probability equal to the dropped fraction, by number e % 8 of Philox
+   counter {e / 8}. e counts from the first element of the whole tensor, so that a shard is rounded as the
+   whole tensor is. which: the number of the result. */
 TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t from, int64_t n,
                                   const float *x, uint32_t which)
 {
@@ -61,7 +63,7 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
     TT__BY_HALF(m->dtype, D, TT__K(round_row)(h, x, D, n, keys, group));
 }
 
-/* The sum of squares of one chunk of in[0]. */
+/* Returns the sum of squares of one chunk of in[0]. */
 TT__OUTLINE double TT__K(squares_of_chunk)(const tt__launch *l, int64_t from, int64_t to, float *scratch)
 {
     const float *g = TT__K(chunk_in)(&l->in[0], from, to - from, scratch, 0);
@@ -108,7 +110,7 @@ TT__FN tt_status TT__K(run_FOLD_SQUARES)(const tt__launch *l)
 TT__FN tt_status TT__K(run_ADD_COUNTS)(const tt__launch *l)
 {
     const float *counts = (const float *)l->in[0].data;
-    double *totals = (double *)l->out[0].data; /* tt__totals */
+    double *totals = (double *)l->out[0].data; /* a tt__totals */
     for (int k = 0; k < 3; k++) totals[k] = (l->add[0] ? totals[k] : 0) + counts[k];
     return TT_OK;
 }
@@ -120,7 +122,7 @@ TT__FN tt_status TT__K(run_MEAN_LOSS)(const tt__launch *l)
     return TT_OK;
 }
 
-/* Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_). */
+/* Computes the global norm and the factor of all gradients, as torch.nn.utils.clip_grad_norm_ does. */
 TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
 {
     const float *squares = (const float *)l->in[0].data;
@@ -131,15 +133,15 @@ TT__FN tt_status TT__K(run_CLIP)(const tt__launch *l)
     const double loss_scale = l->in[2].data ? ((const tt__scale *)l->in[2].data)->scale : 1;
     double scale = (run ? run->loss_norm / totals->targets : 1) / loss_scale;
     double norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* nothing is updated */
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; /* no parameter is updated */
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     ((tt__clipped *)l->out[0].data)->norm = (float)norm;
     ((tt__clipped *)l->out[0].data)->factor = (float)factor;
     return TT_OK;
 }
 
-/* The loss scale falls where gradients overflowed, and rises after `interval` steps where none did. It stays
-   where it is not at fault (the loss is not finite, or nothing was counted) or cannot help (it is 1). */
+/* Lowers the loss scale if gradients have overflowed, and raises it after `interval` steps without overflow.
+   Keeps a scale that is not at fault (the loss is not finite, or nothing was counted) or would be below 1. */
 TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
 {
     const tt__totals *totals = (const tt__totals *)l->in[1].data;
@@ -158,7 +160,7 @@ TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
     return TT_OK;
 }
 
-/* fp8 of x and of its transpose. Magnitudes are compared as bits, of which those of NaN are the largest. */
+/* Rounds x and its transpose to fp8. Magnitudes are compared as bits; the bits of NaN are the largest. */
 TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *q = &l->out[0], *across = &l->out[1];
@@ -180,7 +182,7 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
             float v = 0;
             if (r < x->rows && c < x->cols)
                 tt__convert(&v, TT_F32, (char *)tt__at(x, r) + c * item, x->dtype, 1);
-            /* What is infinite becomes NaN, and does not saturate. */
+            /* v - v: an infinity becomes NaN and does not saturate. */
             const uint8_t rounded = tt__to_fp8(v * scale + (v - v), e5m2);
             if (q->data && r < x->rows) ((uint8_t *)q->data)[r * q->ld + c] = rounded;
             if (across->data && c < x->cols) ((uint8_t *)across->data)[c * across->ld + r] = rounded;
@@ -191,7 +193,8 @@ TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
     return TT_OK;
 }
 
-/* What is not finite, as in a step that updates nothing, is left out. */
+/* Moves the step's largest magnitudes into the history. Magnitudes that are not finite, as in a step that
+   updates nothing, are left out. */
 TT__FN tt_status TT__K(run_FP8_HISTORY)(const tt__launch *l)
 {
     float *largest = (float *)l->out[1].data;
@@ -207,7 +210,7 @@ TT__FN tt_status TT__K(run_FP8_HISTORY)(const tt__launch *l)
     return TT_OK;
 }
 
-/* The backend's copies wait for nothing, so that there is nothing to be waited for. */
+/* Copies in[0] to out[0]. The copy is done when the call returns, so WAIT has nothing to wait for. */
 TT__FN tt_status TT__K(run_COPY)(const tt__launch *l)
 {
     size_t bytes = (size_t)l->in[0].cols * tt_dtype_bytes(l->in[0].dtype);
@@ -267,7 +270,7 @@ TT__ROWS_FN(sgd_rows)
     if (m) TT__K(chunk_out)(l, &l->out[1], from, n, m, 1);
 }
 
-/* Updates all chunks, unless the norm of the gradients is not finite. */
+/* Updates all chunks if the norm of the gradients is finite. */
 TT__INLINE tt_status TT__K(update)(const tt__launch *l, tt__rows_fn rows)
 {
     if (!isfinite(((const tt__clipped *)l->in[1].data)->norm)) return TT_OK;

@@ -9,17 +9,17 @@
 namespace {
 
 // ================================================================================================ optimizers
-// Parameters, gradients and state are contiguous, so they are vectors here.
+// Parameters, gradients and states are contiguous, so kernels treat them as vectors.
 
 enum { TT__SQUARES_BLOCKS = 1024 };
 
-// Tensors that share a launch, as its arguments: of instructions that run together. Tests make it smaller.
+// Max number of tensors (of instructions that run together) in a launch. Tests make the number smaller.
 #ifndef TT__TENSORS
-// Arguments may have 32,764 bytes, and 4,096 before CUDA 12.1.
+// A kernel's arguments may have 32,764 bytes, or 4,096 before CUDA 12.1.
 #define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
 #endif
 
-// The tensor that a block is for, of `count` in the order of their first blocks.
+// Returns the number of this block's tensor, of `count` tensors in the order of their first blocks.
 template <class T> __device__ __forceinline__ int tensor_of_block(const T *of, int count)
 {
     int low = 0;
@@ -42,11 +42,11 @@ struct square_sum {
 
 struct square_sums {
     int count;
-    double *partial; // a block's each
+    double *partial; // the sum of each block
     square_sum of[TT__TENSORS];
 };
 
-// Squares of elements [i, i + 8) of g, summed in f32.
+// Returns the sum, in f32, of the squares of elements [i, i + 8) of g.
 __device__ __forceinline__ float squares8(const square_sum &t, int64_t i)
 {
     float x[8];
@@ -55,7 +55,8 @@ __device__ __forceinline__ float squares8(const square_sum &t, int64_t i)
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
-// Sums of squares of tensors; each crosses memory once. Eight at a time in f32, and these sums in double.
+// Sums the squares of tensors, for each block to partial: eight squares in f32, and these sums in double.
+// Reads each tensor once.
 __global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ square_sums s)
 {
     tt__begin_kernel();
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant_
     if (threadIdx.x == 0) *(float *)t.to = (float)sum;
 }
 
-// The same in two steps: a block for each chunk of a tensor, then the sum of all chunks.
+// Sums the squares of each chunk of a tensor, a block each; fold_squares adds up the sums of the chunks.
 __global__ void __launch_bounds__(256) chunk_squares(const __grid_constant__ square_sums s)
 {
     tt__begin_kernel();
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(256) fold_squares(const __grid_constant__ squa
     if (threadIdx.x == 0) *(float *)t.to = (float)sum;
 }
 
-// The loss of what was counted.
+// Computes the mean loss from the counts of a loss.
 __global__ void mean_loss(const float *counts, float *loss)
 {
     tt__begin_kernel();
@@ -114,7 +115,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// totals [+]= a loss's counts: tt__totals.
+// Computes totals = or += the counts of a loss. totals: a tt__totals.
 __global__ void add_counts(const float *counts, double *totals, bool add)
 {
     tt__begin_kernel();
@@ -128,8 +129,8 @@ cudaError_t run_add_counts(const tt__launch *l)
                       l->add[0]);
 }
 
-// Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_), from the n gradients' sums
-// of squares.
+// Computes the global norm and the factor of all gradients, as torch.nn.utils.clip_grad_norm_ does, from the
+// sums of squares of n gradients.
 __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm,
                                             const tt__totals *totals, const tt__scale *loss_scale,
                                             const tt__run *run, tt__clipped *out)
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, flo
     if (threadIdx.x) return;
     double scale = (run ? run->loss_norm / totals->targets : 1) / (loss_scale ? loss_scale->scale : 1),
         norm = sqrt(sum) * scale, factor = scale;
-    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // nothing is updated
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // no parameter is updated
     if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
     out->norm = (float)norm;
     out->factor = (float)factor;
@@ -154,7 +155,7 @@ cudaError_t run_clip(const tt__launch *l)
                       (const tt__scale *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
 }
 
-// The next loss scale, as on the CPU.
+// Computes the next loss scale, as the CPU's run_LOSS_SCALE does.
 __global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale *s,
                                 float growth, float backoff, int interval)
 {
@@ -179,16 +180,16 @@ cudaError_t run_loss_scale(const tt__launch *l)
                       a->interval);
 }
 
-// The stream of a launch; nothing but copies and collectives are on another than that of computation.
+// Returns the stream of a launch. Only copies and collectives are on a stream other than the compute stream.
 cudaStream_t stream_of(const tt__launch *l) { return stream_of(l->device, l->instr->stream); }
 
-// Between memories of the device and the host.
+// Copies between or within the memories of the device and the host.
 cudaError_t run_copy(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *y = &l->out[0];
     const size_t size = tt_dtype_bytes(x->dtype);
     const bool whole = x->rows == 1 || (x->ld == x->cols && y->ld == y->cols);
-    if (whole) // which may be longer than the longest row of the other
+    if (whole) // contiguous data may be longer than the max row of cudaMemcpy2DAsync
         return cudaMemcpyAsync(y->data, x->data, (size_t)(x->rows * x->cols) * size, cudaMemcpyDefault,
                                stream_of(l));
     return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
@@ -197,9 +198,9 @@ cudaError_t run_copy(const tt__launch *l)
 
 cudaError_t run_nothing(const tt__launch *) { return cudaSuccess; }
 
-// x to 16 bits by stochastic rounding (the CPU's round_16): up with a probability equal to the dropped
-// fraction, by 16 random bits. To the nearest instead what is not finite and, in f16, from 65504 on, where
-// nearest overflows no sooner.
+// Rounds x to 16 bits stochastically, as the CPU's round_16 does: up with a probability equal to the dropped
+// fraction, by 16 random bits. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to
+// nearest, so that they overflow no sooner than rounding to nearest does: at 65520.
 __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype dtype)
 {
     const uint32_t u = __float_as_uint(x), magnitude = u & 0x7fffffff, sign = u >> 16 & 0x8000;
@@ -214,17 +215,18 @@ __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype 
     return sign | (whole + ((units - (float)whole) * 65536.0f + (float)random >= 65536.0f));
 }
 
-// x plus 16 random bits, whose upper half is x in bf16 by stochastic rounding. NaN as kernels compute it is
-// 0x7fffffff, from which an addition would run over; smaller ones stay NaN, as their upper half is.
+// Returns x plus 16 random bits; the upper half of the sum is x in bf16, stochastically rounded. Kernels
+// compute NaN as 0x7fffffff, which the addition would overflow, so x is limited to 0x7fff0000. NaNs with
+// smaller bits stay NaN, because their upper half stays NaN.
 __device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
 {
     return (uint32_t)min((int)__float_as_uint(x), 0x7fff0000) + random;
 }
 
-// Elements [i, i + 8) of a vector back into its dtype. Element e of a 16-bit one is rounded by number e % 8
-// of Philox counter {e / 8}, so that steps smaller than half a unit in the last place survive on average
-// (Gupta et al., "Deep learning with limited numerical precision", 2015). The vector begins at element
-// 8 * first of the tensor that elements are numbered in.
+// Rounds elements [i, i + 8) of a vector to its dtype and writes them. Element e of a 16-bit vector is
+// rounded stochastically, by number e % 8 of Philox counter {e / 8}, so that steps smaller than half a unit
+// in the last place survive on average (Gupta et al., "Deep learning with limited numerical precision",
+// 2015). e counts from the first element of the whole tensor; the vector begins at element 8 * first.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
                                         const float (&x)[8], const philox_keys &keys, int64_t first)
 {
@@ -234,13 +236,13 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     }
     const uint64_t group = (uint64_t)(first + i / 8);
     uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
-    tt__forget(none); // or the keys would be kept in registers, of which there are too few
+    tt__forget(none); // else the compiler would keep the keys in registers, of which there are too few
     TT__UNROLL for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         const uint4 k = keys[pair + none];
         philox_round(random, k.x, k.y);
         if (2 * pair + 1 < TT__DRAW_ROUNDS) philox_round(random, k.z, k.w);
     }
-    if (dtype == TT_BF16 && wide && left >= 8) { // the same bits as round_16's, but of NaN
+    if (dtype == TT_BF16 && wide && left >= 8) { // the bits are those of round_16, except for NaN
         uint32_t pair[4];
         TT__UNROLL for (int k = 0; k < 4; k++)
             pair[k] = __byte_perm(round_up(x[2 * k], random[k] & 0xffff),
@@ -253,14 +255,14 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     store8_bits(p, i, left, wide, h);
 }
 
-struct param_update { // of a parameter
+struct param_update { // the update of a parameter
     const void *g;
-    void *p, *m, *v;    // m, v: Adam's moments; SGD: momentum or NULL, and none
-    int64_t n, begin;   // p is n elements from 8 * begin on of the whole parameter
+    void *p, *m, *v;    // m, v: Adam's moments; SGD: m is the momentum or NULL, v is unused
+    int64_t n, begin;   // p has n elements of the whole parameter, from element 8 * begin on
     unsigned first;
     float weight_decay;
     uint32_t random;    // the instruction's stream of random numbers
-    uint8_t types[3];   // of g, p, and m and v
+    uint8_t types[3];   // dtypes of g, of p, and of m and v
     bool wide;
 };
 
@@ -272,20 +274,20 @@ struct update_rule {
 struct param_updates {
     int count;
     update_rule rule;
-    const float *clip;  // norm; factor on gradients
+    const float *clip;  // a tt__clipped: the norm, and the factor of gradients
     param_update of[TT__TENSORS];
 };
 
-// How many pointers to members' operands a launch of collectives has. Tests make it smaller.
+// Max number of pointers to members' operands in a launch of collectives. Tests make the number smaller.
 #ifndef TT__PEERS
 #define TT__PEERS (CUDART_VERSION >= 12010 ? 2048 : 256)
 #endif
 
-struct member_sum { // of members' elements, see ops/collectives/cuda.cuh
+struct member_sum { // a sum of members' elements, see ops/collectives/cuda.cuh
     void *y;
     int64_t n;
     unsigned first;
-    int peers, present; // where its operands begin among the launch's, and how many there are
+    int peers, present; // number of the sum's first operand in member_sums.peers, and how many operands
     uint8_t type, how;
     bool add, wide;
 };
@@ -301,7 +303,7 @@ struct member_copy {
     const void *x;
     int64_t bytes;
     unsigned first;
-    int unit;           // bytes that are copied at once
+    int unit;           // bytes that a thread copies at once
 };
 
 struct member_copies {
@@ -329,7 +331,7 @@ bool make_arguments(tt__device *d)
     return d->arguments != NULL;
 }
 
-// SUM_SQUARES, CHUNK_SQUARES and FOLD_SQUARES.
+// Runs SUM_SQUARES, CHUNK_SQUARES or FOLD_SQUARES, `count` instructions of one op.
 cudaError_t run_squares(const tt__launch *l, int count)
 {
     tt__device *d = l->device;
@@ -355,7 +357,7 @@ cudaError_t run_squares(const tt__launch *l, int count)
         const unsigned tensors = (unsigned)s->count;
         cudaError_t e = cudaSuccess;
         if (op == TT__OP_SUM_SQUARES) e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
-        if (op == TT__OP_CHUNK_SQUARES && blocks) // a rank may have no piece
+        if (op == TT__OP_CHUNK_SQUARES && blocks) // a rank may have empty shards
             e = TT__LAUNCH(chunk_squares, blocks, 256, 0, d->stream, *s);
         if (op == TT__OP_FOLD_SQUARES) e = TT__LAUNCH(fold_squares, tensors, 256, 0, d->stream, *s);
         if (e == cudaSuccess && op == TT__OP_SUM_SQUARES)
@@ -365,11 +367,11 @@ cudaError_t run_squares(const tt__launch *l, int count)
     return cudaSuccess;
 }
 
-enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
+enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements that a block updates
 
-// Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16
-// bits half of that. G: dtype of all gradients of the launch, P: of all parameters and their state. Any
-// dtypes need more than the 64 registers of four blocks a processor.
+// Updates parameters. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in
+// 16 bits half as many. G: dtype of all gradients of the launch; P: dtype of all parameters and their states.
+// With ANY, a thread needs more than the 64 registers with which four blocks fit a multiprocessor.
 template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
@@ -377,7 +379,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     tt__begin_kernel();
     TT__SHARED(philox_keys, keys, [3]);
     TT__SHARED(float, of_step, [2]);
-    if (!isfinite(u.clip[0])) return; // for all threads alike
+    if (!isfinite(u.clip[0])) return; // true for all threads or for none
     const param_update &t = u.of[tensor_of_block(u.of, u.count)];
     const tt_dtype type_g = (tt_dtype)(G != ANY ? G : t.types[0]);
     const tt_dtype type_p = (tt_dtype)(P != ANY ? P : t.types[1]);
@@ -390,7 +392,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     if (threadIdx.x < 3)
         expand_key(stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                               (uint64_t)threadIdx.x << 32 | t.random), keys[threadIdx.x]);
-    // Bias corrections: a thread of the second warp for each, a power by squaring.
+    // Bias corrections, each by a thread of the second warp, which computes a power by squaring.
     if (ADAM && threadIdx.x / 2 == 16) {
         double power = 1, b = threadIdx.x % 2 ? b2 : b1;
         for (uint64_t e = (uint64_t)run->step + 1; e; e >>= 1, b *= b) if (e & 1) power *= b;
@@ -411,7 +413,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
             if (ADAM) {
                 m[k] = m[k] * b1 + d * (1 - b1);
                 v[k] = v[k] * b2 + d * d * (1 - b2);
-                // Within 4 ulp of the step.
+                // The approximations change the step by at most 4 ulp.
                 p[k] = p[k] * keep - m[k] * step * tt__reciprocal(tt__root(v[k]) * root + u.rule.eps);
             } else {
                 m[k] = m[k] * b1 + d;
@@ -426,7 +428,7 @@ __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     int64_t i = from + 8 * threadIdx.x;
     if (P == ANY) {
         for (; i < to; i += 2048) update(i, to - i);
-    } else { // whole groups, and then the last elements
+    } else { // whole groups of 8, then the last elements
         for (; i + 8 <= to; i += 2048) update(i, 8);
         if (i < to) update(i, to - i);
     }
@@ -443,7 +445,7 @@ cudaError_t launch_update(const tt__launch *l, const param_updates *u, unsigned 
         const param_update *t = &u->of[k];
         typed = typed && t->wide && t->types[0] == g && t->types[1] == p && (!t->m || t->types[2] == p);
     }
-    if constexpr (ADAM) { // f32 gradients are those of 32-true, of accumulation and of norms' weights
+    if constexpr (ADAM) { // gradients are f32 in 32-true, with accumulation, and of norms' weights
         if (typed && g == TT_F32 && p == TT_F32) return TT__UPDATE(TT_F32, TT_F32);
         if (typed && g == TT_BF16 && p == TT_F32) return TT__UPDATE(TT_BF16, TT_F32);
         if (typed && g == TT_BF16 && p == TT_BF16) return TT__UPDATE(TT_BF16, TT_BF16);
@@ -462,7 +464,7 @@ template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
     param_updates *u = &l->device->arguments->updates;
-    for (int from = 0; from < count; from += u->count) { // as many as have the same rule
+    for (int from = 0; from < count; from += u->count) { // a launch has updates by the same rule
         const update_rule rule = rule_of(&l[from]);
         const float *clip = (const float *)l[from].in[1].data;
         unsigned blocks = 0;

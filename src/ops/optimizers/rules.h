@@ -14,7 +14,7 @@ static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out
     return tt__float_in(t, i, 0);
 }
 
-/* A sum for each chunk. */
+/* Returns the bytes of scratch on a CPU: a sum for each chunk, and the threads' rows. */
 static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr *i)
 {
     int64_t chunks = tt__ceil_div(tt__in(t, i, 0)->rows * tt__in(t, i, 0)->cols, TT__CHUNK);
@@ -24,8 +24,9 @@ static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr
 static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, tt__layout_of_squares, {NULL},
     tt__cpu_SUM_SQUARES};
 
-/* The same in two steps, for a g in pieces of whole chunks, one on each rank: CHUNK_SQUARES sums those of a
-   piece, ALL_GATHER makes one table of all, FOLD_SQUARES sums that, with the bits of SUM_SQUARES of g. */
+/* CHUNK_SQUARES, ALL_GATHER and FOLD_SQUARES do the work of SUM_SQUARES, to the same bits, for a gradient g
+   whose ranks have shards of whole chunks: CHUNK_SQUARES sums the squares of each chunk of a shard,
+   ALL_GATHER makes one table of all sums, and FOLD_SQUARES adds up the table. */
 static bool tt__shape_CHUNK_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *g = tt__in(t, i, 0);
@@ -52,7 +53,8 @@ static const tt__rules tt__rules_CHUNK_SQUARES = {tt__shape_CHUNK_SQUARES, tt__l
 static const tt__rules tt__rules_FOLD_SQUARES = {tt__shape_FOLD_SQUARES, tt__layout_FOLD_SQUARES, {NULL},
     tt__no_bytes};
 
-static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k) /* a part of tt__results */
+/* Fails unless operand k is f64 (1, 3), a part of tt__results. */
+static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k)
 {
     const tt__shape *s = tt__in(t, i, k);
     return (s->dtype == TT__F64 && s->rows == 1 && s->cols == 3) || tt__bad(t, i, k, "f64 (1, 3)");
@@ -87,16 +89,16 @@ static const tt__rules tt__rules_MEAN_LOSS = {tt__shape_MEAN_LOSS, NULL, {NULL},
 static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, NULL, {NULL}, tt__no_bytes};
 static const tt__rules tt__rules_LOSS_SCALE = {tt__shape_LOSS_SCALE, NULL, {NULL}, tt__no_bytes};
 
-/* All outputs are as the gradient. */
+/* The shape rule of optimizers: all outputs have the shape and dtype of the gradient. */
 static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     for (int k = 0; k < TT__MAX_OUT; k++) out[k] = *tt__in(t, i, 0);
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
-/* Each op that updates has tt__rules_OP and tt__use_OP, which appends what is wrong with the options that the
-   op reads (wrong NULL: they are right), sets its attributes to them, and returns how many states it keeps of
-   each parameter. */
+/* The op of each optimizer has tt__rules_OP and tt__use_OP. tt__use_OP appends to `wrong` what is wrong with
+   the options that the op reads (NULL: the options are valid), copies these options to the op's attributes,
+   and returns the number of states that the op keeps for each parameter. */
 
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
 
@@ -122,7 +124,7 @@ static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text *wr
     return 2;
 }
 
-enum { TT__STATES = 2 }; /* the most that an op keeps of a parameter */
+enum { TT__STATES = 2 }; /* max number of states that an op keeps for a parameter */
 typedef struct tt__optimizer {
     const char *name;
     int op;
@@ -132,5 +134,5 @@ typedef struct tt__optimizer {
 } tt__optimizer;
 #define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
     {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
-static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* by tt_optimizer_kind */
+static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* index: tt_optimizer_kind */
 #undef TT__OPTIMIZER
