@@ -555,7 +555,7 @@ typedef struct tt_rotary_options {
     float base;                /* Set it to the model's rotary base; default 10000 */
     tt_rotary_scaling scaling; /* Set it for longer sequences; default TT_ROTARY_PLAIN, which does not read
                                   the fields below */
-    float factor;              /* Set it to stretch positions by so much, at least 1; default 1 */
+    float factor;              /* Set it to stretch positions by this factor, at least 1; default 1 */
     int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining; default
                                   8192 */
     float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and
@@ -4117,9 +4117,9 @@ typedef struct tt__value {
     int32_t slots, slot;
     bool visits;        /* storage of an update that runs in the host's memory: a temporary host copy of a
                            device storage */
-    /* Of a storage of a pipeline stage. stays: the contents are saved from a micro-batch's forward to its
-       backward, or until another stage has received them. copies: number of micro-batches whose contents are
-       saved at once; 0: 1. */
+    /* Fields of a storage of a pipeline stage. stays: the contents are saved from a micro-batch's forward to
+       its backward, or until another stage has received them. copies: number of micro-batches whose contents
+       are saved at once; 0: 1. */
     bool stays;
     int32_t copies;
     int32_t ends;       /* one more than the pipeline stage that ends with this value; 0: none */
@@ -4792,7 +4792,7 @@ static tt_status tt__settle(tt_tape *t, int n)
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* Of each place: the number of instructions inserted there; later the new number of the next of them. */
+    /* For each place the number of instructions inserted there; later the new number of the next of them. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
@@ -6529,7 +6529,7 @@ tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt__value *v = b->t->values;
-    /* Where operands share storage, dq, dk and dv are added to the gradient of that storage, in the kernel's
+    /* If operands share storage, dq, dk and dv are added to the gradient of that storage, in the kernel's
        order. */
     for (int k = 1; k < 3; k++)
         for (int j = 0; j < k; j++, v = b->t->values) {
@@ -7646,8 +7646,7 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
 /* State of a storage before the instruction that is being verified. */
 typedef struct tt__known {
     bool defined;
-    int group;      /* last group of instructions that run together and of which one writes the storage;
-                       0: none */
+    int group;      /* the last group of instructions that run together and write the storage; 0: none */
     int writer;     /* one more than the instruction of another stream that writes the storage and has had no
                        WAIT; 0: none */
     int readers;    /* number of operands with which instructions of other streams that have had no WAIT read
@@ -8092,7 +8091,7 @@ typedef struct tt__tensor {
     int32_t *own_uses;      /* of each storage: number of operands that OWN instructions read whole */
     int32_t *values; int n_values;  /* the values of the region that is being searched */
     int32_t unsplit;        /* the value that kept the last candidate from being a region; 0: none */
-    /* Of each value, a value made from it or 0. gathered: all rows of a sharded value; entered: the value
+    /* A value made from each value, or 0. gathered: all rows of a sharded value; entered: the value
        that ranks read when their gradients of it are partial; own: a rank's shard of the rows of a replicated
        value. */
     int32_t *gathered, *entered, *own;
@@ -9126,7 +9125,7 @@ static int tt__forward_of(const tt_tape *t)
    fewer. Returns 0 without tt_block_end marks. */
 static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
-    /* Of the last two marks: one more than the instruction that computes the marked value. */
+    /* One more than the instruction that computes the marked value, for each of the last two marks. */
     int end[2] = {0, 0};
     int most = 0, marks = 0; /* `most`: the end of the last block wanted */
     double bytes[2] = {0, 0}; /* bytes computed between the last two marks, and after the last */
@@ -11155,8 +11154,8 @@ typedef struct tt__order {
     int *block;         /* of each instruction: number of blocks that end before it */
     bool *ends;         /* of each instruction: it is the last of a block */
     int *wait;          /* of each start: its WAIT; 0: the instruction is no start */
-    /* Of each instruction, the storages that it uses and the storages that it writes, as bit sets of the last
-       6 bits of their numbers. Disjoint bit sets mean disjoint storages. */
+    /* The storages that each instruction uses and the storages that it writes, as bit sets of the last 6 bits
+       of their numbers. Disjoint bit sets mean disjoint storages. */
     uint64_t *uses, *writes;
     bool takes[TT__STREAMS]; /* the stream has starts that take results of computation away */
 } tt__order;
@@ -18508,7 +18507,7 @@ static tt_status tt__run_collective(const tt__collective *c, bool met)
 
 /* ------------------------------------------------------------------------------------------------- memory */
 
-/* Where an arena stores a parameter. */
+/* The placement of a parameter in an arena. */
 typedef struct tt__home {
     size_t offset;      /* bytes from the start of the arena's memory in `space`; TT__NO_PLACE: not stored */
     tt_dtype dtype;
@@ -19940,8 +19939,8 @@ struct tt_program {
     int64_t last_round;     /* last round that was run */
     tt__run run;            /* settings of the next run; each rank sets `micro` */
     tt__results results;    /* results of all ranks, as read last */
-    /* Of the current step: rounds done (one micro-batch on each data rank); data ranks with a micro-batch in
-       this round; data ranks that had a micro-batch in each slot. */
+    /* Counts of the current step: rounds done (one micro-batch on each data rank); data ranks with a
+       micro-batch in this round; data ranks that had a micro-batch in each slot. */
     int64_t round;
     int present, in_slot[TT__RANKS];
     bool scale_set;         /* the devices have results.scale */
@@ -23468,8 +23467,8 @@ static bool tt__reads_later(const tt_program *p)
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
-/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, of which one is
-   filled while the other is copied; one for results that are read later; and those of a stage's messages. */
+/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, one to fill while
+   the other is copied; one for results that are read later; and those of a stage's messages. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;

@@ -4370,7 +4370,7 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     }
     const uint64_t group = (uint64_t)(first + i / 8);
     uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
-    tt__forget(none); // else the compiler would keep the keys in registers, of which there are too few
+    tt__forget(none); // else the compiler would keep the keys in registers, which are too few
     TT__UNROLL for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         const uint4 k = keys[pair + none];
         philox_round(random, k.x, k.y);
@@ -6706,8 +6706,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
     __device__ __forceinline__ void run(const attention_item &item, int slot)
     {
         const int count = item.count, begin = attention_item_begin<KEYS>(p, item.at);
-        // Of the keys that any of the item's queries sees, the group's queries see none from `end` on. Each
-        // of the warp's queries sees the keys up to `all`.
+        // The group's queries see none of the item's keys from `end` on. Each of the warp's queries sees the
+        // keys up to `all`.
         const int item_end = attention_item_end(p, item.length, item.at + count);
         const int end = team < count
             ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
@@ -8054,7 +8054,8 @@ template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, con
     return TT__LAUNCH((attention_delta<T, PARTS>), blocks, 256, 0, d->stream, *p);
 }
 
-// Of wider heads in 16 bits, the kernel of dq sums, unless there is no dq.
+// Launches the sums of dout * out of each row and head. Heads of 16-bit operands with more than 64 columns
+// take the kernel for any operands: the kernel of dq makes their sums, unless dq is not wanted.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;
@@ -8303,7 +8304,7 @@ product_key key_of(const lt_product &p, bool exact, bool tuned)
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
     key.lda = p.a_ld(); key.ldb = p.b_ld(); key.ldc = p.c_ld(); key.ldd = p.to->ld;
-    // Where the rows of the batch run along memory, as in fp8, a line has no room for more rows.
+    // If the rows of the batch run along memory, as in fp8, a line has no room for more rows.
     if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
     key.a_type = lt_type(p.g->a_type); key.b_type = lt_type(p.g->b_type); key.to_type = lt_type(p.to->dtype);

@@ -23,10 +23,10 @@ PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("begins with That", r"^(?:That|Those) (?:of|for|with|by|are|is|in|which|that)\b"),
     ("begins with Where", r"^(?:Where|Who|Whose)\b.*(?<!\?)$"),
     ("so many", r"\b(?:so (?:many|much)|as many as there)\b(?! (?:that|as)\b)"),
-    ("has not", r"\b(?:has|have|had) (?:none\b|not\b(?! (?:yet |to )?\w+(?:ed|en|un|ne|pt|et|it|me|ft)\b))"),
+    ("has not", r"\b(?:has|have|had) not\b(?! (?:yet |to )?\w+(?:ed|en|un|ne|pt|et|it|me|ft)\b)"),
     ("of which none", r"\bof which (?:none|one|each|there)\b"),
-    ("goes on on", r"\b(?!that|had)([a-z]{2,}) \1\b"),
-    ("there is none", r"\bthere (?:is|are) none\b"),
+    ("goes on on", r"\b(on|of|for|to|in|the|is|it|a|as|are|by) \1\b"),
+    ("there is none", r"(?<!if )\bthere (?:is|are) none (?!there)\w"),
     ("in front of", r"\bin front of\b"),
     ("behind", r"\bbehind (?:it|them|that|those|these|which|each other)\b"),
     ("as else", r"\bas else\b"),
@@ -34,7 +34,7 @@ PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("gives way", r"\b(?:gives?|gave) way\b"),
     ("one behind the other", r"\bone behind (?:the other|another)\b"),
     ("such as has", r"\bsuch (?:as|an?) (?:is|are|has|have)\b"),
-    ("stands in", r"\bstands? (?:in|at|behind|before|there)\b"))}
+    ("stands in", r"\bstands? (?:in(?! for)|at|behind|before|there)\b"))}
 SOURCES = ("*.h", "*.c", "*.cuh", "*.cu", "*.cpp", "*.py", "*.sh", "*.mk")
 AREAS = {
     "src": [f"src/**/{kind}" for kind in SOURCES],
@@ -64,7 +64,7 @@ def comments(path):
         pieces = ((m.start(), m.group(1) or m.group(2)) for m in pattern.finditer(text)
                   if m.group(1) or m.group(2))
     for start, piece in pieces:
-        words = re.sub(r"(?m)^\s*(?://+|#+|[-*>|])+ ?|`[^`\n]*`|\s*\\$", " ", piece)
+        words = re.sub(r"`[^`\n]*`|\*\w+", "X", re.sub(r"(?m)^\s*(?://+|#+|[-*>|])+ ?|\s*\\$", " ", piece))
         yield text.count("\n", 0, start) + 1, " ".join(words.split()).lstrip("-*=# ")
 
 

@@ -97,7 +97,7 @@ typedef struct tt_rotary_options {
     float base;                /* Set it to the model's rotary base; default 10000 */
     tt_rotary_scaling scaling; /* Set it for longer sequences; default TT_ROTARY_PLAIN, which does not read
                                   the fields below */
-    float factor;              /* Set it to stretch positions by so much, at least 1; default 1 */
+    float factor;              /* Set it to stretch positions by this factor, at least 1; default 1 */
     int original;              /* Set it with LLAMA3 and YARN to the positions of the pretraining; default
                                   8192 */
     float low, high;           /* Set them with LLAMA3 to low_freq_factor and high_freq_factor (default 1 and

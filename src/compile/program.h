@@ -196,8 +196,8 @@ struct tt_program {
     int64_t last_round;     /* last round that was run */
     tt__run run;            /* settings of the next run; each rank sets `micro` */
     tt__results results;    /* results of all ranks, as read last */
-    /* Of the current step: rounds done (one micro-batch on each data rank); data ranks with a micro-batch in
-       this round; data ranks that had a micro-batch in each slot. */
+    /* Counts of the current step: rounds done (one micro-batch on each data rank); data ranks with a
+       micro-batch in this round; data ranks that had a micro-batch in each slot. */
     int64_t round;
     int present, in_slot[TT__RANKS];
     bool scale_set;         /* the devices have results.scale */

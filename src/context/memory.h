@@ -11,7 +11,7 @@
 
 /* ------------------------------------------------------------------------------------------------- memory */
 
-/* Where an arena stores a parameter. */
+/* The placement of a parameter in an arena. */
 typedef struct tt__home {
     size_t offset;      /* bytes from the start of the arena's memory in `space`; TT__NO_PLACE: not stored */
     tt_dtype dtype;

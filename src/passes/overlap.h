@@ -210,8 +210,8 @@ typedef struct tt__order {
     int *block;         /* of each instruction: number of blocks that end before it */
     bool *ends;         /* of each instruction: it is the last of a block */
     int *wait;          /* of each start: its WAIT; 0: the instruction is no start */
-    /* Of each instruction, the storages that it uses and the storages that it writes, as bit sets of the last
-       6 bits of their numbers. Disjoint bit sets mean disjoint storages. */
+    /* The storages that each instruction uses and the storages that it writes, as bit sets of the last 6 bits
+       of their numbers. Disjoint bit sets mean disjoint storages. */
     uint64_t *uses, *writes;
     bool takes[TT__STREAMS]; /* the stream has starts that take results of computation away */
 } tt__order;

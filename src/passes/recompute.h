@@ -125,7 +125,7 @@ static int tt__forward_of(const tt_tape *t)
    fewer. Returns 0 without tt_block_end marks. */
 static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
-    /* Of the last two marks: one more than the instruction that computes the marked value. */
+    /* One more than the instruction that computes the marked value, for each of the last two marks. */
     int end[2] = {0, 0};
     int most = 0, marks = 0; /* `most`: the end of the last block wanted */
     double bytes[2] = {0, 0}; /* bytes computed between the last two marks, and after the last */

@@ -44,7 +44,7 @@ typedef struct tt__tensor {
     int32_t *own_uses;      /* of each storage: number of operands that OWN instructions read whole */
     int32_t *values; int n_values;  /* the values of the region that is being searched */
     int32_t unsplit;        /* the value that kept the last candidate from being a region; 0: none */
-    /* Of each value, a value made from it or 0. gathered: all rows of a sharded value; entered: the value
+    /* A value made from each value, or 0. gathered: all rows of a sharded value; entered: the value
        that ranks read when their gradients of it are partial; own: a rank's shard of the rows of a replicated
        value. */
     int32_t *gathered, *entered, *own;

@@ -24,8 +24,7 @@ static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const cha
 /* State of a storage before the instruction that is being verified. */
 typedef struct tt__known {
     bool defined;
-    int group;      /* last group of instructions that run together and of which one writes the storage;
-                       0: none */
+    int group;      /* the last group of instructions that run together and write the storage; 0: none */
     int writer;     /* one more than the instruction of another stream that writes the storage and has had no
                        WAIT; 0: none */
     int readers;    /* number of operands with which instructions of other streams that have had no WAIT read

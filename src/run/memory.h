@@ -332,8 +332,8 @@ static bool tt__reads_later(const tt_program *p)
     return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
 }
 
-/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, of which one is
-   filled while the other is copied; one for results that are read later; and those of a stage's messages. */
+/* Returns the bytes of a rank's staging buffers: two for each value that the host writes, one to fill while
+   the other is copied; one for results that are read later; and those of a stage's messages. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;

@@ -152,7 +152,7 @@ static tt_status tt__settle(tt_tape *t, int n)
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* Of each place: the number of instructions inserted there; later the new number of the next of them. */
+    /* For each place the number of instructions inserted there; later the new number of the next of them. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;

@@ -89,9 +89,9 @@ typedef struct tt__value {
     int32_t slots, slot;
     bool visits;        /* storage of an update that runs in the host's memory: a temporary host copy of a
                            device storage */
-    /* Of a storage of a pipeline stage. stays: the contents are saved from a micro-batch's forward to its
-       backward, or until another stage has received them. copies: number of micro-batches whose contents are
-       saved at once; 0: 1. */
+    /* Fields of a storage of a pipeline stage. stays: the contents are saved from a micro-batch's forward to
+       its backward, or until another stage has received them. copies: number of micro-batches whose contents
+       are saved at once; 0: 1. */
     bool stays;
     int32_t copies;
     int32_t ends;       /* one more than the pipeline stage that ends with this value; 0: none */

@@ -326,7 +326,8 @@ template <class T, int PARTS> cudaError_t attention_deltas_by(tt__device *d, con
     return TT__LAUNCH((attention_delta<T, PARTS>), blocks, 256, 0, d->stream, *p);
 }
 
-// Of wider heads in 16 bits, the kernel of dq sums, unless there is no dq.
+// Launches the sums of dout * out of each row and head. Heads of 16-bit operands with more than 64 columns
+// take the kernel for any operands: the kernel of dq makes their sums, unless dq is not wanted.
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
 {
     const tt_dtype dtype = p->out.dtype;

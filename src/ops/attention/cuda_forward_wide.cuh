@@ -378,8 +378,8 @@ template <class T, int D, bool DROPS> struct attention_wide_products {
     __device__ __forceinline__ void run(const attention_item &item, int slot)
     {
         const int count = item.count, begin = attention_item_begin<KEYS>(p, item.at);
-        // Of the keys that any of the item's queries sees, the group's queries see none from `end` on. Each
-        // of the warp's queries sees the keys up to `all`.
+        // The group's queries see none of the item's keys from `end` on. Each of the warp's queries sees the
+        // keys up to `all`.
         const int item_end = attention_item_end(p, item.length, item.at + count);
         const int end = team < count
             ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;

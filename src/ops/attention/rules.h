@@ -149,7 +149,7 @@ tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
 {
     const tt__value *v = b->t->values;
-    /* Where operands share storage, dq, dk and dv are added to the gradient of that storage, in the kernel's
+    /* If operands share storage, dq, dk and dv are added to the gradient of that storage, in the kernel's
        order. */
     for (int k = 1; k < 3; k++)
         for (int j = 0; j < k; j++, v = b->t->values) {

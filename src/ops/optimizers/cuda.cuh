@@ -236,7 +236,7 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     }
     const uint64_t group = (uint64_t)(first + i / 8);
     uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
-    tt__forget(none); // else the compiler would keep the keys in registers, of which there are too few
+    tt__forget(none); // else the compiler would keep the keys in registers, which are too few
     TT__UNROLL for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         const uint4 k = keys[pair + none];
         philox_round(random, k.x, k.y);
