@@ -299,7 +299,7 @@ typedef struct drawing {
     int fail_at;           /* number of the image that fails, together with the next; -1: none */
     const tt_image *instead; /* returned in place of a failing image, if not NULL */
     bool meet;             /* a read waits until another read is in flight */
-    int slow;              /* min microseconds of a read; the max is eight times as long */
+    int slow;              /* min microseconds of a read; the max is seven times as long */
     long reads, released, inside, most_inside;
     int labels[512];
 } drawing;

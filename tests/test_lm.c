@@ -1272,7 +1272,7 @@ TEST(sampled_texts)
         for (int k = 0; k < n[q]; k++) CHECK(a[q][k] >= 0 && a[q][k] < 41);
     }
     s.token = NULL;
-    CHECK(tt_generate(alone, ids, start, 3, &s, b[0], m) == TT_OK); /* alone as with others */
+    CHECK(tt_generate(alone, ids, start, 3, &s, b[0], m) == TT_OK); /* alone the tokens are equal */
     CHECK(memcmp(a, b, sizeof a) == 0);
     s.seed = 6;
     CHECK(tt_generate(made, ids, start, 3, &s, b[0], m) == TT_OK && memcmp(a, b, sizeof a) != 0);
