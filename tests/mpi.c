@@ -36,8 +36,8 @@ static const char *ranks_text(int ranks)
 /* Emulated GPUs are slow: they run some cases of each test. */
 static bool on_cpu(void) { return strncmp(ranks_text(1), "cpu", 3) == 0; }
 
-/* A CUDA-aware MPI for emulated GPUs: messages use the emulation's own memory, which is copied from the GPU's
-   memory when sent, and to it as soon as a message has arrived. */
+/* A CUDA-aware MPI for emulated GPUs: messages use buffers of the emulation. A send copies the GPU's memory
+   to its buffer; a receive copies its buffer to the GPU's memory as soon as the message has arrived. */
 #ifdef TT_EMULATE
 #include "emu_control.h"
 static struct { char *data; void *to; size_t bytes; tt__request request; } under_way[1024];
@@ -364,7 +364,7 @@ static int differ(const char *what)
     return 3;
 }
 
-/* Opens a context and closes it. Process 0 is stopped or ends before that or in between. "own...": the
+/* Opens a context and closes it. Process 0 is stopped or ends before opening or before closing. "own...": the
    program starts MPI, not the context. */
 static int open_until(const char *kind)
 {

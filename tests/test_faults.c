@@ -284,7 +284,7 @@ static void close_kind(training *r)
 
 TEST(killed_at_each_file_operation)
 {
-    /* With sanitizers every third operation: a killed process cannot report what they found. */
+    /* With TEST_SWEEP only up to every third: a killed process cannot report what a sanitizer found. */
     const long every = test_every(3);
     for (int kind = 0; kind < 2; kind++) {
         training r;
@@ -362,7 +362,7 @@ typedef struct sweep {
     test_allocator a;
     test_files f;
     tt_context *ctx;
-    training r;              /* its context is ctx; used only by rows that train */
+    training r;              /* a training in ctx; used by rows that train */
     char in[1024], out[1024]; /* folders: `in` holds the input, made once; `out` takes the output, empty each
                                  time */
     int steps;               /* number of steps of tt_fit so far */
@@ -488,7 +488,7 @@ static bool sweep_open(sweep *s, bool trains)
     if (!trains) return CHECK((s->ctx = tt_open(&o)) != NULL);
     bool ok = open_training(&s->r, &o);
     s->ctx = s->r.ctx;
-    return ok && sweep_evaluation(s); /* the first run of its program allocates host memory */
+    return ok && sweep_evaluation(s); /* its program's first run allocates host memory */
 }
 
 static void sweep_close(sweep *s, bool trains)
@@ -553,7 +553,7 @@ TEST(each_allocation_and_file_operation_fails)
 {
     static const struct {
         const char *name;
-        /* run: runs with a failure. again: must succeed after a failure; NULL: nothing need. */
+        /* run: an operation that may fail. again: must succeed after a failure; NULL: not called. */
         bool (*run)(sweep *s), (*again)(sweep *s);
         bool trains;
         int least; /* min number of failures */

@@ -236,7 +236,7 @@ TEST(cifar_split) /* each class gets its share, chosen by the seed */
     int different = 0, previous[20];
     snprintf(folder, sizeof folder, "%s", test_folder());
     cifar_write(folder, 2, 40); /* four of each class */
-    cifar_write(folder, 5, 20); /* two */
+    cifar_write(folder, 5, 20); /* two of each class */
     for (int run = 0; run < 4; run++) { /* seeds 1, 1, 2, 3 */
         test_allocator a;
         tt_context_options o = test_options(&a);

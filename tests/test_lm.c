@@ -460,7 +460,7 @@ TEST(what_ends_an_answer)
     refused(folder, TT_ERR_FORMAT, "\"eos_token_id\" is neither an id nor a list of ids", "config.json'");
 }
 
-/* A trained model that is saved in its dtype and loaded has the same logits, bit for bit. */
+/* A trained model that is saved in its dtype and then loaded has equal logits, bit for bit. */
 TEST(trained_models_are_saved)
 {
     static const char *const precisions[] = {"32-true", "bf16-true"};

@@ -185,7 +185,6 @@ TEST(ordinary_tokens_as_ends)
     size_t n;
     snprintf(folder, sizeof folder, "%s", test_folder());
     /* 0: the tokenizer has its own end; 1: it lacks one. */
-
     for (int kind = 0; kind < 2; kind++) {
         const char *end = kind ? "</s>" : "<|endoftext|>";
         char *file = test_read(kind ? TEST_GOLDEN("bpe/llama2/tokenizer.json")

@@ -304,7 +304,6 @@ TEST(loader_deals_out_to_groups)
             log_free(&rest);
             int most = 0, more = 0;
             /* Tokens that ranks wait for and tokens in use, in steps with several texts per micro-batch. */
-
             double largest = 0, all = 0;
             for (int at = 0; at < N;) {
                 bool in[N] = {false};

@@ -36,7 +36,7 @@ static void golden(const char *vocab, const char *cases, bool lowercase)
         size_t bytes = unescape(line, (size_t)(tab - line), text);
         for (char *p = tab; p < end; wanted++) want[wanted] = (int32_t)strtol(p, &p, 10);
         long calls = a.calls;
-        /* Every length that cuts the text. */
+        /* Tries every length that cuts the text. */
         for (int max = 1000; max >= 2; max = max == 1000 ? wanted + 1 : max - 1) {
             int have = tt_tokenize(k, text, bytes, got, max), expected = max < wanted ? max : wanted;
             bool same = have == expected && got[have - 1] == want[wanted - 1] &&
@@ -55,7 +55,7 @@ static void golden(const char *vocab, const char *cases, bool lowercase)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Returns the field that begins at *at and ends at a tab or at the line's end. *at moves behind the field. */
+/* Returns the field that begins at *at and ends at a tab or at the line's end. *at moves past the field. */
 static char *field(const char **at, const char *end, size_t *bytes)
 {
     const char *begin = *at, *stop = begin;
@@ -286,7 +286,7 @@ TEST(tokenizer_files_are_kept)
     TEST_CLOSE(ctx, &a);
 }
 
-/* tokenizer_config.json names a class that AutoTokenizer of transformers 5 makes anew: the ids are those of
+/* tokenizer_config.json names a class that AutoTokenizer of transformers 5 builds anew: the ids are those of
    that class (golden/compare_bpe.py). */
 TEST(tokenizer_classes_of_transformers)
 {

@@ -204,7 +204,7 @@ TEST(misuse_of_runs)
     CHECK(tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "was not set before this run: tt_set it each time");
     CHECK(model_set(&m, train, 0) == TT_OK && tt_step(train, 0.1f, &stats) == TT_OK && stats.step == 1);
-    CHECK(tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT); /* not set again */
+    CHECK(tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT); /* inputs were not set again */
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'ids' was not set");
     CHECK(tt_set(train, m.ids, ids, 4) == TT_OK && tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'starts' was not set");

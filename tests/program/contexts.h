@@ -76,7 +76,7 @@ static bool scenario_stage(scenario *s, int stage)
     }
 }
 
-/* Runs the scenario while allocation number fail_at fails; the stage that fails is tried again. Returns the
+/* Runs the scenario while allocation number fail_at fails, and repeats the stage that fails. Returns the
    scenario's loss. *failed: whether an allocation failed. */
 static double run_scenario(long fail_at, bool *failed)
 {

@@ -294,7 +294,7 @@ TEST(best_by_metric_or_loss)
             least = fmin(least, w.losses[e]);
             kept += w.best[e];
         }
-        CHECK(w.kept == kept && w.losses[1] < w.losses[0]); /* the losses differ */
+        CHECK(w.kept == kept && w.losses[1] < w.losses[0]); /* the losses are not all equal */
         char *csv = metrics_of(path, &lines), *svg;
         CHECK(csv && lines == 1 + OWN_EPOCHS * (OWN_STEPS + 1) &&
               strstr(csv, metric.name ? "step,epoch,split,loss,rise,lr,"

@@ -95,7 +95,7 @@ TEST(options_refused_together)
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
                 "lr inf is not a finite number >= 0; schedule 9 is unknown; warmup_steps is -1; optimizer "
                 "options: kind 9 is unknown");
-    CHECK(tt_allocated_bytes(w.ctx) == held); /* nothing was left behind */
+    CHECK(tt_allocated_bytes(w.ctx) == held); /* nothing leaked */
     o = train_options(&s, w.l);
     o.compile.optimizer.kind = TT_SGD;
     o.compile.optimizer.nesterov = true;
@@ -265,7 +265,7 @@ TEST(steps_of_several_micro_batches_need_accumulate)
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
                 "last_of_step is not set in the batch: a step of several micro-batches needs a trainer made "
                 "with accumulate = true");
-    /* These steps have another size, and nothing is left of the first. */
+    /* These steps have another size. Nothing is left of the refused batch. */
     CHECK(train(&w, 2, NULL) == TT_OK);
     close_world(&w);
 }
