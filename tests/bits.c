@@ -1,17 +1,17 @@
 /* Trains tiny models and prints a line for each case: hashes of losses, norms, parameters and optimizer state
    after some steps, and the bytes of the plan. tests/bits.sh compiles it against two versions of tinytrain.h
-   and compares the lines, so it uses only what both versions' public API has.
+   and compares the lines, so it uses only functions that the public API of both versions has.
    
        bits [--kind cpu|cuda] [--every N] [--steps N] [--list] [--tensors] [PATTERN...]
    
-   --every N runs each N-th case (of the others, none), --tensors adds a line for each tensor. The
-   environment's TINYTRAIN_ISA and TINYTRAIN_BF16 choose the instruction set; one that is not there prints
+   --every N runs only each N-th case; --tensors adds a line for each tensor. The environment variables
+   TINYTRAIN_ISA and TINYTRAIN_BF16 choose the instruction set; for one that the CPU lacks the output is
    "absent". */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #define TINYTRAIN_IMPLEMENTATION
-#define TT__FP8_FROM 0 /* small products are in fp8, too */
+#define TT__FP8_FROM 0 /* small products use fp8, too */
 #include "tinytrain.h"
 #include <inttypes.h>
 #include <stdarg.h>
@@ -43,8 +43,8 @@ static void die(const char *format, ...)
 
 /* ----------------------------------------------------------------------------------------------- versions */
 
-/* The tt_compile_options in tt_train_options, whose fields were once those of tt_train_options itself.
-   tests/bits.sh says which of the two a version has. */
+/* The tt_compile_options in tt_train_options. Older versions have their fields in tt_train_options itself;
+   tests/bits.sh knows which of the two a version has. */
 #ifdef HAS_COMPILE
 #define COMPILE(o) (o).compile
 #else
@@ -59,7 +59,8 @@ static tt_status save_state(tt_trainer *t, const char *path)
     return tt_trainer_save(t, path, &progress);
 }
 
-/* Whether a tensor of that file is a parameter's or the optimizer's, and not a number that the file adds. */
+/* Returns whether a tensor of that file is a parameter or optimizer state, not one of the file's own
+   numbers. */
 static bool is_tensor_of_state(const tt_tensor_info *info)
 {
     return strncmp(info->name, "tinytrain.", 10) != 0;
@@ -124,7 +125,8 @@ static uint32_t next_random(uint64_t *state)
     return (uint32_t)(*state >> 33);
 }
 
-/* Micro-batch k of a run: 2 to 5 sequences of 1 to 24 tokens, so that rows are odd as often as not. */
+/* Makes micro-batch k of a run: 2 to 5 sequences of 1 to 24 tokens, so that the number of rows is often
+   odd. */
 static void make_batch(numbers *n, int k)
 {
     uint64_t random = 1234567u + 977u * (uint64_t)k;
@@ -186,8 +188,7 @@ static void add_parameter(results *r, tt_context *ctx, const tt_param *p, const 
     free(values);
 }
 
-/* The tensors of a saved state, in whatever order and under whatever names they are: a sum of their
-   hashes. */
+/* Adds the hashes of a saved state's tensors, whatever their order and names. */
 static void add_state(results *r, tt_context *ctx, const char *path)
 {
     tt_safetensors *file = tt_safetensors_open(ctx, path);
@@ -221,11 +222,11 @@ static tt_context *open_context(void)
     o.threads = 2;
     o.seed = 42;
     o.logger.log = no_log;
-    o.files.sync = no_sync; /* of states that are read again at once */
+    o.files.sync = no_sync; /* saved states are read at once */
     return tt_open(&o);
 }
 
-/* BERT, DistilBERT and MiniLM: heads of 16, 32 and 32 columns; MiniLM has no pooler. */
+/* Returns the config of BERT, DistilBERT or MiniLM: heads of 16, 32 and 32 columns; MiniLM has no pooler. */
 static tt_bert_config config_of(const one_case *c)
 {
     bool distil = c->model == DISTILBERT, minilm = c->model == MINILM || c->model == POOLED;
@@ -395,8 +396,8 @@ static void own_params(tt_context *ctx, tt_param *p[OWN_PARAMS])
     }
 }
 
-/* Causal attention with a scale of its own and shared q and k, views, and a weighted squared error. x (rows,
-   24). */
+/* Records causal attention with its own scale and shared q and k, views, and a weighted squared error. Shape
+   of x: (rows, 24). */
 static tt_value own_loss(tt_tape *t, tt_param *const p[OWN_PARAMS], tt_value x, tt_value target,
                          tt_value starts, tt_value weights, float dropout, tt_value *out)
 {
@@ -423,7 +424,7 @@ static void set(tt_program *p, tt_context *ctx, tt_value v, const void *data, in
     if (tt_set(p, v, data, rows) != TT_OK) die("%s", tt_error(ctx));
 }
 
-/* POOLED: MiniLM's encoder, the mean of each sequence, a weighted loss. OWN: own_loss. */
+/* Trains by hand. POOLED: MiniLM's encoder, the mean of each sequence, a weighted loss. OWN: own_loss. */
 static void train_by_hand(tt_context *ctx, const one_case *c, const char *device, int steps, results *r)
 {
     const bool pooled = c->model == POOLED;
@@ -482,7 +483,7 @@ static void train_by_hand(tt_context *ctx, const one_case *c, const char *device
                 set(p, ctx, in.positions, n.positions, n.rows);
                 set(p, ctx, in.types, n.types, n.rows);
                 set(p, ctx, target, n.labels, n.seqs);
-                n.weights[0] = 1; /* one that counts */
+                n.weights[0] = 1; /* at least one target counts */
                 set(p, ctx, weights, n.weights, n.seqs);
             } else {
                 set(p, ctx, x, n.features, n.rows);
@@ -518,7 +519,8 @@ static void train_by_hand(tt_context *ctx, const one_case *c, const char *device
 
 /* --------------------------------------------------------------------------------------------------- main */
 
-static bool matches(const char *pattern, const char *name) /* '*' any run of characters */
+/* Matches a name with a pattern in which '*' stands for any characters. */
+static bool matches(const char *pattern, const char *name)
 {
     if (*pattern == '*') return matches(pattern + 1, name) || (*name && matches(pattern, name + 1));
     return *pattern == *name && (!*name || matches(pattern + 1, name + 1));
@@ -585,7 +587,7 @@ int main(int argc, char **argv)
         c.overflow = PICK(2) != 0;
 #undef PICK
         bool scaled = strncmp(c.precision->precision, "16-", 3) == 0;
-        /* without a loss scale nothing overflows */
+        /* Without a loss scale nothing overflows. */
         if (c.overflow && (!scaled || c.optimizer != 3)) continue;
         if (c.precision->only_cuda && strcmp(kind, "cuda") != 0) continue;
         snprintf(c.name, sizeof c.name, "%s/%s/%s/%d/%s/%s%s", model_names[c.model],

@@ -1,19 +1,19 @@
-/* Ranks of several processes, as tests/check_mpi.py starts them with mpirun: trainings have the bits that the
-   same ranks have in one process, which each process computes for itself.
+/* Ranks of several processes, which tests/check_mpi.py starts with mpirun. Their trainings equal trainings
+   with the same ranks in one process bit for bit; each process runs both.
 
-       mpirun -n 2 mpi FOLDER LOCAL [TEST...]     LOCAL: ranks of a process; FOLDER: of all, for files */
+       mpirun -n 2 mpi FOLDER LOCAL [TEST...]     LOCAL: ranks of a process; FOLDER: shared, for files */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include <sys/resource.h>
 #define TINYTRAIN_MPI
 #define TT__TENSOR_LEAST 1 /* tensor ranks divide small layers too */
-#define TT__NET_MESSAGE ((size_t)1000) /* most of what ranks exchange goes in several messages */
+#define TT__NET_MESSAGE ((size_t)1000) /* most collectives need several messages */
 #define main ranks_of_one_process
 #include "test_parallel.c"
 #undef main
 
-static int processes, me, local; /* ranks of each */
+static int processes, me, local; /* local: ranks of each process */
 
 static setup net_setup(layout on, const char *precision, int groups, int per_leaf)
 {
@@ -22,7 +22,7 @@ static setup net_setup(layout on, const char *precision, int groups, int per_lea
     return s;
 }
 
-/* "cpu*2"; where TINYTRAIN_DEVICE says so, "cuda*2" */
+/* Returns "cpu*2" for two ranks, or "cuda*2" if TINYTRAIN_DEVICE says "cuda". */
 static const char *ranks_text(int ranks)
 {
     static char text[4][16];
@@ -36,8 +36,8 @@ static const char *ranks_text(int ranks)
 /* Emulated GPUs are slow: they run some cases of each test. */
 static bool on_cpu(void) { return strncmp(ranks_text(1), "cpu", 3) == 0; }
 
-/* A CUDA-aware MPI for emulated GPUs: messages go from and to memory of its own, from which it copies to the
-   GPU's, as soon as it may. */
+/* A CUDA-aware MPI for emulated GPUs: messages use buffers of the emulation. A send copies the GPU's memory
+   to its buffer; a receive copies its buffer to the GPU's memory as soon as the message has arrived. */
 #ifdef TT_EMULATE
 #include "emu_control.h"
 static struct { char *data; void *to; size_t bytes; tt__request request; } under_way[1024];
@@ -82,7 +82,7 @@ static const char *emulated_receive(tt__net *n, int from, int tag, void *data, s
 static const char *emulated_test(tt__net *n, tt__request *r)
 {
     const int k = (int)r->handle;
-    r->done = k == TEST_COUNT(under_way); /* it was already */
+    r->done = k == TEST_COUNT(under_way); /* the message arrived earlier */
     if (r->done) return NULL;
     const char *why = tt__mpi_wire.test(n, &under_way[k].request);
     r->done = under_way[k].request.done;
@@ -108,7 +108,7 @@ static void emulate_mpi(tt_context *ctx)
 static void emulate_mpi(tt_context *ctx) { (void)ctx; }
 #endif
 
-/* Trains on the ranks of all processes and on as many of this one. */
+/* Trains on the ranks of all processes, and on as many ranks of this process, and compares. */
 static void same_as_threads(setup s, const layout *how)
 {
     outcome one, many;
@@ -123,7 +123,7 @@ static void same_as_threads(setup s, const layout *how)
     free_outcome(&many);
 }
 
-/* As many leaves as data ranks, or twice as many, where the tree allows that. */
+/* Returns the number of leaves: one for each data rank, or with `more` two, if the tree of sums allows it. */
 static int leaves(int data, bool more) { return data & (data - 1) || !more ? data : 2 * data; }
 
 TEST(processes_have_the_bits_of_one)
@@ -158,8 +158,8 @@ TEST(tensor_ranks_of_processes)
     if (ranks % 2 || (local % 2 && 2 % local)) SKIP("two tensor ranks do not fit these processes");
 }
 
-/* Stages of a pipeline in several processes, with the table and a norm in two of them, and data ranks: the
-   bits of the same stages in one process, which are those of one stage (test_pipeline.c). */
+/* Stages of a pipeline in several processes, with data ranks; two processes have the table and a norm. The
+   bits equal those of the same stages in one process, which equal those of one stage (test_pipeline.c). */
 TEST(stages_of_processes)
 {
     static const layout on = {NULL, 1, 0};
@@ -201,8 +201,8 @@ TEST(gradients_and_evaluations_of_processes)
     }
 }
 
-/* A training goes on, step by step, on the processes and on one, and has the bits of one that was never
-   stopped. */
+/* A training that alternates, step by step, between several processes and one process equals an uninterrupted
+   training bit for bit. */
 TEST(states_of_processes_resume_anywhere)
 {
     const int ranks = processes * local;
@@ -213,7 +213,7 @@ TEST(states_of_processes_resume_anywhere)
         const char *path = test_path(shared_folder, "resumed");
         memset(&o, 0, sizeof o);
         bool ok = train(&s, &whole);
-        for (int k = 0; k < STEPS; k++) { /* also after a failure: others wait */
+        for (int k = 0; k < STEPS; k++) { /* also after a failure: the others wait */
             net n;
             s.net = k % 2 == 0;
             s.on.device = ranks_text(s.net ? local : k == 1 ? ranks : 1);
@@ -221,11 +221,11 @@ TEST(states_of_processes_resume_anywhere)
             ok = open_net(&n, &s, false);
             if (k) ok = ok && FINE(&n, tt_program_load(n.p, path));
             if (k) CHECK(n.log.warnings == 0);
-            MPI_Barrier(MPI_COMM_WORLD); /* all have loaded what process 0 replaces */
+            MPI_Barrier(MPI_COMM_WORLD); /* all processes have loaded the file that process 0 replaces */
             ok = ok && FINE(&n, run_step(&n, k, micros_of(&s, k)));
             o.stats[k] = n.stats;
             if (s.net || me == 0) ok = ok && FINE(&n, tt_program_save(n.p, path));
-            MPI_Barrier(MPI_COMM_WORLD); /* of those of one, process 0 alone has saved */
+            MPI_Barrier(MPI_COMM_WORLD); /* only process 0 saves for ranks of one process */
             if (ok && k == STEPS - 1) {
                 keep_end(&n, &o);
                 same_outcome(&s, &whole, &o, true, __LINE__);
@@ -237,8 +237,8 @@ TEST(states_of_processes_resume_anywhere)
     }
 }
 
-/* What processes send in collectives is little more than what they must, whichever of them. In pieces of
-   whole chunks, these tensors are small: then all together. */
+/* In collectives, processes together send at most 3% more than they must. Without ZeRO that holds for each
+   process; with ZeRO, shards of whole chunks are uneven, as these tensors are small. */
 TEST(bytes_of_processes)
 {
     for (int zero = 0; zero < 3; zero++) {
@@ -274,7 +274,7 @@ static const test_case net_tests[] = {
 
 /* ------------------------------------------------------------------------------------------------- faults */
 
-/* What happens to one process, and when: after so many milliseconds, bytes or launches, or at that step. */
+/* A fault of one process. at: milliseconds, bytes or launches until it happens, or the number of the step. */
 typedef struct event { const char *kind; int process, at; } event;
 
 static bool is_kind(const event *e, const char *kind)
@@ -291,7 +291,7 @@ static void *signal_later(void *arg)
     return NULL;
 }
 
-/* As run_step, with an index that no table has in the last micro-batch of this process, if `bad`. */
+/* Runs a step as run_step does. If `bad`, this process's last micro-batch has an index beyond the table. */
 static tt_status run_whole_step(net *n, const setup *s, int step, bool bad)
 {
     tt_status status = TT_OK;
@@ -305,7 +305,7 @@ static tt_status run_whole_step(net *n, const setup *s, int step, bool bad)
     return status == TT_OK ? tt_update(n->p, 0.01f, &n->stats) : status;
 }
 
-/* Goes on with FOLDER/state, if there is one; saves it after each step, and at the end as FOLDER/final. */
+/* Resumes FOLDER/state if it exists. Saves it after each step, and FOLDER/final at the end. */
 static int train_until(int steps, event e)
 {
     net n;
@@ -346,7 +346,7 @@ static int train_until(int steps, event e)
     return status == TT_OK ? 0 : 3;
 }
 
-/* Options or programs that differ between processes are refused. */
+/* Tries options or programs that differ between processes. Returns 3 if they are refused. */
 static int differ(const char *what)
 {
     net n;
@@ -364,8 +364,8 @@ static int differ(const char *what)
     return 3;
 }
 
-/* Opens a context and closes it. Process 0 is stopped, or ends, before or in between; `own`: after the
-   program has started MPI, not the context. */
+/* Opens a context and closes it. Process 0 is stopped or ends before opening or before closing. "own...": the
+   program starts MPI, not the context. */
 static int open_until(const char *kind)
 {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
@@ -378,7 +378,7 @@ static int open_until(const char *kind)
     if (!me && strstr(kind, "stop_before")) raise(SIGSTOP);
     if (!me && strstr(kind, "kill_before")) raise(SIGKILL);
     if (!me && strstr(kind, "exit_before")) return 0;
-    tt_context *ctx = tt_open(&o); /* the default logger says why not */
+    tt_context *ctx = tt_open(&o); /* the default logger tells a failure's reason */
     if (!ctx) return 3;
     if (!me && strstr(kind, "stop_between")) raise(SIGSTOP);
     tt_close(ctx);
@@ -407,7 +407,7 @@ int main(int argc, char **argv)
         event e = {trains ? argv[6] : "none", trains ? atoi(argv[7]) : 0, trains ? atoi(argv[8]) : 0};
         if (trains) wait_seconds = atof(argv[5]);
         status = trains ? train_until(atoi(argv[4]), e) : differ(argv[4]);
-        if (!status) MPI_Finalize(); /* else others may be gone, and MPI would wait for them */
+        if (!status) MPI_Finalize(); /* after a failure others may be gone, and MPI would wait for them */
         return status;
     }
     char own[1100];

@@ -1,6 +1,6 @@
-/* A training that is killed, at each of its file operations and at random moments, and resumed: it ends as
-   one that was never stopped, with the same bits of parameters, optimizer state, best model and metrics. And
-   what reads or writes files, where each allocation and each file operation fails once. */
+/* A training is killed at each of its file operations, and at random moments, and resumed: parameters,
+   optimizer state, best model and metrics equal those of an undisturbed training bit for bit. And functions
+   that read or write files, while each allocation and each file operation fails once. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -12,7 +12,7 @@
 
 enum { EPOCHS = 3 };
 
-/* A training that is ready to begin. Each run is a child process, which starts from this one's memory. */
+/* A training that is ready to begin. Each run is a child process that inherits this process's memory. */
 typedef struct training {
     tt_context *ctx;
     tt_tokenizer *k;
@@ -22,10 +22,10 @@ typedef struct training {
     tt_trainer *t;
     bool validates;
     double save_seconds;
-    char best[1024]; /* the folder of the model that is kept */
+    char best[1024]; /* folder of the kept model */
 } training;
 
-/* What a child says: how many operations it did, the last of them, how often it kept a model, its error. */
+/* A child's report: number of file operations, the last operation, how often it kept a model, its error. */
 typedef struct report {
     volatile long calls;
     volatile int kept;
@@ -33,11 +33,11 @@ typedef struct report {
 } report;
 
 static report *shared;
-static long kill_at;   /* the operation at which this process is killed, from 1; 0: none */
-static bool kill_half; /* if that is a write, when half of it is done */
+static long kill_at;   /* number of the operation (from 1) before which this process is killed; 0: none */
+static bool kill_half; /* if that operation is a write, the kill comes after half of it */
 static tt_files real;
 
-/* Counts a file operation, and kills this process before it where it is the one. */
+/* Counts a file operation, and kills this process before operation number kill_at. */
 static void count(char operation)
 {
     if (!shared) return;
@@ -64,7 +64,8 @@ static bool kill_write(void *u, void *f, const void *from, size_t n)
     }
     return real.write(u, f, from, n);
 }
-static bool kill_sync(void *u, void *f) /* without the disk's time: what a killed process wrote is there */
+/* Skips the wait for the disk: what a killed process wrote can be read without it. */
+static bool kill_sync(void *u, void *f)
 {
     (void)u;
     (void)f;
@@ -97,7 +98,7 @@ static bool kill_list(void *u, const char *path, bool (*each)(void *arg, const c
     return real.list(u, path, each, arg);
 }
 
-/* The options are those of its context. */
+/* Opens a training; `o` are the options of its context. */
 static bool open_training(training *r, const tt_context_options *o)
 {
     static const char vocab[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\ngood\nbad\nfilm\nplot\n";
@@ -133,7 +134,7 @@ static bool open_training(training *r, const tt_context_options *o)
     to.max_tokens = tt_loader_max_tokens(r->train);
     r->t = tt_trainer_new(r->ctx, &model, &to);
     if (!CHECK(r->t && tt_allocate(r->t->train) == TT_OK)) return false;
-    tt_measured_peak(r->ctx); /* once, not in each child */
+    tt_measured_peak(r->ctx); /* measured once, not in each child */
     return true;
 }
 
@@ -157,8 +158,8 @@ static tt_status keep(void *user)
 
 enum { ENDED, FAILED, KILLED };
 
-/* Starts a run in a child, which dies before operation `at` (0: of none), or with `half` in the midst of it
-   where it is a write. */
+/* Starts a run in a child, which is killed before operation `at` (0: not killed), or, if `half` and the
+   operation is a write, in the middle of it. */
 static pid_t begin(training *r, const char *folder, bool resume, long at, bool half)
 {
     tt_fit_options o = tt_fit_options_default();
@@ -191,14 +192,14 @@ static int end(pid_t child)
     return WEXITSTATUS(status);
 }
 
-/* Goes on to the end: resumes, and where that says that there is nothing to resume, begins. */
+/* Finishes a run: resumes it, or begins it if there is nothing to resume. Returns whether it ended. */
 static bool go_on(training *r, const char *folder)
 {
     if (end(begin(r, folder, true, 0, false)) == ENDED) return true;
     return end(begin(r, folder, false, 0, false)) == ENDED;
 }
 
-/* metrics.csv without its last two columns, the time and the speed; to be freed. */
+/* Returns metrics.csv without its last two columns, time and speed. The caller frees it. */
 static char *metrics_of(const char *folder, size_t *bytes)
 {
     size_t kept = 0;
@@ -227,7 +228,7 @@ static bool same_file(const char *a, const char *b, const char *name)
     return same;
 }
 
-/* All files of two runs are equal; the name of the first that is not, or NULL. */
+/* Compares all files of two runs. Returns the name of the first file that differs, or NULL. */
 static const char *differs(const char *a, const char *b)
 {
     static const char *const names[] = {"state.safetensors", "metrics.csv", "loss.svg",
@@ -247,7 +248,8 @@ static bool check_end(training *r, const char *whole, const char *folder, const 
     return test__check(on && !other, __FILE__, __LINE__, on && !other ? what : text);
 }
 
-/* Saves at every step and validates, or saves at the ends of epochs and keeps the model at each. */
+/* Opens a training: kind 0 saves and validates at every step; kind 1 saves and keeps the model at the end of
+   each epoch. */
 static bool open_kind(training *r, int kind, char whole[1024])
 {
     tt_context_options o = tt_context_options_default();
@@ -263,7 +265,7 @@ static bool open_kind(training *r, int kind, char whole[1024])
     o.files.remove = kill_remove;
     o.files.make_folder = kill_make_folder;
     o.files.list = kill_list;
-    shared = NULL; /* operations count in children only */
+    shared = NULL; /* only children count operations */
     if (!open_training(r, &o)) return false;
     shared = (report *)mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (!CHECK(shared != MAP_FAILED)) return false;
@@ -282,7 +284,8 @@ static void close_kind(training *r)
 
 TEST(killed_at_each_file_operation)
 {
-    const long every = test_every(3); /* what is killed cannot say what a sanitizer found */
+    /* With TEST_SWEEP only up to every third: a killed process cannot report what a sanitizer found. */
+    const long every = test_every(3);
     for (int kind = 0; kind < 2; kind++) {
         training r;
         char whole[1024], what[128];
@@ -311,7 +314,8 @@ TEST(killed_at_each_file_operation)
     }
 }
 
-TEST(killed_at_random_moments) /* of which each run has one to three; at last nothing kills it */
+/* Each run is killed once to three times, and then runs to its end. */
+TEST(killed_at_random_moments)
 {
     uint64_t seed = (uint64_t)time(NULL) * 2654435761u + (uint64_t)getpid(), random = seed;
     training r;
@@ -320,7 +324,7 @@ TEST(killed_at_random_moments) /* of which each run has one to three; at last no
     if (!open_kind(&r, 0, whole)) return;
     double began = tt__seconds();
     CHECK(end(begin(&r, test_folder(), false, 0, false)) == ENDED);
-    double seconds = tt__seconds() - began; /* of a whole run: the moments are in it, wherever they fall */
+    double seconds = tt__seconds() - began; /* of a whole run, so that the moments fall within it */
     long operations = shared->calls;
     for (int run = 0; run < 60; run++) {
         char folder[1024];
@@ -338,7 +342,7 @@ TEST(killed_at_random_moments) /* of which each run has one to three; at last no
             int how = end(child);
             killed += how == KILLED;
             if (how == ENDED) break;
-            if (how == FAILED) { /* nothing to resume, or only to resume */
+            if (how == FAILED) { /* nothing to resume, or nothing to begin anew */
                 resume = !resume;
                 continue;
             }
@@ -358,11 +362,12 @@ typedef struct sweep {
     test_allocator a;
     test_files f;
     tt_context *ctx;
-    training r;              /* in ctx, where it is needed */
-    char in[1024], out[1024]; /* folders: what is read, made once; what is written, fresh each time */
-    int steps;               /* of tt_fit so far */
-    volatile int stop;       /* tt_fit stops */
-    int stop_at;             /* after this step; 0: never */
+    training r;              /* a training in ctx; used by rows that train */
+    char in[1024], out[1024]; /* folders: `in` holds the input, made once; `out` takes the output, empty each
+                                 time */
+    int steps;               /* number of steps of tt_fit so far */
+    volatile int stop;       /* tells tt_fit to stop */
+    int stop_at;             /* the step after which tt_fit stops; 0: none */
 } sweep;
 
 static bool sweep_bert(sweep *s)
@@ -457,7 +462,7 @@ static bool sweep_train(sweep *s, bool resume)
 
 static bool sweep_fit(sweep *s) { return sweep_train(s, false); }
 
-/* A run that was stopped after its second step. */
+/* Resumes a run that was stopped after its second step. */
 static bool sweep_resume(sweep *s)
 {
     static const char *const files[] = {"state.safetensors", "metrics.csv"};
@@ -470,7 +475,7 @@ static bool sweep_resume(sweep *s)
     return sweep_train(s, true);
 }
 
-/* A run that failed goes on: nothing that was saved is lost. */
+/* Resumes a run that failed: nothing that was saved is lost. */
 static bool sweep_go_on(sweep *s)
 {
     return sweep_train(s, access(test_path(s->out, "state.safetensors"), F_OK) == 0);
@@ -483,7 +488,7 @@ static bool sweep_open(sweep *s, bool trains)
     if (!trains) return CHECK((s->ctx = tt_open(&o)) != NULL);
     bool ok = open_training(&s->r, &o);
     s->ctx = s->r.ctx;
-    return ok && sweep_evaluation(s); /* whose program takes its memory on the host at its first run */
+    return ok && sweep_evaluation(s); /* its program's first run allocates host memory */
 }
 
 static void sweep_close(sweep *s, bool trains)
@@ -497,7 +502,7 @@ static void sweep_close(sweep *s, bool trains)
     }
 }
 
-/* What the runs of the table below read. */
+/* Writes the files that the rows of the table below read. */
 static bool sweep_inputs(sweep *s)
 {
     tt_bert bert;
@@ -513,7 +518,7 @@ static bool sweep_inputs(sweep *s)
     vc.image_size = 6;
     vc.patch_size = 2;
     vc.classes = 3;
-    for (int k = 0; k < 2; k++) { /* in a context each, as some parameters have the same name */
+    for (int k = 0; k < 2; k++) { /* one context each, as some parameters have equal names */
         if (!sweep_open(s, false)) return false;
         if (k == 0) CHECK(tt_bert_new(s->ctx, &bert, &bc) == TT_OK);
         else CHECK(tt_vit_new(s->ctx, &vit, &vc) == TT_OK);
@@ -548,9 +553,10 @@ TEST(each_allocation_and_file_operation_fails)
 {
     static const struct {
         const char *name;
-        bool (*run)(sweep *s), (*again)(sweep *s); /* which then works; NULL: nothing need */
+        /* run: an operation that may fail. again: must succeed after a failure; NULL: not called. */
+        bool (*run)(sweep *s), (*again)(sweep *s);
         bool trains;
-        int least; /* failures there must have been */
+        int least; /* min number of failures */
     } rows[] = {{"bert", sweep_bert, NULL, false, 80},
                 {"vit", sweep_vit, NULL, false, 80},
                 {"tokenizer", sweep_tokenizer, sweep_tokenizer, false, 20},
@@ -560,7 +566,7 @@ TEST(each_allocation_and_file_operation_fails)
                 {"evaluation", sweep_evaluation, sweep_evaluation, true, 1},
                 {"fit", sweep_fit, sweep_go_on, true, 60},
                 {"resume", sweep_resume, sweep_go_on, true, 60}};
-    static const char kinds[] = "aozrwscnl"; /* allocations, then those of test_files */
+    static const char kinds[] = "aozrwscnl"; /* allocations, then the operations of test_files */
     static sweep s;
     if (!sweep_inputs(&s)) return;
     for (int row = 0; row < TEST_COUNT(rows); row++) {
@@ -585,7 +591,7 @@ TEST(each_allocation_and_file_operation_fails)
                 s.a.fail_at = 0;
                 snprintf(text, sizeof text, "%s, %c %ld: %s, %s", rows[row].name, *kind, at,
                          failed ? "failed" : "did not fail", ok ? "went well" : "");
-                bool ignored = ok && *kind == 'c'; /* closing a file that was read */
+                bool ignored = ok && *kind == 'c'; /* closing a file that was read may fail */
                 fine = test__check(ok == !failed || ignored, __FILE__, __LINE__, text);
                 if (!ok) {
                     tt_status status = *kind == 'a' ? TT_ERR_MEMORY : TT_ERR_FILE;

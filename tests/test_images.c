@@ -9,7 +9,7 @@
 
 /* ------------------------------------------------------------------------------------------------- resize */
 
-TEST(resize_golden) /* what Pillow gives, to the last bit */
+TEST(resize_golden) /* equal to Pillow's result, bit for bit */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -44,7 +44,8 @@ TEST(resize_golden) /* what Pillow gives, to the last bit */
 
 static double triangle(double x) { return fabs(x) < 1 ? 1 - fabs(x) : 0; }
 
-TEST(resize_reference) /* any sizes, within the two roundings of sums over the whole image in float64 */
+/* Any sizes: equal to sums over the whole image in float64, within two roundings. */
+TEST(resize_reference)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -84,11 +85,11 @@ TEST(resize_limits)
     tt_context *ctx = test_open(&a);
     uint8_t *line = (uint8_t *)malloc(65535), to[4] = {9, 9, 9, 9};
     tt_image image = {line, 1, 65535, 1};
-    /* So many weights that their rounding could add up to more than 255. */
+    /* With this many weights their rounding errors could add up to more than 255. */
     for (int level = 0; level < 256; level += 51) {
         memset(line, level, 65535);
         CHECK(tt_image_resize(ctx, &image, 1, 1, to) == TT_OK && to[0] <= level && level - to[0] <= 3);
-        image.width = 16380; /* and few enough */
+        image.width = 16380; /* with this many weights they cannot */
         CHECK(tt_image_resize(ctx, &image, 1, 2, to) == TT_OK && abs(to[0] - level) <= 1 && to[0] == to[1]);
         image.width = 65535;
     }
@@ -126,7 +127,7 @@ static uint8_t cifar_pixel(int file, int record, int c, int y, int x)
 }
 static int cifar_label(int file, int record) { return (file + record * 3) % 10; }
 
-/* File 1..5: data_batch_N.bin; 6: test_batch.bin. */
+/* Writes a file: 1..5 are data_batch_N.bin, 6 is test_batch.bin. */
 static void cifar_write(const char *folder, int file, int records)
 {
     char name[32];
@@ -142,7 +143,7 @@ static void cifar_write(const char *folder, int file, int records)
     free(bytes);
 }
 
-/* Is image i of the dataset record `record` of a file? Reads it through a loader. */
+/* Reads image i of the dataset through a loader. Returns whether it is record `record` of `file`. */
 static bool cifar_is(tt_context *ctx, const tt_dataset *d, int64_t i, int file, int record)
 {
     tt_image_options o = tt_image_options_default(32, 32);
@@ -229,13 +230,13 @@ TEST(cifar_files)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(cifar_split) /* of each class its share, by the seed */
+TEST(cifar_split) /* each class gets its share, chosen by the seed */
 {
     char folder[600];
     int different = 0, previous[20];
     snprintf(folder, sizeof folder, "%s", test_folder());
     cifar_write(folder, 2, 40); /* four of each class */
-    cifar_write(folder, 5, 20); /* two */
+    cifar_write(folder, 5, 20); /* two of each class */
     for (int run = 0; run < 4; run++) { /* seeds 1, 1, 2, 3 */
         test_allocator a;
         tt_context_options o = test_options(&a);
@@ -248,7 +249,7 @@ TEST(cifar_split) /* of each class its share, by the seed */
         int of_class[10] = {0}, changed = 0, place;
         REQUIRE(d);
         CHECK(tt_dataset_count(d) == 20 && tt_dataset_count(all) == 40);
-        tt_dataset_free(all); /* its images stay those of `images` */
+        tt_dataset_free(all); /* `images` keeps its own */
         for (int i = 0; i < 20; i++) {
             place = 0;
             while (place < 60 && !cifar_is(ctx, d, i, place < 40 ? 2 : 5, place < 40 ? place : place - 40))
@@ -264,7 +265,7 @@ TEST(cifar_split) /* of each class its share, by the seed */
 
         int first[20], seen[60] = {0};
         memcpy(first, previous, sizeof first);
-        tt_dataset *part = tt_dataset_split(d, 5); /* its images are its own */
+        tt_dataset *part = tt_dataset_split(d, 5); /* the part has its own images */
         REQUIRE(part);
         CHECK(tt_dataset_count(part) == 5 && tt_dataset_count(d) == 15 && tt_dataset_classes(part) == 10 &&
               strcmp(tt_dataset_class_name(part, 3), "cat") == 0);
@@ -290,20 +291,20 @@ TEST(cifar_split) /* of each class its share, by the seed */
 
 /* ------------------------------------------------------------------------------------------------ sources */
 
-/* Draws images; image i is of class i % 3. Counts how often it is called. */
+/* A source that draws images, of class i % 3 for image i, and counts its calls. */
 typedef struct drawing {
     pthread_mutex_t mutex;
-    int height, width;     /* 0: different in each image */
-    int channels;          /* 0: 1, 3, 4, 1, ... */
-    int fail_at;           /* the number of the image that fails, as does the next; -1: none */
-    const tt_image *instead; /* that image is then read as this one, if any */
-    bool meet;             /* a read waits until another is under way as well */
-    int slow;              /* microseconds of a read, and up to seven times as many */
+    int height, width;     /* size; 0: each image has another size */
+    int channels;          /* number of channels; 0: 1, 3, 4, 1, ... */
+    int fail_at;           /* number of the image that fails, together with the next; -1: none */
+    const tt_image *instead; /* returned in place of a failing image, if not NULL */
+    bool meet;             /* a read waits until another read is in flight */
+    int slow;              /* min microseconds of a read; the max is seven times as long */
     long reads, released, inside, most_inside;
     int labels[512];
 } drawing;
 
-/* Not 0: padding is. */
+/* Returns a pixel, never 0, which is the value of padding. */
 static uint8_t draw(int64_t i, int y, int x, int c)
 {
     return (uint8_t)(1 + (i * 37 + y * 20 + x * 11 * (c + 1) + c * 60) % 255);
@@ -318,14 +319,14 @@ static const char *drawing_read(void *user, int64_t i, tt_image *image)
     s->reads++;
     fails = i == s->fail_at || (s->fail_at >= 0 && i == s->fail_at + 1);
     if (++s->inside > s->most_inside) s->most_inside = s->inside;
-    do { /* from the moment when two met, they need not any more */
+    do { /* once two reads have met, later reads do not wait */
         alone = s->meet && s->most_inside < 2 && tt__seconds() < until;
         pthread_mutex_unlock(&s->mutex);
         if (alone) usleep(100);
         pthread_mutex_lock(&s->mutex);
     } while (alone);
     s->inside--;
-    if (fails && !s->instead) s->released++; /* there will be nothing to release */
+    if (fails && !s->instead) s->released++; /* a failed read has nothing to release */
     pthread_mutex_unlock(&s->mutex);
     if (s->slow) usleep((useconds_t)(s->slow * (1 + i % 7)));
     if (fails && !s->instead) return "not a picture";
@@ -401,7 +402,7 @@ TEST(image_dataset)
     tt_image_source source = drawing_source(&s, 30), bad;
     tt_dataset *d = tt_dataset_images(ctx, &source);
     REQUIRE(d);
-    for (int i = 0; i < 30; i++) s.labels[i] = -5; /* they were copied */
+    for (int i = 0; i < 30; i++) s.labels[i] = -5; /* the dataset has copied the labels */
     CHECK(tt_dataset_count(d) == 30 && tt_dataset_classes(d) == 3 &&
           strcmp(tt_dataset_class_name(d, 2), "blue") == 0 && !tt_dataset_class_name(d, 3));
     CHECK(tt_dataset_label(d, 4) == 1 && tt_dataset_label(d, 29) == 2 && tt_dataset_label(d, 30) == -1 &&
@@ -464,7 +465,7 @@ TEST(image_dataset)
 
 /* ------------------------------------------------------------------------------------------------- loader */
 
-/* pixels: a hash */
+/* pixels: a hash of each image */
 typedef struct epoch_log {
     int micro, steps, seqs;
     int64_t index[512];
@@ -472,7 +473,7 @@ typedef struct epoch_log {
     uint64_t pixels[512];
 } epoch_log;
 
-/* Reads to the end of the epoch. */
+/* Reads to the end of the epoch into *log. */
 static void read_epoch(tt_loader *l, const tt_dataset *d, size_t bytes, int64_t epoch, int64_t step,
                        epoch_log *log)
 {
@@ -527,7 +528,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
         const int groups = o.parallel.groups = configurations[c][4];
         for (int threads = 0; threads < 5; threads++) {
             o.threads = threads;
-            o.parallel.data = threads % 2 ? groups : 0; /* the same on any number of ranks */
+            o.parallel.data = threads % 2 ? groups : 0; /* equal for any number of ranks */
             tt_loader *l = tt_image_loader_new(ctx, d, &image, &o);
             REQUIRE(l);
             int steps = o.drop_last ? 53 / o.batch : (53 + o.batch - 1) / o.batch,
@@ -547,7 +548,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
                 CHECK(log->micro_of[i] == micro);
                 in_step++;
             }
-            for (int at = 0; at < used && groups > 1; at += o.batch) { /* of like sizes, none left out */
+            for (int at = 0; at < used && groups > 1; at += o.batch) { /* of similar sizes, none left out */
                 const int n = used - at < o.batch ? used - at : o.batch, from = log->micro_of[at];
                 const int whole = groups * ((n + groups * most - 1) / (groups * most));
                 const int parts = log->micro_of[at + n - 1] - from + 1;
@@ -563,7 +564,7 @@ TEST(image_loader_is_the_same_for_any_number_of_threads)
             CHECK(memcmp(first, again, sizeof *again) == 0 &&
                   memcmp(first->pixels, second->pixels, sizeof second->pixels) != 0);
             CHECK((memcmp(first->index, second->index, sizeof second->index) != 0) == o.shuffle);
-            for (int step = steps; step >= 0; step -= 2) { /* seek equals reading */
+            for (int step = steps; step >= 0; step -= 2) { /* a seek equals reading up to there */
                 int skip = step * o.batch < used ? step * o.batch : used;
                 read_epoch(l, d, 270, 1, step, rest);
                 CHECK(rest->seqs == used - skip && rest->steps == steps - step);
@@ -614,8 +615,8 @@ TEST(image_loader_seeds) /* another seed: another order, other crops */
     free(log);
 }
 
-/* Is `have` what one gets by padding the resized image (H, W, channels) with zeros, cropping from (top, left)
-   on and maybe mirroring? */
+/* Returns whether `have` is the resized image (H, W, channels) padded with zeros, cropped from (top, left)
+   on, and mirrored if `mirror`. */
 static bool is_crop(const uint8_t *resized, int H, int W, const tt_image_options *o, int top, int left,
                     bool mirror, const uint8_t *have)
 {
@@ -629,7 +630,7 @@ static bool is_crop(const uint8_t *resized, int H, int W, const tt_image_options
     return true;
 }
 
-/* Every result is one crop of the image and no other; all of them come, both ways round. */
+/* Every result is exactly one crop of the image. All crops occur, mirrored and not. */
 TEST(image_loader_transforms)
 {
     test_allocator a;
@@ -665,7 +666,7 @@ TEST(image_loader_transforms)
         size_t bytes = (size_t)(o.height * o.width * c), resized_bytes = (size_t)(H * W * c);
         uint8_t *resized = (uint8_t *)malloc(N * resized_bytes),
                 *came = (uint8_t *)calloc((size_t)(tops * lefts), 2), pixels[HEIGHT * WIDTH * 4];
-        for (int i = 0; i < N; i++) { /* first the channels, then the size */
+        for (int i = 0; i < N; i++) { /* channels change before the size */
             tt_image image = {pixels, HEIGHT, WIDTH, c};
             for (int p = 0; p < HEIGHT * WIDTH * c; p++)
                 pixels[p] = draw(i, p / c / WIDTH, p / c % WIDTH, s.channels == 1 ? 0 : p % c);
@@ -698,7 +699,7 @@ TEST(image_loader_transforms)
         }
         for (int place = 0; place < 2 * tops * lefts; place++) places += came[place];
         CHECK(places == (o.random_crop ? tops * lefts : 1) * (o.flip ? 2 : 1));
-        if (o.pad < o.height) { /* else a result may be all padding */
+        if (o.pad < o.height) { /* otherwise a result may be all padding */
             CHECK(ambiguous == 0);
             CHECK(o.flip ? mirrored > images * 2 / 5 && mirrored < images * 3 / 5 : mirrored == 0);
         }
@@ -747,7 +748,7 @@ TEST(image_loader_option_errors)
         CHECK(!tt_image_loader_new(ctx, d, &o, NULL));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, bad[i].error);
     }
-    /* resize_shortest and resample, which the table above does not set */
+    /* resize_shortest and resample, which the table above does not set. */
     static const struct { int shortest, height, resample; const char *error; } other[] = {
         {-1, 0, 2, "resize_shortest = -1"}, {65536, 0, 2, "resize_shortest = 65536"},
         {9, 9, 2, "resize_shortest = 9 beside resize_height = 9"}, {0, 0, 4, "resample = 4"},
@@ -773,7 +774,7 @@ TEST(image_loader_option_errors)
         CHECK(tt_image_prepare(ctx, &image, &o, to) == TT_ERR_ARGUMENT);
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "a shorter side of 1000 have a longer one of 100000");
     }
-    /* Sizes and channels of CIFAR-10 are known before. */
+    /* Sizes and channels of CIFAR-10 are known in advance. */
     tt_image_options o = tt_image_options_default(33, 32);
     CHECK(!tt_image_loader_new(ctx, sized, &o, NULL));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "cannot be cropped out of 32 x 32");
@@ -786,7 +787,7 @@ TEST(image_loader_option_errors)
         {4, 1, -1, false, "threads = -1"}, {21, 1, 1, true, "20 images make no whole step"}};
     for (int i = 0; i < TEST_COUNT(wrong); i++) {
         tt_loader_options lo = tt_loader_options_default();
-        lo.max_length = lo.window = -7; /* mean nothing here */
+        lo.max_length = lo.window = -7; /* unused for images */
         lo.batch = wrong[i].batch;
         lo.accumulate = wrong[i].accumulate;
         lo.threads = wrong[i].threads;
@@ -801,7 +802,8 @@ TEST(image_loader_option_errors)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The micro-batches before it are given, then an error that names it; one can seek past it. */
+/* The loader gives the micro-batches before the failing image, and then an error that names it. A seek past
+   the image succeeds. */
 TEST(image_loader_failing_source)
 {
     test_allocator a;
@@ -838,7 +840,7 @@ TEST(image_loader_failing_source)
             while (tt_loader_next(l, &b)) seqs += b.seqs;
             CHECK(seqs == 20);
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
-            CHECK(tt_loader_status(l) == cases[n].status && !tt_loader_next(l, &b)); /* again */
+            CHECK(tt_loader_status(l) == cases[n].status && !tt_loader_next(l, &b)); /* the error repeats */
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
             CHECK(tt_loader_seek(l, 0, 3) == TT_OK);
             while (tt_loader_next(l, &b)) seqs += b.seqs;
@@ -846,7 +848,7 @@ TEST(image_loader_failing_source)
             CHECK(tt_loader_seek(l, 0, 2) == TT_OK && !tt_loader_next(l, &b));
             CHECK_ERROR(ctx, cases[n].status, cases[n].error);
             pthread_mutex_lock(&s.mutex);
-            s.fail_at = -1; /* and what failed is read anew */
+            s.fail_at = -1; /* the failed image is read once more */
             pthread_mutex_unlock(&s.mutex);
             CHECK(tt_loader_seek(l, 0, 2) == TT_OK);
             for (seqs = 20; tt_loader_next(l, &b);) seqs += b.seqs;
@@ -867,17 +869,17 @@ TEST(image_loader_works_ahead_on_several_threads)
     tt_image_options image = tt_image_options_default(8, 8);
     tt_loader_options o = tt_loader_options_default();
     tt_batch b;
-    s.meet = true; /* the first read returns when another is there */
+    s.meet = true; /* the first read returns when another has begun */
     o.batch = 8;
     o.threads = 4;
     tt_dataset *d = tt_dataset_images(ctx, &source);
     tt_loader *l = d ? tt_image_loader_new(ctx, d, &image, &o) : NULL;
     REQUIRE(l);
     double until = tt__seconds() + 20;
-    /* Three micro-batches, though nobody asked for one. */
+    /* The loader prepares three micro-batches before anyone asks for one. */
     while (drawing_counter(&s, &s.released) < 24 && tt__seconds() < until) usleep(100);
     CHECK(drawing_counter(&s, &s.released) == 24 && s.most_inside >= 2);
-    CHECK(tt_loader_seek(l, 0, 0) == TT_OK); /* nothing is made anew */
+    CHECK(tt_loader_seek(l, 0, 0) == TT_OK); /* no image is read a second time */
     for (int step = 0; step < 5; step++) {
         uint64_t sum = 0, later = 0;
         CHECK(tt_loader_next(l, &b));
@@ -885,7 +887,7 @@ TEST(image_loader_works_ahead_on_several_threads)
         until = tt__seconds() + 20;
         while (drawing_counter(&s, &s.released) < 24 + 8 * step && tt__seconds() < until) usleep(100);
         for (int p = 0; p < b.seqs * 192; p++) later = later * 31 + b.pixels[p];
-        /* The batch stays as it is meanwhile. */
+        /* The batch does not change meanwhile. */
         CHECK(drawing_counter(&s, &s.reads) == 24 + 8 * step && sum == later);
     }
     tt_loader_free(l);
@@ -992,7 +994,7 @@ static bool use_everything(tt_context *ctx, const char *folder, drawing *s, cons
     return ok;
 }
 
-/* Each allocation fails once: an error that says so, nothing leaked, no crash. */
+/* Each allocation fails once: an error says so, nothing leaks, nothing crashes. */
 TEST(image_allocation_failures)
 {
     char folder[600];
@@ -1019,7 +1021,7 @@ TEST(image_allocation_failures)
     CHECK(done && n > 25);
 }
 
-/* Each call of the C library fails once: a sentence that names the file and says why. */
+/* Each call of the C library fails once: the error names the file and the reason. */
 TEST(cifar_faults)
 {
     static const struct { char kind; const char *says; int failures; } faults[] = {
@@ -1057,11 +1059,11 @@ TEST(cifar_faults)
 
 /* ------------------------------------------------------------------------------------------- image files */
 
-TEST(images_are_turned_upright) /* as Pillow's ImageOps.exif_transpose does it */
+TEST(images_are_turned_upright) /* as Pillow's ImageOps.exif_transpose does */
 {
     static const char *const upright[9] = {"", "123456", "321654", "654321", "456123",
                                            "142536", "415263", "635241", "362514"};
-    /* a comment, filling, then EXIF in either byte order, of which the orientation is the second tag */
+    /* A comment, fill bytes, then EXIF in either byte order; the orientation is its second tag. */
     static const uint8_t head[] = {0xFF, 0xD8, 0xFF, 0xFE, 0, 4, 'h', 'i', 0xFF};
     static const uint8_t exif[2][48] = {
         {0xFF, 0xE1, 0, 46, 'E', 'x', 'i', 'f', 0, 0, 'M', 'M', 0, 42, 0, 0, 0, 8, 0, 2, 1, 0, 0, 3, 0, 0, 0,

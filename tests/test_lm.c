@@ -1,10 +1,10 @@
-/* Language models against transformers (tests/golden/lm): logits, loss, gradients, training, generation;
-   loading and saving their folders: tests of src/models/. TINYTRAIN_TEST_VERBOSE=1 prints the differences
-   that were measured. */
+/* Language models compared with transformers (tests/golden/lm): logits, loss, gradients, training,
+   generation; loading and saving their folders: tests of src/models/. TINYTRAIN_TEST_VERBOSE=1 prints the
+   measured differences. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#define TT__TENSOR_LEAST 1 /* layers of these sizes are split too */
+#define TT__TENSOR_LEAST 1 /* tensor ranks divide these small layers, too */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -32,7 +32,7 @@ static void golden_path(char path[600], const char *name, const char *file)
     snprintf(path, 600, "%s", TEST_GOLDEN(folder));
 }
 
-static const char *isa; /* of the contexts that golden_open makes; NULL: the best */
+static const char *isa; /* instruction set of the contexts of golden_open; NULL: the best */
 
 static bool golden_open(golden *g, const char *name, int threads)
 {
@@ -62,7 +62,7 @@ static void golden_close(golden *g)
     TEST_CLOSE(g->ctx, &g->a);
 }
 
-/* To be freed. */
+/* Returns n numbers of tensor `prefix` `name` in golden.safetensors. The caller frees them. */
 static float *reference(const golden *g, const char *prefix, const char *name, int64_t n)
 {
     char full[300];
@@ -113,7 +113,7 @@ static tt_batch golden_batch(const golden *g, int k, batch_data *d)
     return b;
 }
 
-/* What golden_options trains on: NULL and 0: one rank. */
+/* Ranks that golden_options trains on; NULL and 0: one rank. */
 static struct { const char *device; int tensor, pipeline, zero; } ranks;
 
 static tt_train_options golden_options(const char *precision)
@@ -149,8 +149,9 @@ static double distance(const float *a, const float *b, int64_t n)
 
 static double worse(double a, double b) { return b <= a || a != a ? a : b; } /* NaN is the worst */
 
-/* A bias of keys that no position turns does not change a softmax: its gradient is rounding alone, of which
-   Adam makes up to lr a step. Biases of keys are the second third of these. */
+/* Ignores the biases of keys that no rotary position turns: they do not change a softmax, so their
+   gradient is only rounding, from which Adam makes steps of up to lr. These biases are the second third of
+   a tensor. */
 static void forget_key_biases(const golden *g, const char *name, float *x, const float *as, double most)
 {
     const tt_lm_config *c = &g->m.config;
@@ -164,8 +165,8 @@ static void forget_key_biases(const golden *g, const char *name, float *x, const
     }
 }
 
-/* Largest differences: of logits; of losses; norms, relative; of each tensor's gradient, L2, relative; of
-   each parameter after five steps, L2, relative to its change. */
+/* Largest differences: logits; losses; norms, relative; each tensor's gradient, L2, relative; each parameter
+   after five steps, L2, relative to its change. */
 typedef struct differences { double logits, losses, norms, gradient, step5; } differences;
 
 static void compare_steps(golden *g, differences *d)
@@ -239,7 +240,7 @@ static void compare(const char *name, const char *precision, const char *recompu
         int tensors = 0;
         for (int k = 0; k < tt_safetensors_count(g.file); k++)
             tensors += strncmp(tt_safetensors_info(g.file, k)->name, "grad.", 5) == 0;
-        CHECK(tensors == g.ctx->n_params); /* so that every one is compared */
+        CHECK(tensors == g.ctx->n_params); /* every parameter is compared */
         compare_steps(&g, &d);
         if (getenv("TINYTRAIN_TEST_VERBOSE"))
             printf("  %-18s %-9s %-10s%s logits %.1e, losses %.1e, norms %.1e, gradients %.1e, step 5 %.1e\n",
@@ -268,7 +269,8 @@ TEST(golden_lm_recomputed)
 }
 
 
-/* Heads and layers split over two ranks, layers over two stages: none of it knows of these models. */
+/* Heads and layers divided over two ranks, or layers over two stages; the code for ranks knows nothing of
+   these models. */
 TEST(golden_lm_on_ranks)
 {
     for (int k = 0; k < 2 * TEST_COUNT(names); k++) {
@@ -281,7 +283,7 @@ TEST(golden_lm_on_ranks)
     ranks.device = NULL;
 }
 
-/* bf16 has 8 bits: about 2^-9 for each product that is rounded. */
+/* bf16 has 8 bits: each rounded product has an error of about 2^-9. */
 TEST(golden_lm_bf16)
 {
     static const differences bf16 = {0.1, 0.01, 0.02, 0.05, 1.5};
@@ -290,7 +292,8 @@ TEST(golden_lm_bf16)
 
 /* ------------------------------------------------------------------------------------ folders, in and out */
 
-/* The same tensors, in their bytes, in the files of two folders; returns how many files the second has. */
+/* Checks that the files of two folders hold equal tensors, byte for byte. Returns the number of files of the
+   second. */
 static int same_tensors(const char *from, const char *to)
 {
     test_allocator a;
@@ -360,7 +363,7 @@ static void refused(const char *folder, tt_status status, const char *part, cons
     TEST_CLOSE(ctx, &a);
 }
 
-/* The file with the first `from` in it replaced. */
+/* Replaces the first `from` in the file. */
 static void replace(const char *path, const char *from, const char *to)
 {
     size_t n;
@@ -377,8 +380,8 @@ static void replace(const char *path, const char *from, const char *to)
     free(text);
 }
 
-/* In one file, in many, in one again, into the same folder: tensors keep their bytes, no file of before stays
-   that would be read in place of the new ones, and all that config.json said is said again. */
+/* Saves a model in one file, in many, in one again, and into its own folder: tensors keep their bytes, no old
+   file remains that would be read instead of the new ones, and config.json keeps all its members. */
 TEST(folders_go_round)
 {
     for (int k = 0; k < TEST_COUNT(names); k++) {
@@ -392,7 +395,7 @@ TEST(folders_go_round)
         load_and_save(once, same, 4000);
         CHECK(same_tensors(from, same) > 2);
         CHECK(!has(same, "model.safetensors") && has(same, "model.safetensors.index.json"));
-        load_and_save(same, same, 9000); /* each file is read while the new ones are written */
+        load_and_save(same, same, 9000); /* each file is read while the new files are written */
         CHECK(same_tensors(from, same) > 1);
         load_and_save(same, same, 0);
         CHECK(same_tensors(from, same) == 1 && has(same, "model.safetensors"));
@@ -411,7 +414,8 @@ TEST(folders_go_round)
     }
 }
 
-/* What ends an answer, by generation_config.json or else by config.json; the former is kept as it is. */
+/* The tokens that end an answer come from generation_config.json, or else from config.json. A save keeps the
+   former file unchanged. */
 TEST(what_ends_an_answer)
 {
     char from[600], folder[600], again[600], config[700], generation[700];
@@ -456,7 +460,7 @@ TEST(what_ends_an_answer)
     refused(folder, TT_ERR_FORMAT, "\"eos_token_id\" is neither an id nor a list of ids", "config.json'");
 }
 
-/* A trained model, saved in its dtype, is the one that is loaded: the same logits, to the bit. */
+/* A trained model that is saved in its dtype and then loaded has equal logits, bit for bit. */
 TEST(trained_models_are_saved)
 {
     static const char *const precisions[] = {"32-true", "bf16-true"};
@@ -475,7 +479,7 @@ TEST(trained_models_are_saved)
         CHECK(tt_lm_save(&g.m, folder) == TT_OK);
         if (!golden_open(&h, names[k / 2], 2)) return;
         tt_lm_free(&h.m);
-        CHECK(tt_lm_load(h.ctx, &h.m, folder) == TT_ERR_ARGUMENT); /* its names are taken */
+        CHECK(tt_lm_load(h.ctx, &h.m, folder) == TT_ERR_ARGUMENT); /* its names exist already */
         golden_close(&h);
         memset(&h, 0, sizeof h);
         h.ctx = test_open(&h.a);
@@ -496,8 +500,8 @@ static int files_like(const char *folder, const char *pattern)
     return n;
 }
 
-/* A save with fewer files removes what an older one has left. One over as many files that was cut off, so
-   that some are of the older model, is not loaded. */
+/* A save with fewer files removes the files of an older save. If a save with equally many files was cut off,
+   so that some are of the older model, loading fails. */
 TEST(saves_over_older_ones)
 {
     char from[600], folder[600], other[600], name[64];
@@ -523,7 +527,7 @@ TEST(saves_over_older_ones)
     CHECK(tt_lm_save(&m, other) == TT_OK && files_like(other, "model-*.safetensors") == few);
     tt_lm_free(&m);
     TEST_CLOSE(ctx, &a);
-    for (int k = 1; k <= few; k++) { /* the files that were renamed before it was cut off */
+    for (int k = 1; k <= few; k++) { /* number of files renamed before the cut */
         snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", k, few);
         char *bytes = test_read(test_path(other, name), &n);
         if (CHECK(bytes != NULL)) test_write(test_path(folder, name), bytes, n);
@@ -629,7 +633,7 @@ TEST(broken_folders)
     }
     test_write(index, good, n);
 
-    /* one of the files, which is truncated or another's */
+    /* One of the files is truncated, or is another model's. */
     const char *name = strstr(good, "model-00002-of-");
     if (!CHECK(name != NULL)) return;
     snprintf(path, sizeof path, "%s/%.*s", folder, (int)(strchr(name, '"') - name), name);
@@ -649,7 +653,7 @@ TEST(broken_folders)
     refused(folder, TT_ERR_FORMAT, "tensor '", "");
     free(other);
     test_write(path, good, n);
-    load_and_save(folder, folder, 0); /* it was all in order */
+    load_and_save(folder, folder, 0); /* the original files are all right */
     CHECK(same_tensors(from, folder) == 1);
     free(good);
 
@@ -658,7 +662,7 @@ TEST(broken_folders)
     refused(folder, TT_ERR_FILE, "cannot open '", "model.safetensors");
 }
 
-/* What a config asks for and is not there is refused by name; what older versions write is understood. */
+/* A value of a config that is not supported is refused by name; configs of older versions are understood. */
 TEST(configs)
 {
     static const struct { const char *name, *from, *to; tt_status status; const char *error; } rows[] = {
@@ -723,8 +727,8 @@ TEST(configs)
         {"falcon", "\"num_attention_heads\"", "\"n_head\""},
         {"llama", "\"rope_parameters\": {", "\"rope_theta\": 500.0, \"rope_scaling\": {"},
         {"qwen2", "\"layer_types\"", "\"layer_kinds\""},
-        {"qwen2", "\"max_window_layers\": 1", "\"max_window_layers\": 28"}, /* layer_types says it */
-        /* shares of columns that transformers does not read */
+        {"qwen2", "\"max_window_layers\": 1", "\"max_window_layers\": 28"}, /* layer_types decides */
+        /* Shares of columns that transformers ignores. */
         {"mistral", "\"rope_parameters\": {",
          "\"partial_rotary_factor\": 0.5, \"rope_parameters\": {\"partial_rotary_factor\": 0.5, "},
         {"falcon", "\"rope_parameters\": {",
@@ -767,7 +771,7 @@ TEST(configs)
         CHECK(tt_lm_load(one, &x, from) == TT_OK);
         if (tt_lm_load(two, &y, folder) != TT_OK) CHECK_ERROR(two, TT_OK, older[o].to);
         tt_lm_config p = x.config, q = y.config;
-        p.activation = q.activation = NULL; /* which point into x and y */
+        p.activation = q.activation = NULL; /* they point into x and y */
         CHECK(memcmp(&p, &q, sizeof p) == 0);
         tt_lm_free(&x);
         tt_lm_free(&y);
@@ -776,7 +780,7 @@ TEST(configs)
     }
 }
 
-/* Copies a golden model into a new folder, whose path and whose config.json's path it writes. */
+/* Copies a golden model into a new folder. Writes the paths of the folder and of its config.json. */
 static void copy_golden(const char *name, char folder[600], char config[700])
 {
     char from[600];
@@ -790,8 +794,8 @@ static void copy_golden(const char *name, char folder[600], char config[700])
     free(text);
 }
 
-/* A config says windows and positions in its own words for as long as the model has them, and then in words
-   that load as what it has. */
+/* A saved config keeps its own words for windows and positions as long as the model keeps its values.
+   Otherwise the words change so that they load as the model's values. */
 TEST(shapes_are_kept)
 {
     static const char *const said[] = {
@@ -805,7 +809,7 @@ TEST(shapes_are_kept)
     replace(config, "\"max_window_layers\": 1", "\"max_window_layers\": 28");
     replace(config, "\"use_sliding_window\": true", "\"use_sliding_window\": false");
     replace(config, "\"rope_theta\": 100.0", "\"rope_theta\": 1000000.0");
-    for (int k = 0; k < 3; k++) { /* as it is; with a window; without one */
+    for (int k = 0; k < 3; k++) { /* unchanged; with a window; without one */
         test_allocator a;
         tt_lm m, again;
         tt_context *ctx = test_open(&a), *other;
@@ -831,7 +835,7 @@ TEST(shapes_are_kept)
         tt_lm_free(&m);
         TEST_CLOSE(ctx, &a);
     }
-    /* shares of columns read back as the columns that they were made of, as doubles do */
+    /* The share of columns, as text, gives the same number of columns when read as a double. */
     for (int head = 2; head <= 300; head++)
         for (int size = 1; size <= head; size++) {
             tt_lm_config c = tt_lm_config_default("gpt_neox");
@@ -842,7 +846,7 @@ TEST(shapes_are_kept)
         }
 }
 
-/* A config.json is saved without original_max_position_embeddings if its rope_parameters are written anew, as
+/* A config.json is saved without original_max_position_embeddings if its rope_parameters have changed, as
    transformers would prefer the former, and always without quantization_config: saved weights are plain. */
 TEST(members_that_are_not_saved_again)
 {
@@ -874,7 +878,8 @@ TEST(members_that_are_not_saved_again)
     }
 }
 
-/* A kind in other sizes: heads that share keys, the width of the MLP and the share of a head that turns. */
+/* A kind in other sizes: heads that share keys, the width of the MLP, and the share of a head that
+   rotates. */
 TEST(sized_models)
 {
     static const struct { const char *kind; int heads, key_heads, intermediate, turning; } rows[] = {
@@ -890,7 +895,7 @@ TEST(sized_models)
     CHECK(tt_lm_config_sized("bloom", 2, 64, 4).vocab_size == 0);
 }
 
-/* New models: of every kind, as transformers makes them; sizes that cannot be are refused. */
+/* New models of every kind equal those of transformers; impossible sizes are refused. */
 TEST(new_models)
 {
     static const char *const kinds[] = {"gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon"};
@@ -903,7 +908,7 @@ TEST(new_models)
         c.hidden_size = 32;
         c.layers = 2;
         c.heads = 4;
-        if (strcmp(kinds[k], "mistral") == 0) c.key_heads = 2; /* else one, or as many as heads */
+        if (strcmp(kinds[k], "mistral") == 0) c.key_heads = 2; /* otherwise one, or as many as heads */
         c.intermediate_size = 40;
         c.max_positions = 16;
         c.rotary.size = 0;
@@ -911,7 +916,7 @@ TEST(new_models)
         if (k % 2) c.end_token = 29;
         CHECK(tt_lm_new(ctx, &m, &c) == TT_OK);
         CHECK(m.config.key_heads == (c.key_heads ? c.key_heads : 4));
-        /* transformers takes what config.json does not say from the kind: GPT-2's 50256, LLaMA's 1 and 2 */
+        /* If config.json lacks a token id, transformers takes the kind's: GPT-2's 50256, LLaMA's 1 and 2. */
         const char *folder = test_folder();
         size_t bytes;
         CHECK(tt_lm_save(&m, folder) == TT_OK);
@@ -937,7 +942,7 @@ TEST(new_models)
         b.n_arrays = 1;
         b.last_of_step = true;
         if (CHECK(r != NULL)) CHECK(tt_train_batch(r, &b, &stats, NULL) == TT_OK);
-        CHECK_NEAR(stats.loss, log(30), 0.2); /* no token is likelier than another */
+        CHECK_NEAR(stats.loss, log(30), 0.2); /* all tokens are about equally likely */
         tt_trainer_free(r);
         tt_lm_free(&m);
         TEST_CLOSE(ctx, &a);
@@ -969,7 +974,7 @@ TEST(new_models)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Loading, training and saving, with each allocation in turn failing. */
+/* Loads, trains and saves while allocation number fail_at fails. */
 static long load_train_save(const char *name, long fail_at, const char *folder, bool *ok)
 {
     golden g;
@@ -1029,7 +1034,7 @@ static tt_generator *generator(golden *g, int max_seqs, int context, int max_tok
     return made;
 }
 
-/* The likeliest tokens are those of transformers, whatever is computed at once. */
+/* The likeliest tokens equal those of transformers, whatever runs together. */
 TEST(greedy_tokens)
 {
     static const int sizes[][3] = {{1, 17, 16}, {1, 13, 1}, {3, 15, 3}, {2, 19, 4}};
@@ -1045,14 +1050,14 @@ TEST(greedy_tokens)
         tt_sampling s = tt_sampling_default();
         s.temperature = 0;
         s.max_new = 8;
-        for (int q = 0; q < 3; q++) { /* prompts of other lengths between */
+        for (int q = 0; q < 3; q++) { /* prompts of other lengths in between */
             const int length = q == 1 ? 3 : n;
             memcpy(ids + start[q], prompt, sizeof *ids * (size_t)length);
             start[q + 1] = start[q] + length;
         }
         tt_generator *made = generator(&g, size[0], size[1], size[2], NULL);
         if (!made) return;
-        for (int round = 0; round < 2; round++) { /* what the caches have of before does not matter */
+        for (int round = 0; round < 2; round++) { /* old contents of the caches do not matter */
             CHECK(tt_generate(made, ids, start, 3, &s, out, count) == TT_OK);
             for (int q = 0; q < 3; q++) CHECK(count[q] == 8);
             CHECK(memcmp(out, expected, sizeof *out * 8) == 0);
@@ -1064,7 +1069,7 @@ TEST(greedy_tokens)
     }
 }
 
-/* Numbers of rows that bf16 rounds, in one sequence, and as tokens that come a few at a time. */
+/* More rows than bf16 can count exactly, in one sequence, and as tokens that come a few at a time. */
 TEST(alibi_of_a_long_sequence)
 {
     enum { LONG = 300, LAST = 8 };
@@ -1090,7 +1095,7 @@ TEST(alibi_of_a_long_sequence)
     float *x = reference(&g, "", "long.logits", LAST * vocab);
     for (int k = 0; k < LAST * vocab; k++) CHECK_NEAR(logits[(LONG - LAST) * vocab + k], x[k], 1e-5);
 
-    int best = 0; /* after all but the last */
+    int best = 0; /* after all tokens but the last */
     for (int v = 1; v < vocab; v++)
         if (x[(LAST - 2) * vocab + v] > x[(LAST - 2) * vocab + best]) best = v;
     tt_sampling s = tt_sampling_default();
@@ -1106,7 +1111,7 @@ TEST(alibi_of_a_long_sequence)
     golden_close(&g);
 }
 
-/* One more token, of a prompt that runs in pieces, from scores that equal those of the whole. */
+/* One more token after a prompt that runs in several parts has the scores of the whole sequence. */
 TEST(cached_scores)
 {
     for (int k = 0; k < 2 * TEST_COUNT(names); k++) {
@@ -1161,7 +1166,7 @@ TEST(cached_scores)
 
 enum { WORDS = 7, DRAWS = 20000 };
 
-/* How often each of some words is drawn, as shares. */
+/* Computes how often each of some words is drawn, as shares. */
 static void shares_of(const float scores[WORDS], const tt_sampling *s, double share[WORDS])
 {
     float x[WORDS];
@@ -1174,7 +1179,7 @@ static void shares_of(const float scores[WORDS], const tt_sampling *s, double sh
     }
 }
 
-/* Each setting against probabilities from plain loops; 5 deviations of a share. */
+/* Compares each setting with probabilities from plain loops, within 5 deviations of a share. */
 TEST(sampled_shares)
 {
     static const float scores[WORDS] = {0.5f, 2, -1, 2, 0, 1.2f, -30};
@@ -1190,7 +1195,7 @@ TEST(sampled_shares)
         const float divisor = s.temperature > 0 ? s.temperature : 1;
         int order[WORDS], n = 0;
         double p[WORDS] = {0}, sum = 0, held = 0, share[WORDS];
-        for (int v = 0; v < WORDS; v++) { /* sorted by insertion */
+        for (int v = 0; v < WORDS; v++) { /* insertion sort */
             int at = n++;
             for (; at && scores[order[at - 1]] < scores[v]; at--) order[at] = order[at - 1];
             order[at] = v;
@@ -1262,25 +1267,25 @@ TEST(sampled_texts)
     s.token = hear;
     s.user = &h;
     CHECK(tt_generate(made, ids, start, 3, &s, a[0], n) == TT_OK);
-    for (int q = 0; q < 3; q++) { /* streamed as they come */
+    for (int q = 0; q < 3; q++) { /* the callback gets each token */
         CHECK(n[q] == 20 && h.n[q] == 20 && memcmp(h.id[q], a[q], sizeof a[q]) == 0);
         for (int k = 0; k < n[q]; k++) CHECK(a[q][k] >= 0 && a[q][k] < 41);
     }
     s.token = NULL;
-    CHECK(tt_generate(alone, ids, start, 3, &s, b[0], m) == TT_OK); /* alone as with others */
+    CHECK(tt_generate(alone, ids, start, 3, &s, b[0], m) == TT_OK); /* alone the tokens are equal */
     CHECK(memcmp(a, b, sizeof a) == 0);
     s.seed = 6;
     CHECK(tt_generate(made, ids, start, 3, &s, b[0], m) == TT_OK && memcmp(a, b, sizeof a) != 0);
     s.seed = 5;
 
-    h.most = 4; /* the callback ends each after 4 */
+    h.most = 4; /* the callback ends each sequence after 4 */
     memset(h.n, 0, sizeof h.n);
     s.token = hear;
     CHECK(tt_generate(made, ids, start, 3, &s, b[0], m) == TT_OK);
     for (int q = 0; q < 3; q++) CHECK(m[q] == 4 && memcmp(a[q], b[q], 4 * sizeof **a) == 0);
     s.token = NULL;
 
-    int32_t stop[2] = {-1, a[1][6]}; /* a token of sequence 1 ends it, where it comes first */
+    int32_t stop[2] = {-1, a[1][6]}; /* a token of sequence 1 ends it at its first place */
     s.stop = stop;
     s.n_stop = 2;
     CHECK(tt_generate(made, ids, start, 3, &s, b[0], m) == TT_OK);
@@ -1291,7 +1296,7 @@ TEST(sampled_texts)
     }
     s.n_stop = 0;
 
-    s.temperature = 0; /* a penalty that forbids what was there: nothing comes twice */
+    s.temperature = 0; /* this penalty forbids earlier tokens: none repeats */
     s.repetition_penalty = 1e30f;
     CHECK(tt_generate(made, ids, start, 3, &s, a[0], n) == TT_OK);
     for (int q = 0; q < 3; q++) {
@@ -1304,7 +1309,7 @@ TEST(sampled_texts)
     }
     tt_generator_free(made);
     tt_generator_free(alone);
-    made = generator(&g, 1, 12, 5, NULL); /* the context ends it */
+    made = generator(&g, 1, 12, 5, NULL); /* the end of the context ends a sequence */
     CHECK(tt_generate(made, ids, start, 3, &s, a[0], n) == TT_OK && n[0] == 3 && n[1] == 11 && n[2] == 11);
     tt_generator_free(made);
     golden_close(&g);
@@ -1320,7 +1325,7 @@ static bool tell(void *user, const char *text, size_t bytes)
     return x->bytes < x->most;
 }
 
-/* A text is continued as its bytes are; those of a tokenizer are in tests/check_examples.py. */
+/* A text's continuation equals that of its bytes. tests/check_examples.py checks texts of a tokenizer. */
 TEST(continued_texts)
 {
     test_allocator a;
@@ -1340,7 +1345,8 @@ TEST(continued_texts)
     s.max_new = 20;
     s.stop = end;
     s.n_stop = 1;
-    for (int k = 0; k < 3; k++) { /* a text; the beginning of a document; a text whose answer put ends */
+    /* A text; the beginning of a document; a text whose answer the callback ends. */
+    for (int k = 0; k < 3; k++) {
         told x = {"", 0, k == 2 ? 2 : 64};
         CHECK(tt_generate(g, k == 1 ? end : ids, k == 1 ? empty : start, 1, &s, out, &n) == TT_OK);
         CHECK(tt_generate_text(g, NULL, k == 1 ? "" : "and", &s, tell, &x, &count) == TT_OK);
@@ -1362,7 +1368,7 @@ TEST(continued_texts)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A trainer and a generator of one arena: the parameters are the trained ones. */
+/* A trainer and a generator share an arena: the generator uses the trained parameters. */
 TEST(samples_while_training)
 {
     golden g;
@@ -1403,8 +1409,9 @@ TEST(samples_while_training)
     golden_close(&g);
 }
 
-/* A trainer of several ranks samples what one of a single rank does. The model has its largest layer at the
-   end, of which a generator computes a few rows: alone it would be cut into other stages than its trainer. */
+/* A trainer of several ranks samples the tokens that a trainer of one rank samples. The model's largest
+   layer is its last, of which a generator computes few rows: alone, a generator would be divided into
+   other stages. */
 static bool sample_while_training(int32_t out[2][2][6], const tt_lm_config *c, const char *device,
                                   const tt_parallel *parallel, const char *offload)
 {
@@ -1476,7 +1483,7 @@ TEST(samples_while_ranks_train)
     c.layers = 3;
     const int size = TEST_SWEEP > 1 ? 1 : 4;
     c.vocab_size = 3000 * size;
-    c.hidden_size = 64 * size; /* a layer has weights enough for tensor ranks to split */
+    c.hidden_size = 64 * size; /* enough weights in a layer for tensor ranks to divide */
     c.heads = c.key_heads = 4;
     c.head_size = 16 * size;
     c.intermediate_size = 512 * size;
@@ -1561,7 +1568,7 @@ TEST(generation_errors)
     CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "prompt 0 has 19 tokens; there must be one, and fewer than");
     CHECK(tt_generate(made, ids, start, 0, &s, out, n) == TT_OK); /* nothing to do */
 
-    /* a model that is not finite is named, and what the caches have of it is forgotten */
+    /* An error names the parameter that is not finite, and the caches forget what came from it. */
     start[1] = 4;
     start[2] = 6;
     const int64_t size = tt_param_size(g.m.layer[0].down_b);
@@ -1579,7 +1586,7 @@ TEST(generation_errors)
     free(values);
     tt_generator_free(made);
 
-    /* what keeps rows cannot be trained */
+    /* An op that stores rows in a cache cannot be trained. */
     tt_tape *t = tt_tape_new(g.ctx);
     tt_value x = tt_input(t, "ids", TT_I32, 4, 1), at = tt_input(t, "at", TT_I32, 4, 1);
     tt_value cache = tt_cache(t, "cache", 9, tt_param_size(g.m.norm_w));
@@ -1607,7 +1614,7 @@ static void lora_path(char path[700], const char *name, const char *file)
     snprintf(path, 700, "%s%s%s", folder, *file ? "/" : "", file);
 }
 
-/* Logits and gradients of peft's adapters; frozen weights have none, and stay. */
+/* Logits and gradients of peft's adapters. Frozen weights have no gradient and do not change. */
 TEST(golden_lora)
 {
     for (int k = 0; k < TEST_COUNT(adapted); k++) {
@@ -1673,7 +1680,7 @@ TEST(golden_lora)
     }
 }
 
-/* A folder of peft's in and out: the same bytes of every tensor; merged, the same scores. */
+/* Loads and saves a folder of peft: every tensor keeps its bytes. Merging keeps the scores. */
 TEST(adapters_go_round)
 {
     for (int k = 0; k < TEST_COUNT(adapted); k++) {
@@ -1691,7 +1698,7 @@ TEST(adapters_go_round)
         CHECK(tt_lm_lora_save(&g.m, folder) == TT_OK);
         char base[600], said[700];
         size_t length;
-        golden_path(base, adapted[k], ""); /* peft's says nothing, so it is the folder that was loaded */
+        golden_path(base, adapted[k], ""); /* peft's file has no name, so it is the loaded folder */
         snprintf(said, sizeof said, "\"base_model_name_or_path\": \"%s\",", base);
         char *saved = test_read(test_path(folder, "adapter_config.json"), &length);
         CHECK(saved && strstr(saved, said) != NULL);
@@ -1717,14 +1724,14 @@ TEST(adapters_go_round)
         tt_safetensors_close(two);
         TEST_CLOSE(ctx, &a);
 
-        golden named; /* what it says goes on, as peft has it */
+        golden named; /* peft's name for the base model is kept */
         if (!golden_open(&named, adapted[k], 1)) return;
         CHECK(tt_lm_lora_load(&named.m, folder) == TT_OK && strcmp(named.m.base, "say \"base\"") == 0);
         golden_close(&named);
 
         const tt_train_options o = golden_options("32-true");
         if (!golden_trainer(&g, &o)) return;
-        CHECK(tt_train_batch(g.r, &b, NULL, NULL) == TT_OK); /* what is trained is saved, too */
+        CHECK(tt_train_batch(g.r, &b, NULL, NULL) == TT_OK); /* trained values are saved, too */
         CHECK(tt_forward(g.r, &b, x, TEST_COUNT(x)) == TT_OK && tt_lm_lora_save(&g.m, folder) == TT_OK);
         const size_t n = (size_t)(b.rows * g.m.config.vocab_size);
         for (int merged = 0; merged < 2; merged++) {
@@ -1749,14 +1756,14 @@ TEST(adapters_go_round)
             golden_close(&h);
         }
         CHECK(tt_lm_lora_merge(&g.m) == TT_OK && tt_forward(g.r, &b, y, TEST_COUNT(y)) == TT_OK);
-        double most = 0; /* a program from before merging computes the same after it */
+        double most = 0; /* a program compiled before the merge computes the same after it */
         for (size_t i = 0; i < n; i++) most = worse(most, fabs(x[i] - y[i]));
         CHECK_NEAR(most, 0, 1e-5);
         golden_close(&g);
     }
 }
 
-/* A new adapter changes nothing at first, then is trained alone. */
+/* A new adapter changes nothing at first; then only the adapter is trained. */
 TEST(new_adapters)
 {
     for (int k = 0; k < TEST_COUNT(names); k++) {

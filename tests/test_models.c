@@ -1,5 +1,5 @@
-/* BERT, DistilBERT, MiniLM and ViT against transformers (tests/golden), freezing, loading and saving
-   checkpoints: tests of src/models/. TINYTRAIN_TEST_VERBOSE=1 prints the differences that were measured. */
+/* BERT, DistilBERT, MiniLM and ViT compared with transformers (tests/golden); freezing, loading and saving
+   checkpoints: tests of src/models/. TINYTRAIN_TEST_VERBOSE=1 prints the measured differences. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -28,7 +28,7 @@ typedef struct batch_data {
     uint8_t pixels[8 * 12 * 12 * 3];
 } batch_data;
 
-/* To be freed. */
+/* Returns tensor `prefix` `name` of the golden file, with *n elements. The caller frees it. */
 static float *golden_tensor(const golden *g, const char *prefix, const char *name, int64_t *n)
 {
     char full[256];
@@ -86,7 +86,7 @@ static tt_batch golden_batch(const golden *g, int k, batch_data *d)
     return b;
 }
 
-/* The model of a golden folder, with its starting classifier and without dropout. */
+/* Opens the model of a golden folder, with the classifier that its training started from, without dropout. */
 static bool golden_open(golden *g, const char *name, const char *isa, int threads)
 {
     char path[1200];
@@ -108,7 +108,7 @@ static bool golden_open(golden *g, const char *name, const char *isa, int thread
     snprintf(path, sizeof path, "%s/golden.safetensors", TEST_GOLDEN(g->vit ? "vit" : name));
     g->file = tt_safetensors_open(g->ctx, path);
     if (!CHECK(g->file != NULL)) return false;
-    for (int k = 0; k < 2; k++) { /* minilm's checkpoint lacks them */
+    for (int k = 0; k < 2; k++) { /* minilm's checkpoint lacks the classifier */
         const char *classifier = k ? "classifier.bias" : "classifier.weight";
         int64_t n;
         if (tt_safetensors_find(g->file, classifier) < 0) continue;
@@ -158,7 +158,8 @@ static bool is_key_bias(const char *name)
     return tt__match("*k_lin.bias", name) || tt__match("*key.bias", name);
 }
 
-/* transformers does not use BigBird's pooler, which has no gradient and stays what it was. */
+/* Returns whether `name` belongs to BigBird's pooler, which transformers does not use: it has no gradient and
+   does not change. */
 static bool is_unused(const golden *g, const char *name)
 {
     return g->m.config.kind == TT_BIG_BIRD && tt__match("*.pooler.*", name);
@@ -171,13 +172,13 @@ static double distance(const float *a, const float *b, int64_t n)
     return sqrt(sum);
 }
 
-/* The larger of two errors; NaN is the largest. */
+/* Returns the larger of two errors; NaN is the largest. */
 static double worse(double a, double b) { return b <= a || a != a ? a : b; }
 
-/* Largest differences from the reference. gradient: of each tensor, L2, relative to its reference; step5: of
-   each parameter, L2, relative to the reference's change in five steps; key biases by themselves: their
-   gradient is zero but for rounding, and Adam makes up to lr a step of rounding. losses: of batch 0 forward
-   and of five steps; norms: relative. */
+/* Largest differences from the reference. gradient: of each tensor, L2, relative to its reference. step5: of
+   each parameter, L2, relative to the reference's change in five steps. Biases of keys count separately:
+   their gradient is only rounding, from which Adam makes steps of up to lr. losses: of batch 0 forward and of
+   five steps. norms: relative. */
 typedef struct differences {
     double logits, losses, norms, gradient, key_gradient, step5, key_step5;
 } differences;
@@ -195,7 +196,7 @@ static void golden_steps(golden *g, bool gradients, differences *d)
     for (int k = 0; k < params; k++) start[k] = test_values(g->ctx->params[k]);
 
     CHECK(tt_predict(g->r, &b, logits) == TT_OK);
-    /* The logits behind the probabilities. */
+    /* The logits from which the probabilities were computed. */
     CHECK(tt_get(g->r->eval, g->r->output, logits, TEST_COUNT(logits)) == TT_OK);
     reference = golden_tensor(g, "", "logits", &n);
     CHECK(n == (int64_t)b.seqs * g->r->model.classes);
@@ -267,7 +268,7 @@ static void compare(const char *name, const char *isa, const char *precision, co
         int tensors = 2 * (g.m.config.kind == TT_BIG_BIRD); /* the pooler has no gradient */
         for (int k = 0; k < tt_safetensors_count(g.file); k++)
             tensors += strncmp(tt_safetensors_info(g.file, k)->name, "grad.", 5) == 0;
-        CHECK(tensors == g.ctx->n_params); /* so that every one is compared */
+        CHECK(tensors == g.ctx->n_params); /* every parameter is compared */
         golden_steps(&g, accumulate, &d);
         if (getenv("TINYTRAIN_TEST_VERBOSE"))
             printf("  %-27s %-9s %-10s%s logits %.1e, losses %.1e, norms %.1e, gradients %.1e (key biases "
@@ -294,7 +295,7 @@ TEST(golden_roberta) { compare("roberta", NULL, "32-true", &fp32); }
 TEST(golden_big_bird) { compare("big_bird", NULL, "32-true", &fp32); }
 TEST(golden_big_bird_full) { compare("big_bird_full", NULL, "32-true", &fp32); }
 
-/* A folder with tokenizer.json: text in, probabilities out. */
+/* A folder with tokenizer.json: texts go in, probabilities come out. */
 TEST(roberta_of_texts)
 {
     golden g;
@@ -324,7 +325,7 @@ TEST(roberta_of_texts)
     golden_close(&g);
 }
 
-/* A checkpoint in shards, named by an index. */
+/* A checkpoint in several files, named by an index. */
 TEST(bert_of_shards)
 {
     static const char *const names[][2] = {{"config.json", "config.json"},
@@ -360,9 +361,9 @@ TEST(bert_of_shards)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The random blocks are those that transformers 5.24 draws from numpy: FNV-1a of rand_attn (heads, blocks -
-   2, random blocks) for a sequence of so many tokens, as BigBirdBlockSparseAttention's functions return
-   them. */
+/* The random blocks are those that transformers 5.24 draws from numpy. hash: FNV-1a of rand_attn (heads,
+   blocks - 2, random blocks), as BigBirdBlockSparseAttention's functions return it for a sequence of `rows`
+   tokens. */
 TEST(big_bird_lists)
 {
     static const struct { int rows, size, listed, heads; uint32_t seed, hash; } all[] = {
@@ -397,9 +398,9 @@ TEST(golden_avx2)
 }
 
 TEST(golden_bf16_mixed)
-/* A unit of DistilBERT's ReLU whose input is near zero may flip, which moves a norm by some percent; the
-   gradients of ViT's key biases, which rounding alone keeps from 0, are 0.0020 here and with PyTorch's
-   autocast, 0.0021 where sums are rounded to odd (BFMMLA). */
+/* A unit of DistilBERT's ReLU whose input is near zero may flip, which changes a norm by some percent. The
+   gradients of ViT's key biases, which are only rounding, are 0.0020 here and with PyTorch's autocast, and
+   0.0021 where sums are rounded to odd (BFMMLA). */
 {
     static const differences most = {0.04, 0.03, 0.1, 0.1, 0.0025, 0.3, 5.1 * GOLDEN_LR};
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "bf16-mixed", &most);
@@ -415,15 +416,15 @@ TEST(golden_bf16_true)
 }
 
 TEST(golden_16_mixed)
-/* Three bits more than bf16: about an eighth of its differences; but Adam's steps are as large where a sign
-   of a small gradient flips. */
+/* f16 has three bits more than bf16: differences are about an eighth. But Adam's steps differ as much as in
+   bf16 where a small gradient changes its sign. */
 {
     static const differences most = {0.005, 0.004, 0.02, 0.02, 0.0003, 0.3, 5.1 * GOLDEN_LR};
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], NULL, "16-mixed", &most);
     for (int k = 0; k < TEST_COUNT(all_models); k++) compare(all_models[k], "portable", "16-mixed", &most);
 }
 
-/* Near 1 a parameter is a multiple of 1/1024; ViT's weights in fp16 move its logits by 0.0096 in PyTorch
+/* Near 1 a parameter is a multiple of 1/1024. ViT's weights in fp16 change its logits by 0.0096 in PyTorch,
    too. */
 TEST(golden_16_true)
 {
@@ -459,8 +460,8 @@ TEST(same_bits_for_any_number_of_threads)
         }
 }
 
-/* Losses of four steps of a small DistilBERT with dropout, and its plan; with the last hidden rows asked for,
-   or only [CLS]. */
+/* Computes the losses of four steps of a small DistilBERT with dropout; returns its plan. all: all last
+   hidden rows are outputs, otherwise only [CLS] is used. */
 static tt_plan train_on_first_rows(bool all, const char *precision, const char *recompute, float loss[4])
 {
     enum { SEQS = 3, LENGTH = 7, TOKENS = SEQS * LENGTH };
@@ -518,19 +519,19 @@ static tt_plan train_on_first_rows(bool all, const char *precision, const char *
     return plan;
 }
 
-/* The rows that only all hidden states need are computed for them alone, with the same dropout masks. */
+/* Rows that only an output of all hidden states needs are computed only for it, with equal dropout masks. */
 TEST(rows_after_the_last_attention)
 {
     float some[4], all[4];
     double fewer = train_on_first_rows(true, "32-true", "none", all).flops -
                    train_on_first_rows(false, "32-true", "none", some).flops;
-    /* q, out, up, down; attention */
+    /* Products with q, out, up and down; attention. */
     CHECK(fewer == 6.0 * (21 - 3) * (2 * 24 * 24 + 2 * 24 * 40) + 12.0 * (21 - 3) * 7 * 24);
     for (int k = 0; k < 4; k++) CHECK_NEAR(some[k], all[k], 1e-5 * all[k]);
     CHECK(all[0] != all[1] && all[3] > 0);
 }
 
-/* Rows gathered at the end from every layer: what is moved for them lives no longer than it did. */
+/* The last ops gather rows from every layer. A value that is moved for them lives no longer than before. */
 TEST(rows_of_every_layer)
 {
     size_t bytes[2];
@@ -561,10 +562,10 @@ TEST(rows_of_every_layer)
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
     }
-    CHECK(bytes[0] < bytes[1] / 2); /* six results of 512 rows against three or four values at a time */
+    CHECK(bytes[0] < bytes[1] / 2); /* six results of 512 rows at once, or three to four values */
 }
 
-/* Inputs stay as exact as they are where their rows are read by an op that has moved. */
+/* An input whose rows are read by an op that was moved is not rounded. */
 TEST(rows_of_inputs_are_not_rounded)
 {
     static const float x[2] = {1000.5f, 1000.5f}, y[2] = {-1000, -1000}, zero = 0;
@@ -589,7 +590,7 @@ TEST(rows_of_inputs_are_not_rounded)
     TEST_CLOSE(ctx, &a);
 }
 
-/* What a training step of DistilBERT-base on 16 x 512 tokens would need; nothing is allocated. */
+/* Returns the plan of a training step of DistilBERT-base on 16 x 512 tokens. Nothing is allocated. */
 static tt_plan plan_of_base(const char *precision, const char *recompute)
 {
     test_allocator a;
@@ -615,7 +616,7 @@ static tt_plan plan_of_base(const char *precision, const char *recompute)
     return plan;
 }
 
-/* What is computed again takes no memory meanwhile, and gives the same bits. */
+/* A recomputed value takes no memory between its uses, and has equal bits. */
 TEST(recompute_policies)
 {
     static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"},
@@ -632,7 +633,7 @@ TEST(recompute_policies)
         CHECK(plan[0].extra_flops == 0 && plan[1].extra_flops == 0);
         CHECK_NEAR(plan[2].extra_flops, 4 * 4 * rows * 7 * d, 0);                    /* four attentions     */
         CHECK_NEAR(plan[3].extra_flops, 3 * (block - 2 * rows * d * ff),
-                   0); /* three blocks, but not their last product */
+                   0); /* three blocks without their last product */
         for (int p = 0; p < 4; p++) {
             plan[p] = plan_of_base(precisions[k], policies[p]);
             if (getenv("TINYTRAIN_TEST_VERBOSE"))
@@ -662,8 +663,8 @@ TEST(name_patterns)
             printf("%s: %s\n", all[k].pattern, all[k].name);
 }
 
-/* Freezes, trains three steps, and compares: frozen parameters keep their bits, the others move, and their
-   first gradients and its norm are those of the reference. Patterns beginning with '!' thaw again. */
+/* Freezes parameters, trains three steps, and compares: frozen parameters keep their bits, the others change,
+   and their first gradients and the norm equal the reference's. A pattern that begins with '!' unfreezes. */
 static void freeze(const char *name, const char *const *patterns, int trainable)
 {
     golden g;
@@ -723,7 +724,7 @@ static void freeze(const char *name, const char *const *patterns, int trainable)
     golden_close(&g);
 }
 
-TEST(freeze_the_body) /* its outputs are features: only the head trains */
+TEST(freeze_the_body) /* the body's outputs are features: only the head trains */
 {
     static const char *const distil[] = {"distilbert.*", NULL}, *const bert[] = {"bert.*", NULL};
     freeze("distilbert", distil, 4);
@@ -752,7 +753,7 @@ TEST(freeze_the_head)
 TEST(freeze_embeddings_and_biases)
 {
     static const char *const patterns[] = {"*embeddings*", "*.bias", NULL};
-    freeze("distilbert", patterns, 18); /* per layer six matrices and two norms, two of the head */
+    freeze("distilbert", patterns, 18); /* six matrices and two norms per layer, two of the head */
     freeze("bert", patterns, 18);
 }
 
@@ -775,7 +776,8 @@ TEST(freeze_nothing_and_all)
     }
 }
 
-TEST(frozen_parameters_take_no_memory) /* no gradient, no optimizer state, less to keep for the backward */
+/* Frozen parameters have no gradient and no optimizer state, and the backward needs fewer saved values. */
+TEST(frozen_parameters_take_no_memory)
 {
     golden g;
     tt_plan all, head;
@@ -786,7 +788,7 @@ TEST(frozen_parameters_take_no_memory) /* no gradient, no optimizer state, less 
     if (!golden_trainer(&g, "32-true", true)) return;
     head = tt_program_plan(tt_trainer_program(g.r));
     CHECK(head.at_peak[TT_MEM_PARAMETERS] == all.at_peak[TT_MEM_PARAMETERS]);
-    /* (2, 32) and (2), in lines of 64 bytes */
+    /* Shapes (2, 32) and (2), in lines of 64 bytes. */
     CHECK(head.persistent_bytes - head.at_peak[TT_MEM_PARAMETERS] == 3 * (256 + 64));
     CHECK(head.bytes - head.persistent_bytes < all.bytes - all.persistent_bytes);
     golden_close(&g);
@@ -835,12 +837,12 @@ TEST(save_and_reload)
         if (!golden_open(&g, all[k % TEST_COUNT(all)], NULL, 1) || !golden_trainer(&g, precision, false))
             return;
         golden_steps(&g, false, &d);
-        for (int round = 0; round < 2; round++) { /* again, over the file that is there */
+        for (int round = 0; round < 2; round++) { /* the second time over the existing file */
             g.m.config.dropout = 0.1f;
             g.m.config.attention_dropout = 0.123456789f;
             g.m.config.classifier_dropout = 1.0f / 3;
             g.m.config.initializer_range = 0.017f;
-            /* DistilBERT's is 1e-12, and not in its file */
+            /* DistilBERT's is 1e-12, which its file does not hold. */
             if (g.m.config.kind != TT_DISTILBERT) g.m.config.layer_norm_eps = 1.1e-7f;
             snprintf(g.m.class_names[0], sizeof g.m.class_names[0],
                      "n\xC3\xA4"
@@ -853,7 +855,7 @@ TEST(save_and_reload)
         test_log log;
         tt_context *ctx = test_open_logged(&a, &log);
         CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK);
-        CHECK(log.infos + log.warnings == 0); /* nothing starts anew, nothing is left out */
+        CHECK(log.infos + log.warnings == 0); /* no tensor starts anew, none is left out */
         CHECK(same_config(&g.m, &m));
         CHECK(ctx->n_params == g.ctx->n_params);
         tt_train_options o = golden_options(precisions[k / TEST_COUNT(all)], false);
@@ -863,7 +865,7 @@ TEST(save_and_reload)
         for (int p = 0; p < ctx->n_params; p++) {
             const tt_param *old = g.ctx->params[p], *now = ctx->params[p];
             CHECK(strcmp(tt_param_name(old), tt_param_name(now)) == 0);
-            if (is_unused(&g, tt_param_name(old))) continue; /* no program has it */
+            if (is_unused(&g, tt_param_name(old))) continue; /* no program has this parameter */
             const tt_dtype dtype = tt__param_home(old)->dtype;
             CHECK(dtype == tt__param_home(now)->dtype);
             CHECK(memcmp(tt__param_memory(old, 0), tt__param_memory(now, 0),
@@ -871,7 +873,7 @@ TEST(save_and_reload)
         }
         tt_trainer_free(r);
 
-        /* the names are transformers': those of the reference, no more and no less */
+        /* The file has exactly the names of transformers' reference. */
         snprintf(path, sizeof path, "%s/model.safetensors", folder);
         tt_safetensors *file = tt_safetensors_open(ctx, path);
         if (CHECK(file != NULL)) {
@@ -902,7 +904,7 @@ TEST(save_and_reload)
     }
 }
 
-TEST(save_before_anything_is_allocated) /* straight from the checkpoint, also into its own folder */
+TEST(save_before_anything_is_allocated) /* straight from the checkpoint, also into its folder */
 {
     test_allocator a;
     tt_bert m, again;
@@ -959,7 +961,7 @@ TEST(save_fails_and_the_old_files_stay)
         for (int i = 0; i < 2; i++)
             bytes[2 + i] = test_read(test_path(folder, i ? "config.json" : "model.safetensors"), &n[2 + i]);
         CHECK(bytes[1] && bytes[3] && n[1] == n[3] && memcmp(bytes[1], bytes[3], n[1]) == 0);
-        bool weights_done = k >= 6; /* they are in place before config.json is written */
+        bool weights_done = k >= 6; /* weights are in place before config.json is written */
         CHECK(bytes[0] && bytes[2] && n[0] == n[2] &&
               (memcmp(bytes[0], bytes[2], n[0]) == 0) == !weights_done);
         for (int i = 0; i < 4; i++) free(bytes[i]);
@@ -980,17 +982,17 @@ TEST(save_fails_and_the_old_files_stay)
 
 typedef struct edit {
     const char *strip,
-        *put; /* a prefix that is taken off the names where it is; one that is put before the others */
-    bool old_norms;            /* LayerNorm.gamma and .beta                                                 */
-    const char *drop;          /* tensors whose name matches are left out                                   */
-    const char *longer;        /* this tensor gets a row more, of zeros                                     */
-    const char *flat;          /* this one is one dimension                                                 */
-    const char *retype, *dtype;/* these (a pattern) become of this dtype: converted, or zeros for integers  */
-    const char *extra;         /* a further tensor, I64 (1, 3)                                              */
+        *put; /* a prefix removed from the names that have it; a prefix added to all names */
+    bool old_norms;            /* norms are LayerNorm.gamma and .beta                                       */
+    const char *drop;          /* pattern of tensors that are left out                                      */
+    const char *longer;        /* tensor that gets one more row, of zeros                                   */
+    const char *flat;          /* tensor that gets a single dimension                                       */
+    const char *retype, *dtype;/* pattern, and its tensors' new dtype (integers: zeros)                     */
+    const char *extra;         /* an additional tensor, I64 (1, 3)                                          */
 } edit;
 
-/* Writes a golden folder's checkpoint, edited, and its config.json with `from` replaced by `to`, into a new
-   folder. */
+/* Writes a golden folder's checkpoint with edits, and its config.json with `from` replaced by `to`, into a
+   new folder. Returns the folder. */
 static const char *edited(const char *model, const edit *e, const char *from, const char *to)
 {
     static char folder[1024];
@@ -1092,7 +1094,7 @@ static const char *edited(const char *model, const edit *e, const char *from, co
 
 static const edit unchanged = {NULL, NULL, false, NULL, NULL, NULL, NULL, NULL, NULL};
 
-/* Loads `folder` and compares each parameter with the golden checkpoint's; tolerance relative to the largest
+/* Loads `folder` and compares each parameter with the golden checkpoint's. tolerance: relative to the largest
    element. */
 static void same_parameters(const char *folder, const char *model, double tolerance)
 {
@@ -1102,7 +1104,8 @@ static void same_parameters(const char *folder, const char *model, double tolera
     tt_context *ctx = test_open_logged(&a, &log), *other = test_open(&b);
     if (CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK) &&
         CHECK(tt_bert_load(other, &reference, TEST_GOLDEN(model), 0) == TT_OK)) {
-        CHECK(log.warnings == m.new_head && m.new_head == reference.new_head); /* that it starts anew */
+        /* A new head gives one warning. */
+        CHECK(log.warnings == m.new_head && m.new_head == reference.new_head);
         CHECK(ctx->n_params == other->n_params);
         for (int k = 0; k < ctx->n_params; k++) {
             int64_t n = tt_param_size(ctx->params[k]);
@@ -1133,7 +1136,7 @@ TEST(names_without_prefix_and_old_names)
         same_parameters(edited(models[k], &e, NULL, NULL), models[k], 0);
         e.strip = NULL;
         same_parameters(edited(models[k], &e, NULL, NULL), models[k], 0);
-        if (k == 2) { /* minilm's file has no prefix: give it one */
+        if (k == 2) { /* minilm's file has no prefix: add one */
             e.put = prefix;
             same_parameters(edited(models[k], &e, NULL, NULL), models[k], 0);
         }
@@ -1159,7 +1162,8 @@ TEST(position_ids_and_other_tensors)
     test_log log;
     tt_bert m;
     edit e = unchanged;
-    e.extra = "bert.embeddings.position_ids"; /* a buffer that older versions of transformers saved */
+    /* A buffer that older versions of transformers saved. */
+    e.extra = "bert.embeddings.position_ids";
     tt_context *ctx = test_open_logged(&a, &log);
     CHECK(tt_bert_load(ctx, &m, edited("bert", &e, NULL, NULL), 0) == TT_OK && log.warnings == 0);
     tt_bert_free(&m);
@@ -1190,7 +1194,7 @@ TEST(another_number_of_classes)
                                        "'classifier.bias' start anew"
                                      : "is of 3 classes, and 5 are asked for: 'classifier.weight', "
                                        "'classifier.bias' start anew"));
-        } else { /* no classifier in the file */
+        } else { /* the file has no classifier */
             CHECK(log.warnings == 1 && log.infos == 0 && m.new_head);
             CHECK(strstr(log.text, "has no 'classifier.weight', 'classifier.bias': what it lacks starts "
                                    "anew"));
@@ -1198,10 +1202,11 @@ TEST(another_number_of_classes)
         float *w = test_values(m.classifier_w), *b = test_values(m.classifier_b);
         double size = distance(w, NULL, tt_param_size(m.classifier_w)) /
                       sqrt((double)tt_param_size(m.classifier_w));
-        CHECK(size > 0.015 && size < 0.025 && distance(b, NULL, 5) == 0); /* normal, initializer_range 0.02 */
+        /* Normal, with initializer_range 0.02. */
+        CHECK(size > 0.015 && size < 0.025 && distance(b, NULL, 5) == 0);
         free(w);
         free(b);
-        /* the body is the file's */
+        /* The body comes from the file. */
         tt_param *word = tt_param_find(ctx, k ? "bert.embeddings.word_embeddings.weight"
                                               : "distilbert.embeddings.word_embeddings.weight");
         CHECK(word && word == m.word && word->read != NULL);
@@ -1220,8 +1225,8 @@ TEST(another_number_of_classes)
     }
 }
 
-/* Of every tensor between the hidden states and the logits: one warning that names it. Without BigBird's
-   pooler, which no logits depend on, the head is still a trained one. */
+/* If any tensor between the hidden states and the logits is missing, one warning names it. Without BigBird's
+   pooler, which no logits depend on, the head still counts as trained. */
 TEST(heads_that_lack_a_tensor)
 {
     static const struct { const char *model, *lacks; bool used; } rows[] = {
@@ -1246,7 +1251,7 @@ TEST(heads_that_lack_a_tensor)
     }
 }
 
-/* Four texts of three classes. */
+/* Makes a dataset of four texts of three classes. */
 static tt_dataset *of_three(tt_context *ctx, const char *const *names)
 {
     const tt_text text[] = {{"a", 1, 0}, {"b", 1, 1}, {"c", 1, 2}, {"d", 1, 2}};
@@ -1266,7 +1271,7 @@ TEST(models_keep_the_numbers_of_their_classes)
     CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, now), 3) == TT_OK && !m.new_head);
     tt_dataset *d = of_three(ctx, data), *held = tt_dataset_split(d, 1);
     CHECK(tt_bert_name_classes(&m, d) == TT_OK && tt_bert_name_classes(&m, held) == TT_OK);
-    CHECK(tt_bert_name_classes(&m, d) == TT_OK); /* once more changes nothing */
+    CHECK(tt_bert_name_classes(&m, d) == TT_OK); /* a second call changes nothing */
     for (int k = 0; k < 4; k++) {
         const tt_dataset *of = k < 3 ? d : held;
         const int label = tt_dataset_label(of, k % 3);
@@ -1280,7 +1285,8 @@ TEST(models_keep_the_numbers_of_their_classes)
     tt_dataset_free(held);
     tt_dataset_free(d);
 
-    d = of_three(ctx, other); /* the model takes other names, and its classifier goes on under them */
+    /* The model takes other names, and its classifier keeps its weights. */
+    d = of_three(ctx, other);
     CHECK(tt_bert_name_classes(&m, d) == TT_OK && strcmp(m.class_names[2], "good") == 0);
     CHECK(tt_dataset_label(d, 0) == 0 && log.warnings == 1 &&
           strstr(log.text, "the model's classes are called 'pos', 'neg', 'mixed', and those of the data "
@@ -1289,7 +1295,7 @@ TEST(models_keep_the_numbers_of_their_classes)
     tt_dataset_free(d);
     TEST_CLOSE(ctx, &a);
 
-    tt_bert_config c = tt_bert_config_default(TT_BERT); /* a new one has no numbers to keep */
+    tt_bert_config c = tt_bert_config_default(TT_BERT); /* a new model has no numbers to keep */
     c.layers = 1, c.hidden_size = 8, c.heads = 2, c.intermediate_size = 8, c.vocab_size = 9, c.classes = 3;
     ctx = test_open_logged(&a, &log);
     d = of_three(ctx, data);
@@ -1314,7 +1320,7 @@ TEST(class_names_of_a_config)
           strcmp(m.class_names[2], "\xC3\xA9") == 0);
     tt_bert_free(&m);
     TEST_CLOSE(ctx, &a);
-    ctx = test_open(&a); /* too long a name is cut, never within a character */
+    ctx = test_open(&a); /* a name that is too long is cut between characters */
     char text[400] = "\"0\": \"ab", *folder = test_folder();
     for (int k = 0; k < 40; k++) strcat(text, "\xC3\xA9");
     strcat(text, "\", \"1\": \"b\", \"2\": \"c\"");
@@ -1339,7 +1345,7 @@ TEST(class_names_of_a_config)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Two classes of one name: all names come back, and label2id has each name once, for its last class. */
+/* Two classes have one name: all names are kept, and label2id has each name once, with its last class. */
 TEST(classes_of_one_name)
 {
     test_allocator a;
@@ -1350,7 +1356,7 @@ TEST(classes_of_one_name)
     const char *now = "\"0\": \"crane\", \"1\": \"a \\\"heron\\\"\", \"2\": \"crane\"";
     snprintf(folder, sizeof folder, "%s", edited("distilbert", &unchanged, old, now));
     snprintf(path, sizeof path, "%s/config.json", folder);
-    for (int round = 0; round < 2; round++) { /* transformers' file, then the one that was saved here */
+    for (int round = 0; round < 2; round++) { /* transformers' file, then the file saved here */
         tt_context *ctx = test_open(&a);
         REQUIRE(tt_bert_load(ctx, &m, folder, 0) == TT_OK && m.config.classes == 3);
         CHECK(strcmp(m.class_names[0], "crane") == 0 && strcmp(m.class_names[1], "a \"heron\"") == 0);
@@ -1363,7 +1369,7 @@ TEST(classes_of_one_name)
     }
 }
 
-/* What could not be read again is refused before anything is written. */
+/* Values that could not be read back are refused before anything is written. */
 TEST(what_no_config_can_hold_is_not_saved)
 {
     char folder[1100];
@@ -1443,7 +1449,7 @@ TEST(broken_checkpoints)
     e.dtype = "I64";
     refused(edited("distilbert", &e, NULL, NULL), TT_ERR_FORMAT, "has dtype I64", "F64");
 
-    /* a checkpoint of other sizes than its config says */
+    /* A checkpoint with other sizes than its config names. */
     refused(edited("bert", &unchanged, "\"vocab_size\": 97", "\"vocab_size\": 98"), TT_ERR_SHAPE,
             "word_embeddings.weight' has shape (97, 32), expected (98, 32)", "model.safetensors'");
     refused(edited("bert", &unchanged, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), TT_ERR_FORMAT,
@@ -1468,7 +1474,7 @@ TEST(broken_checkpoints)
     refused(folder, TT_ERR_FILE, "cannot open '", "model.safetensors': No such file or directory");
 }
 
-/* What a config names is compared with the file before anything of its size is made. */
+/* The sizes in a config are compared with the file before anything of that size is allocated. */
 TEST(configs_that_promise_more_than_the_file_holds)
 {
     static const struct { const char *model, *from, *to; tt_status status; const char *error; } rows[] = {
@@ -1504,7 +1510,7 @@ TEST(configs_that_promise_more_than_the_file_holds)
     }
 }
 
-/* Names are found among many, before and after some are taken back. */
+/* Finds names among many, before and after some were removed. */
 TEST(many_layers)
 {
     char folder[1024];
@@ -1532,7 +1538,7 @@ TEST(many_layers)
     tt_param *before = tt_param_new(ctx, "distilbert.transformer.layer.1000", 1, &one, zeros);
     tt_param *last = tt_param_new(ctx, "distilbert.transformer.layer.999.output_layer_norm.bias", 1, &one,
                                   zeros);
-    /* all but the last layer's last was made */
+    /* Loading had made all parameters but the last of the last layer. */
     CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_ERR_ARGUMENT && ctx->n_params == 2);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'distilbert.transformer.layer.999.output_layer_norm.bias' "
                 "exists already");
@@ -1548,7 +1554,7 @@ TEST(many_layers)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Found when the tensor is read, since loading only looks at the header. */
+/* Reading the tensor finds this error, as loading reads only the header. */
 TEST(numbers_that_a_float_cannot_hold)
 {
     test_allocator a;
@@ -1584,7 +1590,7 @@ TEST(numbers_that_a_float_cannot_hold)
     TEST_CLOSE(ctx, &a);
 }
 
-/* An error of the allocation; once the file is whole again, it goes on. */
+/* Allocating the parameters fails; with the whole file it succeeds. */
 TEST(checkpoint_cut_off_after_loading)
 {
     test_allocator a;
@@ -1819,11 +1825,11 @@ TEST(without_pooler_and_types)
     b.labels = data.labels;
     b.last_of_step = true;
     CHECK(tt_train_batch(r, &b, NULL, NULL) == TT_OK && tt_predict(r, &b, p) == TT_OK);
-    data.ids[4] = 50; /* one too many for the vocabulary */
+    data.ids[4] = 50; /* one above the vocabulary */
     CHECK(tt_train_batch(r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "50");
     data.ids[4] = 5;
-    data.positions[4] = 8; /* and for the positions */
+    data.positions[4] = 8; /* and one above the positions */
     CHECK(tt_predict(r, &b, p) == TT_ERR_ARGUMENT);
     data.positions[4] = 1;
     CHECK(tt_train_batch(r, &b, NULL, NULL) == TT_OK && tt_trainer_steps(r) == 2);
@@ -1834,8 +1840,8 @@ TEST(without_pooler_and_types)
 
 /* ------------------------------------------------------------------------------------ allocation failures */
 
-/* Everything from loading to a saved model, with allocation number fail_at failing. How many allocations
-   there were. */
+/* Runs everything from loading to a saved model while allocation number fail_at fails. Returns the number of
+   allocations. */
 static long load_and_train(const char *model_name, long fail_at, const char *folder, bool *ok)
 {
     test_allocator a;
@@ -1868,7 +1874,7 @@ static long load_and_train(const char *model_name, long fail_at, const char *fol
         status = tt_train_batch(r, &b, NULL, NULL);
         if (status == TT_OK) status = tt_predict(r, &b, p);
         if (status == TT_OK) status = tt_bert_save(&m, folder);
-        if (status != TT_OK) { /* memory is back: it goes on where it stopped */
+        if (status != TT_OK) { /* memory is back: continues where it stopped */
             CHECK(tt_train_batch(r, &b, NULL, NULL) == TT_OK && tt_bert_save(&m, folder) == TT_OK);
             CHECK(status == TT_ERR_MEMORY);
             tt__fail(ctx, TT_ERR_MEMORY, "out of memory");
@@ -1893,7 +1899,7 @@ TEST(allocation_failures)
         CHECK(ok && calls > 100);
         for (long n = 1; n <= calls; n++) {
             load_and_train(models[k], n, folder, &ok);
-            CHECK(!ok); /* none is ignored */
+            CHECK(!ok); /* no failure is ignored */
         }
     }
 }

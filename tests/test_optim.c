@@ -1,5 +1,5 @@
-/* Optimizers against float64 loops that follow torch.optim's documented formulas; schedules against closed
-   forms. */
+/* Optimizers compared with float64 loops of the formulas in torch.optim's documentation; schedules compared
+   with closed forms. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -7,8 +7,8 @@
 #include "tinytrain.h"
 #include "test.h"
 
-/* Two parameters, each pulled to a target by a mean squared error of its own: the gradient of element i is 2
-   (p_i - target_i) / n. */
+/* Two parameters, each pulled to a target by its own mean squared error: the gradient of element i is 2 (p_i
+   - target_i) / n. */
 enum { N_BIAS = 37, ROWS = 13, COLS = 331, N_WEIGHT = ROWS * COLS, STEPS = 20 };
 
 typedef struct reference {
@@ -17,7 +17,7 @@ typedef struct reference {
     double p[N_WEIGHT], m[N_WEIGHT], v[N_WEIGHT], g[N_WEIGHT];
 } reference;
 
-/* One step (number t, from 1) on r->g. Formulas: torch.optim.SGD, Adam and AdamW, documentation of PyTorch
+/* Takes step number t (from 1) with r->g. Formulas: torch.optim.SGD, Adam and AdamW, documentation of PyTorch
    2. */
 static void reference_step(reference *r, const tt_optimizer_options *o, double lr, double factor, int t)
 {
@@ -42,8 +42,8 @@ static void reference_step(reference *r, const tt_optimizer_options *o, double l
     }
 }
 
-/* Largest difference of parameters and of the norm, relative to their size, over STEPS steps with changing
-   targets and rates. */
+/* Returns the largest difference of parameters, relative to their size, over STEPS steps with changing
+   targets and rates. *norm_error: that of the norm. */
 static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bool decay_weight,
                               double *norm_error)
 {
@@ -82,7 +82,7 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
         tt_stats stats;
         for (int k = 0; k < 2; k++) {
             for (int i = 0; i < both[k]->n; i++) {
-                /* Every fifth step the gradient nearly vanishes. */
+                /* In every fifth step the gradient nearly vanishes. */
                 targets[k][i] = step % 5 ? test_uniform(&s) * 3 : (float)both[k]->p[i];
                 both[k]->g[i] = 2 * (both[k]->p[i] - targets[k][i]) / both[k]->n;
                 squares += both[k]->g[i] * both[k]->g[i];
@@ -144,7 +144,7 @@ TEST(adam)
     tt_optimizer_options o = tt_optimizer_options_default();
     CHECK(o.kind == TT_ADAMW && o.beta1 == 0.9f && o.beta2 == 0.999f && o.eps == 1e-8f &&
           o.weight_decay == 0.01f && !o.no_decay && o.clip_norm == 0);
-    /* Where the gradient vanishes, m / sqrt(v) at 1e-8 is decided by the last bits of float32. */
+    /* If the gradient vanishes, the last bits of float32 decide m / sqrt(v) with eps 1e-8. */
     o.eps = 1e-6f;
     CHECK_OPTIMIZER(&o, false, true, "adamw");
     o.weight_decay = 0.5f;
@@ -152,7 +152,7 @@ TEST(adam)
     o.clip_norm = 0.05f;
     CHECK_OPTIMIZER(&o, false, true, "adamw, clipped");
     o.kind = TT_ADAM;
-    /* A strong one holds elements at zero, where the float64 loop and any float32 one part. */
+    /* A strong decay keeps elements at zero, where the float64 loop and any float32 loop differ. */
     o.weight_decay = 0.01f;
     CHECK_OPTIMIZER(&o, false, true, "adam");
     o.clip_norm = 0;
@@ -182,7 +182,7 @@ TEST(decay_rules)
     CHECK_OPTIMIZER(&o, false, true, "biases do not decay");
 }
 
-/* One parameter 'p' of n elements, which a mean squared error pulls to the input 'target'. */
+/* A parameter 'p' of n elements that a mean squared error pulls to the input 'target'. */
 typedef struct pulled {
     tt_tape *t;
     tt_param *p;
@@ -198,8 +198,8 @@ static pulled pull(tt_context *ctx, int64_t n, tt_init_kind kind)
     return x;
 }
 
-/* The first step of Adam moves every element by lr, whatever the size of its gradient: only right with bias
-   correction. */
+/* Adam's first step moves every element by lr, whatever the size of its gradient, if the bias is
+   corrected. */
 TEST(bias_correction)
 {
     test_allocator a;
@@ -217,8 +217,8 @@ TEST(bias_correction)
     TEST_CLOSE(ctx, &a);
 }
 
-/* bf16-true: steps far below half a unit in the last place survive on average, and the same run gives the
-   same bits. */
+/* bf16-true: steps far below half a unit in the last place survive on average, and a second run has equal
+   bits. */
 TEST(stochastic_rounding_moves_bf16_weights)
 {
     enum { N = 8192, TINY_STEPS = 16 };
@@ -255,7 +255,7 @@ TEST(stochastic_rounding_moves_bf16_weights)
     CHECK(memcmp(values[0], values[1], sizeof values[0]) == 0);
 }
 
-/* Four micro-batches with an update at the end are one step on all rows, whatever the weights, and in a
+/* Four micro-batches and an update equal one step on all rows, for any weights, also with tt_step in a
    program that accumulates. */
 TEST(micro_batches_equal_one_batch)
 {
@@ -336,7 +336,7 @@ TEST(contradictory_options_are_refused_together)
     c.optimizer = tt_optimizer_options_default();
     c.optimizer.kind = TT_SGD;
     c.optimizer.nesterov = true;
-    c.optimizer.beta1 = 7; /* not SGD's business */
+    c.optimizer.beta1 = 7; /* SGD ignores it */
     CHECK(!tt_compile(x.t, x.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "optimizer options: nesterov needs a momentum above 0");
     CHECK(!strstr(tt_error(ctx), "beta1"));
@@ -356,9 +356,9 @@ TEST(contradictory_options_are_refused_together)
 }
 
 /* ------------------------------------------------------------------------------------------ loss scaling
-   y = x W1 W2 of two rows, all x 1/2, both weights the identity, error (y - target)^2: where target is
-   y - 4 g, the gradients of y, of x W1 (which is f16) and of both weights are all g. f16 holds 65504 at most:
-   40 overflows with a scale of 2048, and not with 1024. */
+   y = x W1 W2 with two rows; all x are 1/2, both weights the identity, the error is (y - target)^2. If target
+   is y - 4 g, the gradients of y, of x W1 (which is f16) and of both weights are g. The max of f16 is 65504:
+   g = 40 overflows with a scale of 2048, but not with 1024. */
 
 enum { WIDE = 4, PAIR = 2 };
 
@@ -411,9 +411,9 @@ static tt_status chain_set(chain *c, float g)
     return status == TT_OK ? tt_set(c->p, c->target, target, PAIR) : status;
 }
 
-/* A step with gradients of g. Where it is accumulated: of micro-batches whose mean that is, the first with a
-   gradient of 1; before their number is known, losses are divided by 4 instead of 2, so that the second has a
-   value of g as well. */
+/* Runs a step with gradients of g. With accumulation: two micro-batches with gradients 1 and 2 g - 1, whose
+   mean is g. As their number is not known in advance, losses are divided by 4 instead of 2, so that the
+   second has values of about g, too. */
 static tt_status chain_step(chain *c, float g, tt_stats *stats)
 {
     const float lr = 1e-4f;
@@ -425,7 +425,7 @@ static tt_status chain_step(chain *c, float g, tt_stats *stats)
     return status == TT_OK ? tt_update(c->p, lr, stats) : status;
 }
 
-/* Parameters and optimizer state: to be freed. */
+/* Copies parameters and optimizer state. The caller frees the copy. */
 static char *chain_state(const chain *c, size_t *bytes)
 {
     char *all = NULL;
@@ -444,8 +444,8 @@ static char *chain_state(const chain *c, size_t *bytes)
 
 static const char *const scaled[] = {"16-mixed", "16-true"};
 
-/* Six scales overflow, from 65536 to 2048; then every third good step doubles the scale, which the next step
-   takes back. */
+/* Six scales overflow, from 65536 to 2048; then every third good step doubles the scale, and the next step
+   halves it again. */
 TEST(loss_scale_falls_and_grows)
 {
     for (int k = 0; k < 4; k++) {
@@ -473,11 +473,11 @@ TEST(loss_scale_falls_and_grows)
             if (overflow) CHECK(stats.grad_norm == 0);
             else
                 CHECK_NEAR(stats.grad_norm, 40 * sqrt(2.0 * WIDE * WIDE),
-                           0.01 * 40 * sqrt(2.0 * WIDE * WIDE)); /* of the true gradient */
+                           0.01 * 40 * sqrt(2.0 * WIDE * WIDE)); /* norm of the true gradient */
             CHECK(stats.loss > 10 && isfinite(stats.loss));
         }
         CHECK(skipped == 8 && done == 7);
-        /* Good steps before it count no more. */
+        /* Good steps before an overflow no longer count. */
         CHECK(chain_step(&c, 100, &stats) == TT_OK && stats.loss_scale == 512 && stats.skipped == 9);
         for (int step = 0; step < 3; step++)
             CHECK(chain_step(&c, 40, &stats) == TT_OK && stats.loss_scale == (step < 2 ? 512 : 1024));
@@ -490,7 +490,7 @@ TEST(loss_scale_grows_where_nothing_overflows)
     static const struct { tt_loss_scale scale; float g; double after[5]; } rows[] = {
         {{1024, 2, 0.5f, 2}, 0.01f, {1024, 2048, 2048, 4096, 4096}},
         {{1, 16, 0.25f, 1}, 0.01f, {16, 256, 4096, 65536, 1048576}},
-        /* the most */
+        /* The max of the scale. */
         {{256, 1, 0.5f, 1}, 0.01f, {256, 256, 256, 256, 256}},
         {{0x1p39f, 2, 0.5f, 1}, 0, {0x1p40, 0x1p40, 0x1p40, 0x1p40, 0x1p40}},
         {{4096, 2, 0x1p-4f, 1}, 40, {256, 512, 1024, 2048, 128}}};
@@ -504,9 +504,8 @@ TEST(loss_scale_grows_where_nothing_overflows)
     }
 }
 
-/* A power of two is divided out without a trace, so that all scales that neither overflow nor underflow train
-   to the same bits; and what tt_get_gradient and the norm show is the gradient that 32-true has, up to f16's
-   rounding. */
+/* Dividing by a power of two loses nothing: all scales without overflow and underflow train to equal bits.
+   The gradient of tt_get_gradient and the norm equal those of 32-true up to f16's rounding. */
 TEST(loss_scale_leaves_true_gradients)
 {
     static const float scales[] = {1, 16, 1024};
@@ -542,7 +541,7 @@ TEST(loss_scale_leaves_true_gradients)
     }
 }
 
-/* An overflow that no scale helps against is an error, once, that names the gradient; nothing has changed,
+/* If no scale prevents an overflow, the step fails once and the error names the gradient. Nothing changes,
    and a better batch trains on. */
 TEST(loss_scale_has_a_floor)
 {
@@ -570,7 +569,7 @@ TEST(loss_scale_has_a_floor)
         CHECK(memcmp(before, after, n) == 0);
         free(before);
         free(after);
-        /* A loss that is not finite is one at any scale. */
+        /* A loss that is not finite is an error with any scale. */
         CHECK(chain_step(&c, NAN, &stats) == TT_ERR_NUMERIC);
         CHECK_ERROR(c.ctx, TT_ERR_NUMERIC, "is not finite; nothing was updated: check the inputs");
         if (c.accumulate) CHECK(tt_update(c.p, 0, &stats) == TT_ERR_NUMERIC);
@@ -580,8 +579,8 @@ TEST(loss_scale_has_a_floor)
     }
 }
 
-/* 16-true with gradients of 2^-12, of whose squares f16 would hold nothing: Adam's steps are of the learning
-   rate all the same. */
+/* 16-true with gradients of 2^-12, whose squares are 0 in f16: Adam's steps still have the size of the
+   learning rate. */
 TEST(optimizer_state_of_f16_weights)
 {
     enum { N = 4096, SMALL_STEPS = 40 };
@@ -655,7 +654,7 @@ TEST(precision_options)
         c.loss_scale = bad[k];
         CHECK(!tt_compile(x.t, x.loss, &c) && tt_error_code(ctx) == TT_ERR_ARGUMENT);
     }
-    c.precision = "bf16-mixed"; /* does not scale; nor does an evaluation */
+    c.precision = "bf16-mixed"; /* does not scale losses, nor does an evaluation */
     tt_program *program = tt_compile(x.t, x.loss, &c);
     CHECK(program != NULL);
     tt_program_free(program);
@@ -664,7 +663,7 @@ TEST(precision_options)
     program = tt_compile(x.t, x.loss, &c);
     CHECK(program != NULL);
 
-    const float large[3] = {1, -70000, 3}, infinite[3] = {INFINITY, 65519, NAN}; /* what f16 cannot hold */
+    const float large[3] = {1, -70000, 3}, infinite[3] = {INFINITY, 65519, NAN}; /* out of f16's range */
     CHECK(tt_param_set(x.p, large) == TT_OK && tt_allocate(program) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'p': element 1 is -70000, more than f16 can hold (65504)");
     CHECK(tt_param_set(x.p, infinite) == TT_OK && tt_allocate(program) == TT_OK &&

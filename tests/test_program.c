@@ -1,9 +1,9 @@
-/* Context, parameters, budget, optimizers and misuse: what tt_open, tt_param_*, tt_compile and the runs
-   promise. */
+/* Context, parameters, budget, optimizers and misuse: tests of tt_open, tt_param_*, tt_compile and the
+   runs. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#define TT__PIECES_FROM 1 /* what is small goes to the host's memory, too */
+#define TT__PIECES_FROM 1 /* small tensors, too, can be kept in the host's memory */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"

@@ -1,6 +1,6 @@
-/* Vision transformers: checkpoints in both spellings, sizes told by shapes, interpolated positions, images in
-   the trainer, and the memory ladder that bench/memory_ladder prints. Golden runs of ViT stand in
-   tests/test_models.c. */
+/* Vision transformers: checkpoints in both namings, sizes found from shapes, interpolated positions, images
+   in the trainer, and the memory ladder that bench/memory_ladder prints. tests/test_models.c has the golden
+   runs of ViT. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -8,7 +8,7 @@
 #include "tinytrain.h"
 #include "test.h"
 
-static tt_vit_config tiny(void) /* the sizes of the golden model */
+static tt_vit_config tiny(void) /* sizes of the golden model */
 {
     tt_vit_config c = tt_vit_config_default("Ti/16");
     c.image_size = 12;
@@ -77,7 +77,7 @@ TEST(save_and_reload_in_both_spellings)
         CHECK(strcmp(again.class_names[1], "a \"cat\"") == 0 && strcmp(again.class_names[2], "LABEL_2") == 0);
         same_parameters(ctx, other);
 
-        /* tensor by tensor what transformers, or torchvision, saved */
+        /* Each tensor equals the one that transformers, or torchvision, saved. */
         tt_safetensors *saved = tt_safetensors_open(ctx, path),
                        *reference = tt_safetensors_open(ctx, TEST_GOLDEN(torchvision
                                                                              ? "vit/torchvision.safetensors"
@@ -106,7 +106,7 @@ TEST(save_and_reload_in_both_spellings)
     }
 }
 
-TEST(sizes_told_by_shapes) /* a file alone, in both spellings */
+TEST(sizes_told_by_shapes) /* a file without config.json, in both namings */
 {
     for (int torchvision = 0; torchvision < 2; torchvision++) {
         test_allocator a, b;
@@ -161,7 +161,7 @@ TEST(positions_of_another_image_size)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Every third tensor of a file, from number `first` on, as a file of its own. */
+/* Writes every third tensor of a file, from number `first` on, into a new file. */
 static void write_shard(const tt_safetensors *s, int first, const char *path)
 {
     tt_tensor_info infos[64];
@@ -177,7 +177,7 @@ static void write_shard(const tt_safetensors *s, int first, const char *path)
     CHECK(tt_safetensors_end(w) == TT_OK);
 }
 
-TEST(checkpoint_in_shards) /* also with positions that are interpolated, and without config.json */
+TEST(checkpoint_in_shards) /* also with interpolated positions, and without config.json */
 {
     for (int torchvision = 0; torchvision < 2; torchvision++) {
         test_allocator a, b;
@@ -269,7 +269,8 @@ TEST(classes_keep_their_numbers)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A copy of the golden folder with a file's text changed; NULL: without that file. */
+/* Copies the golden folder with `old` in `file` replaced by `now`, or without `file` if `now` is NULL.
+   Returns the copy. */
 static const char *edited(const char *file, const char *old, const char *now)
 {
     static const char *const files[] = {"config.json", "model.safetensors"};
@@ -298,7 +299,7 @@ static const char *edited(const char *file, const char *old, const char *now)
     return folder;
 }
 
-/* A copy of the golden folder with a preprocessor_config.json of n bytes. */
+/* Copies the golden folder and adds a preprocessor_config.json of n bytes. Returns the copy. */
 static const char *preprocessed(const char *json, size_t n)
 {
     const char *folder = edited("config.json", "{", "{");
@@ -322,7 +323,7 @@ static void refused(const char *path, int image_size, int classes, tt_status sta
     TEST_CLOSE(ctx, &a);
 }
 
-/* As of BERT: names that two classes share, and what no config can hold. */
+/* Names shared by two classes, and values that no config can hold. */
 TEST(names_and_numbers_that_are_saved)
 {
     test_allocator a;
@@ -337,7 +338,7 @@ TEST(names_and_numbers_that_are_saved)
     m.config.std[1] = INFINITY;
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "std inf of channel 1");
-    m.config.std[1] = 1e-40f; /* which no preprocessor_config.json may say */
+    m.config.std[1] = 1e-40f; /* no preprocessor_config.json may hold this */
     CHECK(tt_vit_save(&m, folder) == TT_ERR_ARGUMENT && access(folder, F_OK) != 0);
     m.config.std[1] = 0.5f;
     strcpy(m.class_names[2], "\xFF");
@@ -435,14 +436,14 @@ TEST(broken_checkpoints)
     test_write(path, "{\"image_std\": [0.1, \"x\", 0.3]}", 30);
     refused(folder, 0, 0, TT_ERR_FORMAT, "\"image_std\" is a string; expected a number",
             "preprocessor_config.json");
-    /* more channels than there is room for */
+    /* More channels than the config has room for. */
     folder = edited("config.json", "\"num_channels\": 3", "\"num_channels\": 500");
     test_write(test_path(folder, "preprocessor_config.json"), "{\"do_normalize\": false}", 23);
     refused(folder, 0, 0, TT_ERR_ARGUMENT, "channels is 500, at most 4 are supported", "ViT config");
 }
 
 /* A model's preprocessor_config.json, as read and as saved again, gives the pixels of transformers'
-   processors to the last bit. */
+   processors bit for bit. */
 TEST(preprocessor_golden)
 {
     test_allocator a;
@@ -514,7 +515,7 @@ TEST(preprocessors_refused)
                 "preprocessor_config.json'");
 }
 
-TEST(preprocessor_of_another_image_size) /* the same share of an image is cropped */
+TEST(preprocessor_of_another_image_size) /* an equal share of an image is cropped */
 {
     static const char json[] = "{\"size\": 15, \"do_center_crop\": true, \"crop_size\": 12, \"resample\": 3}";
     test_allocator a;
@@ -531,7 +532,7 @@ TEST(preprocessor_of_another_image_size) /* the same share of an image is croppe
 
 TEST(configs)
 {
-    /* With 1000 classes, as published. */
+    /* Numbers of parameters with 1000 classes, as published. */
     static const struct { const char *size; int64_t parameters; } rows[] = {
         {"Ti/16", 5717416}, {"S/16", 22050664}, {"B/16", 86567656}, {"B/32", 88224232}, {"L/16", 304326632},
         {"H/14", 632045800}};
@@ -545,7 +546,7 @@ TEST(configs)
         for (int p = 0; p < ctx->n_params; p++) n += tt_param_size(ctx->params[p]);
         CHECK(n == rows[k].parameters);
         tt_vit_free(&m);
-        CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT); /* the parameters are there already */
+        CHECK(tt_vit_new(ctx, &m, &c) == TT_ERR_ARGUMENT); /* the parameters exist already */
         TEST_CLOSE(ctx, &a);
     }
     test_allocator a;
@@ -578,7 +579,7 @@ TEST(configs)
 
 enum { SIDE = 12, IMAGES = 6, IMAGE = SIDE * SIDE * 3 };
 
-/* Of class c the channel c is bright. */
+/* Draws images; those of class c have a bright channel c. */
 static void draw(uint8_t pixels[IMAGES * IMAGE], int32_t labels[IMAGES])
 {
     uint64_t random = 5;
@@ -652,7 +653,8 @@ TEST(unreadable_files_are_not_absent)
             if (status == TT_OK) tt_vit_free(&m);
             TEST_CLOSE(ctx, &a);
         }
-        CHECK(failures >= 2); /* config.json and preprocessor_config.json, and for 'o' the checkpoint */
+        /* config.json, preprocessor_config.json and, for 'o', the checkpoint. */
+        CHECK(failures >= 2);
     }
 }
 
@@ -674,7 +676,7 @@ TEST(learns_and_predicts)
     for (int k = 0; k < IMAGES; k++)
         CHECK(p[3 * k + labels[k]] > 0.7f && p[3 * k] + p[3 * k + 1] + p[3 * k + 2] > 0.999f);
     float one[3];
-    for (int k = 0; k < IMAGES; k++) { /* each alone as among others */
+    for (int k = 0; k < IMAGES; k++) { /* alone as among others */
         b = batch_of(pixels, labels, k, 1, true);
         CHECK(tt_predict(r, &b, one) == TT_OK);
         for (int c = 0; c < 3; c++) CHECK_NEAR(one[c], p[3 * k + c], 1e-5);
@@ -789,7 +791,7 @@ TEST(misuse)
     o.compile.train = false;
     o.max_seqs = 4;
     o.max_tokens = 16;
-    CHECK(tt_bert_new(ctx, &text, &c) != TT_OK); /* ViT's classifier is there */
+    CHECK(tt_bert_new(ctx, &text, &c) != TT_OK); /* ViT's classifier exists */
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'classifier.weight' exists already");
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
@@ -837,7 +839,7 @@ TEST(misuse_of_patches)
     CHECK_ERROR(ctx, TT_ERR_SHAPE, "expected one row more than there are images");
     tt_tape_free(t);
 
-    t = tt_tape_new(ctx); /* a position beyond the last patch is found in the run */
+    t = tt_tape_new(ctx); /* the run finds a position beyond the last patch */
     uint8_t image[2 * 192] = {0};
     int32_t position[10] = {0, 1, 2, 3, 4, 0, 1, 2, 3, 5}, start[3] = {0, 5, 10};
     tt_compile_options c = tt_compile_options_default();

@@ -1,4 +1,4 @@
-/* Allocations that fail, and files that are mutated. */
+/* Allocations that fail, and mutated files. */
 #pragma once
 
 /* --------------------------------------------------------------------------------- failures of allocation */
@@ -32,7 +32,8 @@ static bool use_everything(tt_context *ctx, const char *folder, const char *csv,
     return ok;
 }
 
-TEST(allocation_failures) /* each allocation fails once: an error that says so, nothing leaked, no crash */
+/* Each allocation fails once: an error says so, nothing leaks, nothing crashes. */
+TEST(allocation_failures)
 {
     char folder[600], path[800], csv[800], safetensors[800];
     make_imdb(folder);
@@ -55,7 +56,7 @@ TEST(allocation_failures) /* each allocation fails once: an error that says so, 
         tt_context *ctx = tt_open(&o);
         REQUIRE(ctx);
         a.fail_at = a.calls + n;
-        size_t before = tt_allocated_bytes(ctx); /* the context's own */
+        size_t before = tt_allocated_bytes(ctx); /* the context's own bytes */
         bool ok = use_everything(ctx, folder, csv, safetensors);
         CHECK(ok == !a.failed);
         if (!ok) CHECK_ERROR(ctx, TT_ERR_MEMORY, "memory");
@@ -79,7 +80,7 @@ static int64_t memory_size(void *user, void *file) { (void)user; return (int64_t
 static bool memory_read(void *user, void *file, uint64_t at, void *to, size_t n)
 {
     (void)user;
-    CHECK(at <= ((memory_file *)file)->n && n <= ((memory_file *)file)->n - at); /* never beyond its end */
+    CHECK(at <= ((memory_file *)file)->n && n <= ((memory_file *)file)->n - at); /* no read beyond the end */
     memcpy(to, ((memory_file *)file)->bytes + at, n);
     return true;
 }
@@ -156,7 +157,7 @@ TEST(fuzz)
             good[0] += parses(ctx, exact, n);
         } else if (kind == 1) {
             tt_safetensors *s = tt_safetensors_open(ctx, "fuzz");
-            /* All that it says is there can be read. */
+            /* All tensors that the header announces can be read. */
             for (int t = 0; s && t < tt_safetensors_count(s); t++) {
                 free(test_tensor(s, t));
                 CHECK(tt_safetensors_find(s, tt_safetensors_info(s, t)->name) == t);
@@ -187,7 +188,7 @@ TEST(fuzz)
         }
         free(exact);
     }
-    /* The mutations are not so strong that all is refused at once. */
+    /* The mutations are mild enough that some files are still read. */
     for (int i = 0; i < 4; i++) CHECK(good[i] > 20);
     CHECK(tt_allocated_bytes(ctx) == before);
     tt_close(ctx);

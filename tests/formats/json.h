@@ -6,7 +6,7 @@
 static bool parses(tt_context *ctx, const char *text, size_t n)
 {
     tt__json j;
-    char *exact = (char *)malloc(n ? n : 1); /* without a byte behind it, for the address sanitizer */
+    char *exact = (char *)malloc(n ? n : 1); /* without a byte after the text, for the address sanitizer */
     memcpy(exact, text, n);
     bool ok = tt__json_parse(&j, ctx, "text", 0, exact, n) == TT_OK;
     tt__json_free(&j);
@@ -134,7 +134,7 @@ TEST(json_errors)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Lookups and duplicates in an object of 50,000 keys; fails to end if they were quadratic. */
+/* Looks up keys and a duplicate in an object of 50,000 keys; quadratic lookups would not end. */
 TEST(json_many_keys)
 {
     test_allocator a;

@@ -3,7 +3,7 @@
 
 /* ------------------------------------------------------------------------------------------------- loader */
 
-static tt_dataset *words(tt_context *ctx, int n) /* text i has i * 37 % 29 words, from none on */
+static tt_dataset *words(tt_context *ctx, int n) /* text i has i * 37 % 29 words, perhaps 0 */
 {
     size_t capacity = (size_t)n * 100 + 100, used = 0;
     char *text = (char *)malloc(capacity);
@@ -22,7 +22,7 @@ typedef struct epoch_log { int micro, steps, seqs; int64_t *index; int *step_of;
 
 static void log_free(epoch_log *log) { free(log->index); free(log->step_of); free(log->micro_of); }
 
-/* Reads to the end of the epoch and checks every batch by itself. */
+/* Reads to the end of the epoch and checks every batch. */
 static epoch_log read_epoch(tt_loader *l, const tt_dataset *d, const tt_tokenizer *k,
                             const tt_loader_options *o, int64_t epoch, int64_t step)
 {
@@ -41,7 +41,7 @@ static epoch_log read_epoch(tt_loader *l, const tt_dataset *d, const tt_tokenize
             size_t bytes;
             const char *text = tt_dataset_text(d, b.index[i], &bytes);
             int length = tt_tokenize(k, text, bytes, want, o->max_length), from = b.seq_start[i];
-            /* complete, without padding */
+            /* The text is complete, without padding. */
             CHECK(b.seq_start[i + 1] - from == length && memcmp(b.ids + from, want, (size_t)length * 4) == 0);
             for (int p = 0; p < length; p++) CHECK(b.positions[from + p] == p && b.types[from + p] == 0);
             CHECK(b.labels[i] == tt_dataset_label(d, b.index[i]));
@@ -92,9 +92,9 @@ TEST(loader_batches)
                 CHECK(e.steps == expected && e.seqs == used);
                 for (int i = 0; i < e.seqs; i++) {
                     CHECK(!seen[e.index[i]]++);
-                    CHECK(e.step_of[i] == i / o.batch); /* all steps whole, but for the last */
+                    CHECK(e.step_of[i] == i / o.batch); /* each step is whole, except the last */
                     if (!shuffle) CHECK(e.index[i] == i);
-                    /* Longest first. */
+                    /* Longer texts come first. */
                     if (i && shuffle && o.window > 1 && e.step_of[i] == e.step_of[i - 1]) {
                         size_t n0, n1;
                         const char *t0 = tt_dataset_text(d, e.index[i - 1], &n0),
@@ -106,7 +106,7 @@ TEST(loader_batches)
                     }
                 }
                 if (threads == 0) { first = e; }
-                else { /* the same for any number of threads */
+                else { /* equal for any number of threads */
                     CHECK(first.seqs == e.seqs && first.micro == e.micro &&
                           memcmp(first.index, e.index, (size_t)e.seqs * sizeof *e.index) == 0 &&
                           memcmp(first.micro_of, e.micro_of, (size_t)e.seqs * sizeof(int)) == 0);
@@ -118,7 +118,7 @@ TEST(loader_batches)
                 if (shuffle && o.batch < 100)
                     CHECK(memcmp(first.index, second.index, (size_t)first.seqs * sizeof *first.index) != 0);
                 log_free(&again);
-                for (int step = expected; step >= 0; step -= 2) { /* seek equals reading */
+                for (int step = expected; step >= 0; step -= 2) { /* a seek equals reading up to there */
                     epoch_log rest = read_epoch(l, d, k, &o, 1, step);
                     int skip = step * o.batch < second.seqs ? step * o.batch : second.seqs;
                     CHECK(rest.seqs == second.seqs - skip && rest.steps == expected - step);
@@ -138,8 +138,8 @@ TEST(loader_batches)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A table that lists class after class, of texts that are cut to the same length: steps that hold one class
-   only are as rare as by chance. With halves and 16 texts a step, chance gives 2^-15 a step. */
+/* A table lists one class after the other, with texts cut to equal lengths. Steps with one class only are as
+   rare as by chance, which gives 2^-15 a step for two equal classes and 16 texts a step. */
 TEST(loader_mixes_texts_of_the_same_length)
 {
     test_allocator a;
@@ -172,7 +172,8 @@ TEST(loader_mixes_texts_of_the_same_length)
     TEST_CLOSE(ctx, &a);
 }
 
-/* greedy: each is full, in sequences or tokens, or ends its step; length buckets; seeds */
+/* Micro-batches are greedy: each is full, in sequences or in tokens, or ends its step. Also checks length
+   buckets and seeds. */
 TEST(loader_micro_batches)
 {
     test_allocator a, b;
@@ -193,12 +194,12 @@ TEST(loader_micro_batches)
     while (more) {
         bool got = tt_loader_next(l, &x), got2 = tt_loader_next(m, &y);
         if (got && got2 && x.seqs && y.seqs) differ += x.index[0] != y.index[0];
-        /* The next is no longer than the last. */
+        /* The next text is no longer than this micro-batch's last text. */
         if (got && !x.last_of_step && x.seqs < 7) {
             full_tokens++;
             CHECK(x.rows + (x.seq_start[x.seqs] - x.seq_start[x.seqs - 1]) > 100);
         }
-        /* Within a window, steps are not in order of length. */
+        /* Within a window, steps are not sorted by length. */
         if (got && first && ++steps % 4 != 1) longer += x.seq_start[1] > longest;
         if (got && first) longest = x.seq_start[1];
         first = got && x.last_of_step;
@@ -258,8 +259,9 @@ TEST(loader_micro_batches)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A step is dealt out to the groups of the tree of sums: the same micro-batches for any number of data ranks,
-   none lost, as many for each group as there are sequences, of like numbers of tokens. */
+/* A step is divided over the groups of the tree of sums. Its micro-batches are equal for any number of data
+   ranks, and no text is lost. Each group gets equally many micro-batches (in a short step, one text per
+   micro-batch), with similar numbers of tokens. */
 TEST(loader_deals_out_to_groups)
 {
     test_allocator a;
@@ -301,7 +303,8 @@ TEST(loader_deals_out_to_groups)
                   memcmp(rest.index, e.index + skip, (size_t)rest.seqs * sizeof *e.index) == 0);
             log_free(&rest);
             int most = 0, more = 0;
-            double largest = 0, all = 0; /* of the tokens that ranks wait for, if each has a micro-batch */
+            /* Tokens that ranks wait for and tokens in use, in steps with several texts per micro-batch. */
+            double largest = 0, all = 0;
             for (int at = 0; at < N;) {
                 bool in[N] = {false};
                 int n = 0, parts = 0, tokens[N] = {0}, peak = 0;
@@ -311,7 +314,8 @@ TEST(loader_deals_out_to_groups)
                     size_t bytes;
                     int32_t ids[30];
                     const char *text = tt_dataset_text(d, e.index[q], &bytes);
-                    CHECK(in[plain.index[q]] && plain.step_of[q] == e.step_of[q]); /* a step has the same */
+                    /* The step holds the same texts without groups. */
+                    CHECK(in[plain.index[q]] && plain.step_of[q] == e.step_of[q]);
                     tokens[m] += tt_tokenize(k, text, bytes, ids, 30);
                     peak = tokens[m] > peak ? tokens[m] : peak;
                     parts = m + 1;
@@ -350,7 +354,7 @@ TEST(loader_deals_out_to_groups)
     TEST_CLOSE(ctx, &a);
 }
 
-/* What a trainer must have room for is what the texts need, not what max_length would allow. */
+/* A trainer needs room for what the texts need, not for what max_length would allow. */
 TEST(loader_capacity_is_that_of_the_texts)
 {
     test_allocator a;
@@ -402,7 +406,7 @@ TEST(loader_capacity_is_that_of_the_texts)
                 parts += !b.last_of_step;
             }
         }
-        /* it is not far from what is used */
+        /* The capacity is close to the tokens in use. */
         if (c[i].shuffle && !c[i].tokens) CHECK(most > tt_loader_max_tokens(l) * 9 / 10);
         if (!tt_loader_accumulates(l)) CHECK(parts == 0);
         tt_loader_free(l);

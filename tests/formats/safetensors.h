@@ -84,7 +84,7 @@ TEST(safetensors_round_trip)
           strcmp(tt_safetensors_metadata(s, "format"), "pt") == 0 && !tt_safetensors_metadata(s, "x"));
     tt_safetensors_close(s);
 
-    /* the same bytes once more; no tensors at all */
+    /* Writes the same bytes once more; then a file without tensors. */
     size_t n, m;
     char *first = test_read(path, &n);
     w = tt_safetensors_begin(ctx, path, t, TEST_COUNT(t), metadata);
@@ -119,7 +119,7 @@ TEST(safetensors_numbers)
         memcpy(data.bytes + n, v_, sizeof v_); \
         n += sizeof v_; \
     } while (0)
-    PUT(uint8_t, 0, 255, 3); /* an odd start, so that the others lie unaligned */
+    PUT(uint8_t, 0, 255, 3); /* an odd size, so that the later tensors are unaligned */
     PUT(double, 1.5, -2.25, 1e300, HUGE_VAL);
     PUT(float, 1.25f, -0.0f);
     PUT(uint16_t, 0x3F80, 0xFF80);
@@ -260,8 +260,8 @@ TEST(safetensors_hostile)
     CHECK(tt_safetensors_open(ctx, "/nonexistent/x.safetensors") == NULL);
     CHECK_ERROR(ctx, TT_ERR_FILE, "cannot open '/nonexistent/x.safetensors'");
 
-    /* keys and offsets in any order, empty tensors anywhere between, spaces behind, unknown keys: all
-       legal */
+    /* Keys and offsets in any order, empty tensors anywhere between, trailing spaces and unknown keys are all
+       legal. */
     write_header(path,
                  "{" T_("z", "F32", "[1]", 4, 8) "," T_("e", "F32", "[5,0]", 4, 4) ","
                  T_("a", "F4", "[8]", 0, 4) ",\"__metadata__\":{}}   ", data, 8, -1);
@@ -279,7 +279,7 @@ TEST(safetensors_hostile)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(safetensors_null_metadata) /* as safetensors reads it: there is none */
+TEST(safetensors_null_metadata) /* means no metadata, as in the library safetensors */
 {
     static const char header[] = "{\"__metadata__\":null," T_("a", "U8", "[2]", 0, 2) "}";
     char file[200] = {0};
@@ -296,7 +296,7 @@ TEST(safetensors_null_metadata) /* as safetensors reads it: there is none */
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(safetensors_truncated) /* at every byte, and with every byte too many */
+TEST(safetensors_truncated) /* to each number of bytes */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -314,7 +314,8 @@ TEST(safetensors_truncated) /* at every byte, and with every byte too many */
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(safetensors_cut_off_while_read) /* by another program: an error of that read, which says where */
+/* Another program cuts the file off: the read fails, and the error says where. */
+TEST(safetensors_cut_off_while_read)
 {
     enum { N = 50000 };
     static const char header[] = "{" T_("w", "F32", "[50000]", 0, 200000) ","
@@ -345,10 +346,10 @@ TEST(safetensors_cut_off_while_read) /* by another program: an error of that rea
         snprintf(said, sizeof said, "cut', byte %lld: the file was cut off while it was read",
                  (long long)cuts[k]);
         CHECK_ERROR(ctx, TT_ERR_FILE, said);
-        if (left >= 100000) /* what is there can be read */
+        if (left >= 100000) /* the bytes that are left can be read */
             CHECK(tt_safetensors_read_f32(s, 0, 24990, 10, to) == TT_OK && to[9] == 24999);
     }
-    write_header(path, header, data, 400000, -1); /* the same file, whole again */
+    write_header(path, header, data, 400000, -1); /* the whole file again */
     CHECK(tt_safetensors_read_f32(s, 0, 0, N, to) == TT_OK && to[N - 1] == N - 1);
     tt_safetensors_close(s);
     free(integers);
@@ -357,7 +358,8 @@ TEST(safetensors_cut_off_while_read) /* by another program: an error of that rea
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(a_pipe_is_refused) /* at once, although nobody writes to it; a reader that waits for one is killed */
+/* A pipe without a writer is refused at once; the alarm ends a reader that waits for one. */
+TEST(a_pipe_is_refused)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -461,7 +463,7 @@ TEST(safetensors_write_faults)
     }
 }
 
-TEST(safetensors_many) /* 20,000 tensors, in reverse order of their places */
+TEST(safetensors_many) /* 20,000 tensors, in reverse order of their offsets */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);

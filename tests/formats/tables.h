@@ -94,7 +94,7 @@ TEST(dataset_table)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Text files that are not UTF-8 are refused before anything is read of them. */
+/* Text files in other encodings than UTF-8 are refused before any of their text is used. */
 TEST(texts_of_other_encodings_are_refused)
 {
     static const struct { const char *text; size_t bytes; const char *error; } rows[] = {
@@ -135,7 +135,7 @@ TEST(texts_of_other_encodings_are_refused)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Lines that end by CR; columns that something else separates; quotes that are characters like others. */
+/* Lines that end with CR; columns with another separator; quotes that are ordinary characters. */
 TEST(tables_of_other_programs)
 {
     test_allocator a;
@@ -177,13 +177,13 @@ TEST(tables_of_other_programs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* They are numbered by value where all are numbers, else in byte order. */
+/* Classes are numbered by value if all labels are numbers, otherwise in byte order. */
 TEST(labels_that_are_numbers)
 {
     static const struct { const char *rows, *names; } of[] = {
         {"a\t10\nb\t-1\nc\t2\nd\t0\ne\t1\nf\t10\n", "-1 0 1 2 10 "},
         {"a\t1.5\nb\t-10\nc\t+2\nd\t1.25\ne\t10.\nf\t10.\n", "-10 1.25 1.5 +2 10. "},
-        {"a\t01\nb\t1\nc\t0\nd\t-0\n", "-0 0 01 1 "}, /* of one value: by their bytes */
+        {"a\t01\nb\t1\nc\t0\nd\t-0\n", "-0 0 01 1 "}, /* equal values: in byte order */
         {"a\t10\nb\t9\nc\tx\n", "10 9 x "},
         {"a\t10\nb\t9\nc\t9a\n", "10 9 9a "},
         {"a\t10\nb\t9\nc\t-\n", "- 10 9 "},
@@ -205,7 +205,7 @@ TEST(labels_that_are_numbers)
         for (int c = 0; c < classes; c++) sorted[c] = tt_dataset_class_name(d, classes - 1 - c);
         tt_sort_class_names(sorted, classes);
         for (int c = 0; c < classes; c++) CHECK(sorted[c] == tt_dataset_class_name(d, c));
-        for (int i = 0; i < tt_dataset_count(d); i++) { /* each text has its own label still */
+        for (int i = 0; i < tt_dataset_count(d); i++) { /* each text still has its label */
             const char letter[] = {'\n', *tt_dataset_text(d, i, NULL), '\t', 0};
             const char *row = strstr(text, letter) + 3;
             const char *name = tt_dataset_class_name(d, tt_dataset_label(d, i));
@@ -219,8 +219,8 @@ TEST(labels_that_are_numbers)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The rows of a table for validation are those whose split says so, under any of four names; none are passed
-   over in silence. */
+/* The rows of a table for validation are those whose split has any of four names. A row with an unknown split
+   is an error, never skipped in silence. */
 TEST(table_with_validation_rows)
 {
     test_allocator a;
@@ -238,7 +238,8 @@ TEST(table_with_validation_rows)
         CHECK(tt_dataset_count(d) == 4 && tt_dataset_classes(d) == 2);
         CHECK(row_is(d, 0, "b", 1) && row_is(d, 1, "e", 0) && row_is(d, 2, "f", 1) && row_is(d, 3, "g", 0));
         tt_dataset_free(d);
-        for (int without = 0; without < 2; without++) { /* none: an empty dataset, which no loader takes */
+        /* Without such rows the dataset is empty, and no loader takes it. */
+        for (int without = 0; without < 2; without++) {
             const char *text = without ? plain : none;
             d = table(ctx, "n.csv", text, strlen(text), wanted[k], k ? NULL : classes, k ? 0 : 2);
             REQUIRE(d);
@@ -261,7 +262,7 @@ TEST(table_with_validation_rows)
         CHECK_ERROR(ctx, TT_ERR_FORMAT, "line 3: the split is 'unsupervised'; expected train, validation (or "
                     "valid, val, dev) or test");
     }
-    /* by a name of its own */
+    /* A split with another name. */
     tt_dataset *d = table(ctx, "o.csv", other, sizeof other - 1, "unsupervised", NULL, 0);
     REQUIRE(d);
     CHECK(tt_dataset_count(d) == 1 && row_is(d, 0, "b", 0));
@@ -312,7 +313,7 @@ TEST(table_options)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Without a split column, "train" and "test" share the rows out: each row is in one of them, a tenth of each
+/* Without a split column, "train" and "test" share the rows: each row is in one of them, a tenth of each
    class in "test". */
 TEST(table_without_split_is_divided)
 {
@@ -374,7 +375,7 @@ TEST(dataset_imdb)
     REQUIRE(d);
     CHECK(tt_dataset_count(d) == 24 && tt_dataset_classes(d) == 2);
     CHECK(strcmp(tt_dataset_class_name(d, 0), "neg") == 0 && strcmp(tt_dataset_class_name(d, 1), "pos") == 0);
-    /* 0_, 10_, 11_, 1_ */
+    /* The order of files is 0_, 10_, 11_, 1_. */
     CHECK(row_is(d, 0, "train bad 0", 0) && row_is(d, 1, "train bad 10", 0) &&
           row_is(d, 3, "train bad 1", 0) && row_is(d, 12, "train good 0", 1));
     tt_dataset_free(d);
@@ -428,7 +429,7 @@ TEST(dataset_imdb)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Each call of the C library and each allocation fails once: a sentence that names the file and says why. */
+/* Each call of the C library and each allocation fails once: the error names the file and the reason. */
 TEST(imdb_faults)
 {
     static const struct { char kind; const char *says; } faults[] = {
@@ -467,7 +468,7 @@ TEST(imdb_faults)
         CHECK(tt_allocated_bytes(ctx) == before && n < 100);
     }
     char path[800];
-    /* In the place of a review, what is no file. */
+    /* A folder in place of a review. */
     snprintf(path, sizeof path, "%s/train/pos/3_10.txt", folder);
     CHECK(remove(path) == 0 && mkdir(path, 0777) == 0);
     CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why), "pos/3_10.txt' is no regular file");
@@ -506,7 +507,7 @@ TEST(dataset_texts)
     CHECK(strcmp(tt_dataset_text(d, 1, &bytes), "") == 0 && bytes == 0);
     CHECK(row_is(d, 2, "long", 1) && row_is(d, 3, "d", 0));
     CHECK(strcmp(tt_dataset_class_name(d, 1), "yes") == 0);
-    tt_dataset *part = tt_dataset_split(d, 2); /* one of each class */
+    tt_dataset *part = tt_dataset_split(d, 2); /* one text of each class */
     REQUIRE(part);
     CHECK(tt_dataset_label(part, 0) != tt_dataset_label(part, 1) && tt_dataset_count(d) == 2);
     tt_dataset_free(part);

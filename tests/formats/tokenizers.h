@@ -1,4 +1,4 @@
-/* Tokenizers and their files, beside what transformers made of the same texts. */
+/* Tokenizers and their files, compared with what transformers made of the same texts. */
 #pragma once
 
 /* ---------------------------------------------------------------------------------------------- tokenizer */
@@ -36,7 +36,7 @@ static void golden(const char *vocab, const char *cases, bool lowercase)
         size_t bytes = unescape(line, (size_t)(tab - line), text);
         for (char *p = tab; p < end; wanted++) want[wanted] = (int32_t)strtol(p, &p, 10);
         long calls = a.calls;
-        /* Every length that cuts. */
+        /* Tries every length that cuts the text. */
         for (int max = 1000; max >= 2; max = max == 1000 ? wanted + 1 : max - 1) {
             int have = tt_tokenize(k, text, bytes, got, max), expected = max < wanted ? max : wanted;
             bool same = have == expected && got[have - 1] == want[wanted - 1] &&
@@ -55,7 +55,7 @@ static void golden(const char *vocab, const char *cases, bool lowercase)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A field of a line up to a tab or the line's end; *at: behind that. */
+/* Returns the field that begins at *at and ends at a tab or at the line's end. *at moves past the field. */
 static char *field(const char **at, const char *end, size_t *bytes)
 {
     const char *begin = *at, *stop = begin;
@@ -66,7 +66,8 @@ static char *field(const char **at, const char *end, size_t *bytes)
     return text;
 }
 
-/* The text of ids that come `each` at a time is that of all; at most `most` are kept to be decoded again. */
+/* Checks that the texts of ids put `each` at a time add up to the text of all ids, and that the stream keeps
+   at most `most` ids for decoding again. */
 static bool stream_is_text(const tt_tokenizer *k, const int32_t *ids, int64_t n, int64_t each, bool skip,
                            int most)
 {
@@ -79,7 +80,8 @@ static bool stream_is_text(const tt_tokenizer *k, const int32_t *ids, int64_t n,
         const int64_t now = i + each < n ? each : n - i;
         const char *text = i < n ? tt_decode_stream_put(s, ids + i, now, &more)
                          : tt_decode_stream_end(s, &more);
-        same = text && at + more <= (size_t)bytes && (s->n <= most || s->runs); /* which are waited for */
+        /* A stream waits for the end of a run of single-byte tokens, however long. */
+        same = text && at + more <= (size_t)bytes && (s->n <= most || s->runs);
         if (same) memcpy(made + at, text, more);
         at += more;
         if (i >= n) break;
@@ -91,8 +93,8 @@ static bool stream_is_text(const tt_tokenizer *k, const int32_t *ids, int64_t n,
     return same;
 }
 
-/* golden/make_bpe.py's: of each text the ids, with those around it, and the texts of these with and without
-   special tokens. */
+/* Checks the cases of golden/make_bpe.py: for each text the ids, with special tokens around them, and the
+   texts of these ids with and without special tokens. */
 static void golden_bpe(const char *folder)
 {
     test_allocator a;
@@ -131,7 +133,7 @@ static void golden_bpe(const char *folder)
             free(to);
             free(back[skip]);
         }
-        const int cut = tt_tokenize(k, text, bytes, got, 5); /* which may have no room for those around it */
+        const int cut = tt_tokenize(k, text, bytes, got, 5); /* may leave no room for special tokens */
         CHECK(cut >= 0 && cut <= 5 && (cut < 5 || wanted >= 5));
         free(text);
         free(list);
@@ -156,8 +158,9 @@ TEST(tokenizer_golden_bpe)
     }
 }
 
-/* Text of random ids, as untrained models give them, with characters in pieces and bytes that are none: as
-   they come it is the text of all, and what is decoded again for each does not grow with their number. */
+/* Decodes random ids, as untrained models give them, with split characters and invalid bytes. The texts of
+   ids that come one at a time add up to the text of all ids, and the number of ids decoded again for each
+   does not grow. */
 TEST(text_of_ids_that_come)
 {
     static const char *const kinds[] = {"gpt2", "llama3", "qwen2", "llama2", "mistral", "metaspace", "t5",
@@ -172,7 +175,7 @@ TEST(text_of_ids_that_come)
         snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN("bpe"), kinds[kind]);
         tt_tokenizer *k = tt_tokenizer_load(ctx, folder);
         REQUIRE(k != NULL);
-        const int size = tt_tokenizer_size(k), e2 = tt_tokenizer_find(k, "\xc3\xa2"); /* byte E2 */
+        const int size = tt_tokenizer_size(k), e2 = tt_tokenizer_find(k, "\xc3\xa2"); /* token of byte E2 */
         const int space = kind % 3 ? 4 : 0;
         for (int round = 0; round < 4; round++) { /* any ids; bytes; one byte that begins a character; few */
             for (int i = 0; i < N; i++) {
@@ -186,7 +189,7 @@ TEST(text_of_ids_that_come)
                 CHECK(stream_is_text(k, ids, N / 4, 7, skip, 70));
             }
         }
-        tt_decode_stream *s = tt_decode_stream_new(k, true); /* memory that ends */
+        tt_decode_stream *s = tt_decode_stream_new(k, true); /* allocation number `at` fails */
         bool done = false;
         for (long at = 1; !done && s; at++) {
             size_t bytes;
@@ -201,8 +204,8 @@ TEST(text_of_ids_that_come)
     }
 }
 
-/* A tokenizer.json cut off, or with bytes that are others: it loads, and then takes any text, or says why
-   not. The same where an allocation fails. */
+/* A tokenizer.json that is cut off or has changed bytes: it loads, and then takes any text, or the error says
+   why not. A failed allocation is reported as well. */
 TEST(tokenizer_bpe_damaged)
 {
     static const char *const kinds[] = {"gpt2", "llama2", "mistral", "llama3", "big_bird", "t5", "albert",
@@ -257,7 +260,7 @@ TEST(tokenizer_bpe_damaged)
     CHECK(loaded > 0 && refused > 0);
 }
 
-/* What a tokenizer was loaded from is saved as it was, and nothing else of its folder. */
+/* The files that a tokenizer was loaded from are saved unchanged, and nothing else of its folder. */
 TEST(tokenizer_files_are_kept)
 {
     static const struct { const char *name, *text; } files[] = {
@@ -283,8 +286,8 @@ TEST(tokenizer_files_are_kept)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Folders whose tokenizer_config.json names a class that AutoTokenizer of transformers 5 makes anew: its ids
-   (golden/compare_bpe.py). */
+/* tokenizer_config.json names a class that AutoTokenizer of transformers 5 builds anew: the ids are those of
+   that class (golden/compare_bpe.py). */
 TEST(tokenizer_classes_of_transformers)
 {
 #define LLAMA "\"tokenizer_class\":\"LlamaTokenizer\""
@@ -296,7 +299,7 @@ TEST(tokenizer_classes_of_transformers)
         {"llama2", LLAMA ",\"legacy\":null,\"add_prefix_space\":null", "llama", " a", 2, {1, 335}},
         {"llama2", LLAMA ",\"add_prefix_space\":false", "llama", "a  b", 4, {1, 289, 316, 350}},
         {"llama2", "\"tokenizer_class\":\"LlamaTokenizerFast\"", "llama", " a", 2, {1, 335}},
-        {"llama2", LLAMA, "mistral", " a", 3, {1, 316, 335}}, /* the file's */
+        {"llama2", LLAMA, "mistral", " a", 3, {1, 316, 335}}, /* the file's own ids */
         {"llama2", "\"legacy\":false", "llama", " a", 3, {1, 316, 335}},
         {"llama2", "\"tokenizer_class\":\"PreTrainedTokenizerFast\"", "llama", " a", 3, {1, 316, 335}},
         {"gpt2", "\"add_prefix_space\":true", "gpt2", "</s>cd", 6, {424, 15, 83, 30, 67, 68}},
@@ -334,7 +337,7 @@ TEST(tokenizer_classes_of_transformers)
     }
 }
 
-/* Each normalizer reads what the one before has written, also where some between leave the text in place. */
+/* Each normalizer reads the output of the normalizer before it, even if one between them changes nothing. */
 TEST(tokenizer_normalizers_in_turn)
 {
     static const char json[] =
@@ -347,7 +350,7 @@ TEST(tokenizer_normalizers_in_turn)
         "\"vocab\":[[\"<unk>\",0],[\"z\",-1],[\"e\",-1],[\"s\",-1],[\"i\",-1]]}}";
     static const struct { const char *text; int n; int32_t ids[8]; } rows[] = {
         {" x\xc3\x89 ", 5, {1, 1, 1, 1, 2}},            /* x, E with an acute */
-        {"\xcc\x81 e\xcc\x81\xcc\xa3", 2, {0, 2}},      /* a mark alone, a space, marks behind a letter */
+        {"\xcc\x81 e\xcc\x81\xcc\xa3", 2, {0, 2}},      /* a mark alone, a space, marks after a letter */
         {"\xe2\x93\x94\xef\xbc\xb3\xc4\xb0", 3, {2, 3, 4}}, /* e in a circle, a wide S, I with a dot */
         {"\xcc\x81", 0, {0}}, /* a mark alone */ {"\xff", 1, {0}}};
     test_allocator a;
@@ -366,7 +369,7 @@ TEST(tokenizer_normalizers_in_turn)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Files of Unigram that are refused, and folders without a tokenizer. */
+/* Unigram files that are refused, and folders without a tokenizer. */
 TEST(tokenizer_unigram_refused)
 {
 #define MODEL(unk, vocab) "\"model\":{\"type\":\"Unigram\",\"unk_id\":" unk ",\"vocab\":[" vocab "]}}"
@@ -423,8 +426,8 @@ TEST(tokenizer_golden_cased)
     golden(TEST_GOLDEN("vocab_cased.txt"), TEST_GOLDEN("tokens_cased.tsv"), false);
 }
 
-/* The vocabulary of point_vocabulary() in golden/make_tokens.py: its ids tell the characters of words.
-   Empty lines stand for code points that can be no token. */
+/* Writes the vocabulary of point_vocabulary() in golden/make_tokens.py, whose ids identify the characters of
+   words. Empty lines replace code points that can be no token. Returns the file's path. */
 static const char *point_vocabulary(void)
 {
     const char *path = test_path(test_folder(), "vocab.txt");
@@ -442,7 +445,8 @@ static const char *point_vocabulary(void)
     return path;
 }
 
-/* The classes of `tokenizers` are of several versions of Unicode, and it sorts the marks of uncased text. */
+/* The library `tokenizers` takes its character classes from several versions of Unicode, and sorts the
+   combining marks of uncased text. */
 TEST(tokenizer_nasty_strings)
 {
     const char *vocab = point_vocabulary();
@@ -450,7 +454,8 @@ TEST(tokenizer_nasty_strings)
     golden(vocab, TEST_GOLDEN("points_cased.tsv"), false);
 }
 
-/* A vocab.txt as tokenizer.json, as transformers 5 saves it; of an older version, which says less. */
+/* Writes a vocab.txt as the tokenizer.json that transformers 5 saves; older: that an older version saves,
+   with fewer keys. */
 static void write_as_json(const char *folder, const char *vocab, bool lowercase, bool older)
 {
     size_t n;
@@ -485,8 +490,8 @@ static void write_as_json(const char *folder, const char *vocab, bool lowercase,
     free(json);
 }
 
-/* A tokenizer.json without vocab.txt gives the ids of that vocab.txt, has its special tokens,
-    and is saved. */
+/* A tokenizer.json without vocab.txt gives the ids of that vocab.txt, has its special tokens, and is
+   saved. */
 TEST(wordpiece_of_a_tokenizer_json)
 {
     char folder[600], saved[600], case_path[600];
@@ -552,7 +557,8 @@ TEST(wordpiece_of_a_tokenizer_json)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(tokenizer_code_points) /* all 1,112,064; golden/compare_tokens.py tells which ones of a block differ */
+/* All 1,112,064 code points; golden/compare_tokens.py names those of a block that differ. */
+TEST(tokenizer_code_points)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -586,7 +592,8 @@ TEST(tokenizer_code_points) /* all 1,112,064; golden/compare_tokens.py tells whi
     TEST_CLOSE(ctx, &a);
 }
 
-/* White space at the end of a line is dropped, as `tokenizers` does it; saving changes nothing more. */
+/* White space at the end of a line is dropped, as in the library `tokenizers`; saving changes nothing
+   else. */
 TEST(tokenizer_vocabulary_line_ends)
 {
     test_allocator a;
@@ -619,7 +626,7 @@ TEST(tokenizer_vocabulary_line_ends)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(tokenizer_special_tokens) /* those of the vocabulary; what it lacks is text */
+TEST(tokenizer_special_tokens) /* special tokens of the vocabulary; missing ones are read as text */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -632,7 +639,7 @@ TEST(tokenizer_special_tokens) /* those of the vocabulary; what it lacks is text
     REQUIRE(k);
     CHECK(tt_tokenize(k, text, sizeof text - 1, ids, 16) == TEST_COUNT(want));
     CHECK(memcmp(ids, want, sizeof want) == 0);
-    CHECK(tt_tokenize(k, "[SEP]", 4, ids, 16) == 4 && ids[1] == 6 && ids[2] == 0); /* without "]" */
+    CHECK(tt_tokenize(k, "[SEP]", 4, ids, 16) == 4 && ids[1] == 6 && ids[2] == 0); /* cut before "]" */
     tt_tokenizer_free(k);
     TEST_CLOSE(ctx, &a);
 }
@@ -664,10 +671,10 @@ TEST(tokenizer_vocabulary)
                       "b \xE2\x82 b\xED\xA0\x80 \xF0\x9F\x98",
                       14, ids, 16) == 5 &&
           ids[1] == 7 && ids[2] == 11 && ids[3] == 6);
-    CHECK(tt_tokenize(k, "a\0b", 3, ids, 16) == 4 && ids[1] == 7 && ids[2] == 11); /* so is NUL */
+    CHECK(tt_tokenize(k, "a\0b", 3, ids, 16) == 4 && ids[1] == 7 && ids[2] == 11); /* NUL is dropped */
     CHECK(tt_tokenize(k, NULL, 0, ids, 2) == 2 && ids[0] == 2 && ids[1] == 3);
     CHECK(tt_tokenize(k, "a", 1, ids, 1) == 0);
-    /* Cut only after the whole word is known to be [UNK]. */
+    /* The text is cut only after the whole word is known to be [UNK]. */
     CHECK(tt_tokenize(k, "aaaac", 5, ids, 4) == 3 && ids[1] == 1);
     tt_tokenizer_free(k);
     tt_tokenizer_free(NULL);
@@ -686,7 +693,7 @@ TEST(tokenizer_vocabulary)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Ids of more than 16 bits, in the loader's cache too; the slots of the hash table. */
+/* Ids of more than 16 bits, also in the loader's cache; the slots of the hash table. */
 TEST(tokenizer_large_vocabulary)
 {
     test_allocator a;

@@ -1,4 +1,4 @@
-/* Compiling and running: builds are pure, options and misuse, numbers that are not finite. */
+/* Compiling and running: pure builds, options and misuse, numbers that are not finite. */
 #pragma once
 
 /* -------------------------------------------------------------------------------------------------- build */
@@ -27,7 +27,7 @@ static bool same_built(const tt__built *a, const tt__built *b)
     return same;
 }
 
-/* build depends on its arguments alone and changes nothing: any number of choices can be tried. */
+/* tt__build depends only on its arguments and changes nothing, so that any number of choices can be tried. */
 TEST(builds_are_pure)
 {
     enum { CHOICES = 8 };
@@ -35,7 +35,7 @@ TEST(builds_are_pure)
     model m;
     tt_context *ctx = test_open(&a);
     REQUIRE(model_params(ctx) && model_record(ctx, &m));
-    tt_program *program = model_compile(&m, false, "32-true", false); /* whose arena must stay as it is */
+    tt_program *program = model_compile(&m, false, "32-true", false); /* its arena must not change */
     REQUIRE(program != NULL);
     const tt__arena arena = *program->arena;
     for (int precision = 0; precision < 2; precision++) {
@@ -67,7 +67,7 @@ TEST(builds_are_pure)
         CHECK(tt_allocated_bytes(ctx) == before && memcmp(was, m.t->values, values) == 0);
         free(was);
 
-        long calls = a.calls, failed = 0; /* each allocation fails in turn */
+        long calls = a.calls, failed = 0; /* each allocation fails once */
         tt__choice choice = {TT__RECOMPUTE_CHEAP, precision ? 15u : 0u, 1, !precision,
                              precision ? 2 : 0, INT_MAX, NULL, 0, 1, false, 0};
         tt__built b;
@@ -91,7 +91,7 @@ TEST(builds_are_pure)
     TEST_CLOSE(ctx, &a);
 }
 
-/* All that is wrong with the options is in one message. */
+/* One message lists all errors of the options. */
 TEST(options_are_checked_together)
 {
     test_allocator a;
@@ -204,7 +204,7 @@ TEST(misuse_of_runs)
     CHECK(tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "was not set before this run: tt_set it each time");
     CHECK(model_set(&m, train, 0) == TT_OK && tt_step(train, 0.1f, &stats) == TT_OK && stats.step == 1);
-    CHECK(tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT); /* not set again */
+    CHECK(tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT); /* inputs were not set again */
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'ids' was not set");
     CHECK(tt_set(train, m.ids, ids, 4) == TT_OK && tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'starts' was not set");
@@ -213,11 +213,11 @@ TEST(misuse_of_runs)
     CHECK_ERROR(ctx, TT_ERR_SHAPE, "17 rows for input 'ids', which takes 1 to 16");
     CHECK(tt_set(train, m.ids, ids, 0) == TT_ERR_SHAPE && tt_set(train, m.ids, ids, -1) == TT_ERR_SHAPE);
     CHECK(tt_set(train, m.starts, ids, 3) == TT_OK && tt_set(train, m.labels, ids, 3) == TT_ERR_SHAPE);
-    /* Starts has one more. */
+    /* Input 'starts' has one more row than its axis. */
     CHECK_ERROR(ctx, TT_ERR_SHAPE,
                 "input 'labels' has 3 rows, but 'starts' was set with 3 on the same axis 'seqs'");
     CHECK(tt_set(train, m.labels, ids, 2) == TT_OK && tt_set(train, m.starts, ids, 1) == TT_ERR_SHAPE);
-    /* An input that is set again may have other rows; the rest of its axis must follow. */
+    /* An input that is set again may have other rows; the other inputs on its axis must follow. */
     CHECK(tt_set(train, m.starts, ids, 4) == TT_OK);
     CHECK(tt_set(train, m.ids, ids, 4) == TT_OK && tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'labels' was not set");
@@ -232,7 +232,7 @@ TEST(misuse_of_runs)
     CHECK(tt_get(train, tt__handle(m.t, -1), got, 64) == TT_ERR_ARGUMENT &&
           tt_get(train, tt__handle(m.t, 1 << 30), got, 64) == TT_ERR_ARGUMENT);
     CHECK(tt_get(train, m.loss, got, 1) == TT_ERR_ARGUMENT); /* an input was set since the run */
-    /* Forgets what was set. */
+    /* The failed step forgets which inputs were set. */
     CHECK(tt_set(train, m.labels, ids, 2) == TT_OK && tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK(model_set(&m, train, 1) == TT_OK && tt_step(train, 0.1f, &stats) == TT_OK &&
           tt_get(train, m.loss, got, 1) == TT_OK);
@@ -240,7 +240,7 @@ TEST(misuse_of_runs)
     CHECK(tt_get(train, m.loss, got, 0) == TT_ERR_SHAPE);
     CHECK_ERROR(ctx, TT_ERR_SHAPE, "has 1 floats, the buffer 0");
 
-    /* Learning rates that are refused update nothing. */
+    /* Refused learning rates update nothing. */
     float before[WIDTH * CLASSES], after[WIDTH * CLASSES];
     static const float rates[] = {-1, NAN, INFINITY, -INFINITY};
     tt_param_get(tt_param_find(ctx, "head.weight"), before);
@@ -260,7 +260,7 @@ TEST(misuse_of_runs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Of two tapes with values and axes of the same numbers, none is taken for one of the other. */
+/* A value or an axis of one tape is refused by another tape, even if the latter has the same number. */
 TEST(values_of_other_tapes)
 {
     const int64_t dims[2] = {3, 3};
@@ -292,7 +292,7 @@ TEST(values_of_other_tapes)
             CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "of another tape");
             CHECK(tt_get(p, there, data, 12) == TT_ERR_ARGUMENT);
             break;
-        default: tt_linear(t, there, w, NULL); /* of another context */
+        default: tt_linear(t, there, w, NULL); /* a tape of another context */
         }
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "of another tape");
         CHECK(tt_value_rows(t, there) == 0 && tt_value_width(t, there) == 0 && tt_value_axis(t, there) == 0);
@@ -304,7 +304,7 @@ TEST(values_of_other_tapes)
     TEST_CLOSE(ctx, &a);
 }
 
-/* An axis that is asked for by its name, or by a value whose rows it is, is the same. */
+/* An axis looked up by its name, or by a value whose rows it counts, is the same axis. */
 TEST(axes_of_one_name)
 {
     test_allocator a;
@@ -328,7 +328,7 @@ TEST(axes_of_one_name)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Where a status or a NULL was not looked at, what fails because of it names the first reason. */
+/* If a status or a NULL was ignored, the failure that follows names the first reason. */
 TEST(first_reasons_are_kept)
 {
     const int64_t dims[2] = {3, 3}, one[1] = {3}, none[1] = {0};
@@ -342,7 +342,8 @@ TEST(first_reasons_are_kept)
     tt_param *b = tt_param_new(ctx, "layer.b", 1, one, ones);
     CHECK(tt_param_count(ctx) == 2 && tt_param_at(ctx, 0) == w && tt_param_at(ctx, 1) == b);
     CHECK(tt_param_at(ctx, 2) == NULL && tt_param_at(ctx, -1) == NULL);
-    for (int optional = 0; optional < 2; optional++) { /* a linear layer has its bias, or the program none */
+    /* 0: a parameter that an op needs; 1: an optional one, a linear layer's bias. */
+    for (int optional = 0; optional < 2; optional++) {
         tt_tape *t = tt_tape_new(ctx);
         const tt_value x = tt_input(t, "x", TT_F32, 5, 3);
         tt_param *again = tt_param_new(ctx, "layer.b", 1, one, ones);
@@ -354,7 +355,7 @@ TEST(first_reasons_are_kept)
         tt_tape_free(t);
     }
     CHECK(!tt_param_new(ctx, "layer.b", 1, one, ones));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "exists already"); /* which the caller knows from now on */
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "exists already"); /* the caller has now seen this reason */
 
     tt_tape *t = tt_tape_new(ctx);
     const int64_t rows = tt_axis(t, "rows", 5);
@@ -371,7 +372,7 @@ TEST(first_reasons_are_kept)
     CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'y' was not set before this run: tt_set: input 'y' has 3 rows, "
                                       "but 'x' was set with 4 on the same axis 'rows'");
-    CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT); /* a reason is for one run */
+    CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT); /* a reason counts for one run */
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'x' was not set before this run: tt_set it each time");
     CHECK(tt_set(p, x, data, 4) == TT_OK && tt_set(p, y, data, 4) == TT_OK);
     CHECK(tt_step(p, 0.1f, &stats) == TT_OK);
@@ -446,7 +447,7 @@ TEST(misuse_of_compile)
     tt_embedding(t, tt_input(t, "ids", TT_I32, 3, 1), tt_param_find(second, "embed.weight"));
     CHECK(tt_tape_status(t) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'embed.weight' belongs to another context");
-    CHECK(!tt_compile(t, tt__handle(t, 1), NULL)); /* sticky: with the first sentence */
+    CHECK(!tt_compile(t, tt__handle(t, 1), NULL)); /* sticky: repeats the first message */
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'embed.weight' belongs to another context");
     tt_tape_free(t);
 
@@ -461,7 +462,7 @@ TEST(misuse_of_compile)
     c.share = first;
     CHECK(!tt_compile(m.t, m.loss, &c) && tt_program_plan(first).bytes == bytes);
     tt_program_free(first);
-    /* It was never allocated, so the choice is free again. */
+    /* The program was never allocated, so the dtype is free again. */
     first = model_compile(&m, true, "bf16-true", false);
     CHECK(first != NULL);
     tt_program_free(first);
@@ -483,7 +484,7 @@ TEST(misuse_of_compile)
                                 tt_reshape(t, tt_param_value(t, tt_param_find(ctx, "norm.bias")), 1, WIDTH),
                                 param2(ctx, "scalar", 1, WIDTH, init_of(TT_INIT_ONES, 0)), NULL);
     c.accumulate = false;
-    CHECK(!tt_compile(t, scalar, &c)); /* (1, 1), but no loss op: nothing counts its targets */
+    CHECK(!tt_compile(t, scalar, &c)); /* shape (1, 1), but no loss op: nothing counts its targets */
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "no loss");
     tt_tape_free(t);
 
@@ -494,7 +495,7 @@ TEST(misuse_of_compile)
     TEST_CLOSE(second, &b);
 }
 
-/* A dropout that is off may be the root; inputs may be the root, unread, or an output. */
+/* A dropout that is off may be the root. Inputs may be the root, unread, or an output. */
 TEST(odd_roots_and_unread_inputs)
 {
     test_allocator a;
@@ -534,7 +535,7 @@ TEST(odd_roots_and_unread_inputs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The program that holds the parameters is freed before it was allocated. */
+/* The program that holds the parameters is freed before it is allocated. */
 TEST(parameters_of_a_freed_program)
 {
     test_allocator a;
@@ -593,7 +594,7 @@ TEST(numbers_that_are_not_finite)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The sum of two losses, of a x and of b y: b's gradient may overflow where a's does not. */
+/* The sum of two losses, one of a x and one of b y: b's gradient may overflow where a's does not. */
 typedef struct two_losses { tt_param *a, *b; tt_tape *t; tt_value x, y, target, loss; } two_losses;
 
 static two_losses record_two(tt_context *ctx)
@@ -621,7 +622,7 @@ static tt_status step_two(const two_losses *m, tt_program *p, float x, float y)
     return status == TT_OK ? tt_step(p, 0.1f, NULL) : status;
 }
 
-/* Has p the values that it had? These become the ones that it has. */
+/* Returns whether p still has the values `was`, and copies its values to `was`. */
 static bool is_still(const tt_param *p, float was[2])
 {
     float now[2];
@@ -631,8 +632,9 @@ static bool is_still(const tt_param *p, float was[2])
     return same;
 }
 
-/* Where parameters are updated in the backward, a gradient that overflows leaves its parameter as it was, and
-   no other; a loss that is not finite leaves all. A state that was saved before makes up for it. */
+/* With updates in the backward, a parameter whose gradient overflows keeps its values, while others are
+   updated; a loss that is not finite changes nothing. Loading a state that was saved before repairs the
+   parameters. */
 TEST(numbers_that_are_not_finite_in_an_early_update)
 {
     test_allocator a;
@@ -668,7 +670,8 @@ TEST(numbers_that_are_not_finite_in_an_early_update)
     TEST_CLOSE(ctx, &a);
 }
 
-/* What needs all gradients at once is refused in one sentence, but where a program does not train. */
+/* Options that need all gradients at once are refused in one message, except in a program that does not
+   train. */
 TEST(early_updates_that_are_refused)
 {
     static const char *const says[] = {

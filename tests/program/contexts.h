@@ -76,8 +76,8 @@ static bool scenario_stage(scenario *s, int stage)
     }
 }
 
-/* Runs the scenario with allocation number fail_at failing; the stage that fails is tried again. Returns its
-   loss; *failed: whether an allocation failed. */
+/* Runs the scenario while allocation number fail_at fails, and repeats the stage that fails. Returns the
+   scenario's loss. *failed: whether an allocation failed. */
 static double run_scenario(long fail_at, bool *failed)
 {
     scenario s;
@@ -107,7 +107,7 @@ static double run_scenario(long fail_at, bool *failed)
         if (!CHECK(s.a.failed && scenario_stage(&s, stage))) break;
     }
     *failed = s.a.failed;
-    CHECK(failures == (s.a.failed ? 1 : 0)); /* none is swallowed */
+    CHECK(failures == (s.a.failed ? 1 : 0)); /* each failure is reported */
     tt_program_free(s.train);
     tt_program_free(s.eval);
     tt_tape_free(s.m.t);
@@ -122,7 +122,7 @@ TEST(every_allocation_may_fail)
     CHECK(!failed && isfinite(expected) && expected > 0);
     long n = 1;
     for (;; n++) {
-        /* Trying again after the failure gives what it would have given. */
+        /* A second try after the failure gives the result of a run without it. */
         CHECK(run_scenario(n, &failed) == expected);
         if (!failed) break;
         REQUIRE(n < 5000);

@@ -1,4 +1,4 @@
-/* The host: options of a context, costs, threads, float modes, memory that may be had. */
+/* The host: options of a context, costs, threads, float modes, available memory. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------ context */
@@ -38,7 +38,7 @@ TEST(context_options)
     for (int k = 0; k < 4; k++) {
         o.isa = isas[k];
         tt_context *ctx = tt_open(&o);
-        CHECK(ctx != NULL || k > 0); /* a CPU may not have it */
+        CHECK(ctx != NULL || k > 0); /* a CPU may lack this instruction set */
         if (ctx)
             CHECK(strcmp(tt_isa(ctx), isas[k]) == 0 && tt_threads(ctx) == 2 && *tt_error(ctx) == 0 &&
                   tt_error_code(ctx) == TT_OK);
@@ -50,7 +50,7 @@ TEST(context_options)
         o.bf16 = bf16s[k];
         memset(&c, 0, sizeof c);
         tt_context *ctx = tt_open(&o);
-        CHECK((ctx != NULL) == (k == 3)); /* portable kernels have no dot products, and no tiles */
+        CHECK((ctx != NULL) == (k == 3)); /* portable kernels have neither dot products nor tiles */
         CHECK(k == 3 || (c.count == 1 && strstr(c.message, bf16s[k]) && strstr(c.message, "convert") &&
                          strstr(c.message, "portable")));
         tt_close(ctx);
@@ -102,10 +102,10 @@ TEST(costs_of_this_machine)
         CHECK(costs.update_host != usual.update_host);
         CHECK(costs.memory != usual.memory && costs.launch != usual.launch);
         CHECK(costs.to_host != usual.to_host && costs.from_host != usual.from_host);
-        CHECK((costs.between_ranks != usual.between_ranks) == (k == 2)); /* one rank has no others */
+        CHECK((costs.between_ranks != usual.between_ranks) == (k == 2)); /* measured between ranks only */
         CHECK((costs.meeting != usual.meeting) == (k == 2));
     }
-    CHECK(ctx->n_params == 0 && !ctx->profile); /* it leaves nothing behind */
+    CHECK(ctx->n_params == 0 && !ctx->profile); /* measuring leaves nothing behind */
     const tt_costs before = costs;
     CHECK(tt_measure_costs(ctx, "tpu", &costs) == TT_ERR_UNSUPPORTED);
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'tpu' is unknown");
@@ -113,7 +113,7 @@ TEST(costs_of_this_machine)
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "device 'cpu:1' is not there");
     CHECK(tt_measure_costs(ctx, "cuda:15", &costs) != TT_OK);
     CHECK(strstr(tt_error(ctx), "device 'cuda"));
-    for (long n = 1; n < 1200; n = 4 * n + 1) { /* without memory */
+    for (long n = 1; n < 1200; n = 4 * n + 1) { /* allocations fail */
         a.fail_at = a.calls + n;
         const tt_status status = tt_measure_costs(ctx, NULL, &costs);
         CHECK(status == TT_OK || status == TT_ERR_MEMORY);
@@ -158,7 +158,7 @@ TEST(pool_runs_each_task_once)
 static volatile sig_atomic_t handled;
 static void handle(int number) { (void)number; handled++; }
 
-/* [0]: signals of the process are kept from this thread; [1]: those of its own instructions are not */
+/* [0]: this thread blocks signals of the process; [1]: it does not block those of its own instructions. */
 static void *masked(void *arg)
 {
     bool *is = (bool *)arg;
@@ -170,7 +170,7 @@ static void *masked(void *arg)
     return NULL;
 }
 
-/* A signal that the host's thread holds back stays there: no worker takes it. */
+/* A signal that the host's thread blocks stays pending: no worker takes it. */
 TEST(threads_leave_signals_to_the_host)
 {
     test_allocator a;
@@ -193,12 +193,12 @@ TEST(threads_leave_signals_to_the_host)
     pthread_join(thread, NULL);
     CHECK(is[0] && is[1]);
     pthread_sigmask(SIG_SETMASK, NULL, &now);
-    /* The caller's mask is as it was. */
+    /* The caller's mask is unchanged. */
     CHECK(sigismember(&now, SIGUSR1) == 0 && sigismember(&now, SIGINT) == 0);
     pthread_sigmask(SIG_BLOCK, &set, &mask);
     handled = 0;
     CHECK(kill(getpid(), SIGUSR1) == 0);
-    nanosleep(&moment, NULL); /* for a worker that would take it */
+    nanosleep(&moment, NULL); /* time in which a worker could take the signal */
     sigpending(&pending);
     if (CHECK(handled == 0 && sigismember(&pending, SIGUSR1) == 1))
         CHECK(sigwait(&set, &number) == 0 && number == SIGUSR1);
@@ -208,7 +208,7 @@ TEST(threads_leave_signals_to_the_host)
 }
 
 #if defined(__x86_64__) || defined(__aarch64__)
-/* Subnormals to 0, as -ffast-math of another library sets it, and rounding up. */
+/* Returns a mode that flushes subnormals to 0, as another library's -ffast-math does, and rounds up. */
 static tt__float_mode odd_mode(void)
 {
 #if defined(__x86_64__)
@@ -218,7 +218,8 @@ static tt__float_mode odd_mode(void)
 #endif
 }
 
-/* Two steps on subnormal rows of a table: parameters after them, and whether the caller's mode survived. */
+/* Trains two steps on subnormal rows of a table. Copies the parameters to `table` and checks that the
+   caller's mode is unchanged. */
 static void steps_in_mode(int threads, bool odd_when_opened, bool odd_later, float *table)
 {
     enum { ROWS = 300, WIDTH = 40 };
@@ -250,7 +251,7 @@ static void steps_in_mode(int threads, bool odd_when_opened, bool odd_later, flo
     for (int k = 0; k < 2 && p; k++)
         CHECK(tt_set(p, ids, id, ROWS) == TT_OK && tt_set(p, target, zero, ROWS) == TT_OK &&
               tt_step(p, 0.1f, NULL) == TT_OK);
-    if (odd_later) CHECK(small * 0.5f == 0); /* the mode is still the caller's */
+    if (odd_later) CHECK(small * 0.5f == 0); /* the caller's mode still holds */
     CHECK(p && tt_param_get(w, table) == TT_OK && tt_param_get(b, table + ROWS * WIDTH) == TT_OK);
     tt__float_default();
     CHECK(small * 0.5f > 0);
@@ -278,7 +279,6 @@ TEST(callers_float_mode_changes_no_bit)
 #endif
 }
 
-/* Quotas of control groups, of both versions and their mixture, as trees of files below a folder. */
 TEST(the_cpu_described)
 {
     test_allocator a;
@@ -296,7 +296,7 @@ TEST(the_cpu_described)
     CHECK(tt_device_text(ctx, "cpu", small, sizeof small) == TT_OK && strlen(small) == sizeof small - 1 &&
           strncmp(small, text, sizeof small - 1) == 0);
     CHECK(tt_device_text(ctx, "cpu", NULL, 0) == TT_OK);
-    setenv("TINYTRAIN_DEVICE", "abacus", 1); /* what NULL then means */
+    setenv("TINYTRAIN_DEVICE", "abacus", 1); /* the device that NULL then means */
     CHECK(tt_device_text(ctx, NULL, text, sizeof text) == TT_ERR_UNSUPPORTED && !*text);
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'abacus' is unknown: use cpu or cuda");
     unsetenv("TINYTRAIN_DEVICE");
@@ -316,6 +316,7 @@ TEST(the_cpu_described)
     TEST_CLOSE(ctx, &a);
 }
 
+/* Quotas of control groups, of both versions and of their mixture, as trees of files below a folder. */
 TEST(quotas_of_control_groups)
 {
     static const struct { const char *cgroup, *file[3], *content[3]; double quota; } cases[] = {
@@ -326,9 +327,9 @@ TEST(quotas_of_control_groups)
          "300000 100000\n"}, 2},
         {"0::/a/b\n", {"cpu.max", "a/cpu.max", "a/b/cpu.max"}, {"400000 100000\n", "max 100000\n",
          "30000 10000\n"}, 3},
-        /* not on the way */
+        /* Groups that are not on the path to the process's group. */
         {"0::/a\n", {"a/b/cpu.max", "ab/cpu.max"}, {"100000 100000\n", "100000 100000\n"}, HUGE_VAL},
-        {"0::/host/path\n", {"cpu.max"}, {"250000 100000"}, 2.5}, /* a container: only the top is there */
+        {"0::/host/path\n", {"cpu.max"}, {"250000 100000"}, 2.5}, /* a container has only the top group */
         {"4:memory:/x\n3:cpu,cpuacct:/docker/1\n", {"cpu,cpuacct/docker/1/cpu.cfs_quota_us",
          "cpu,cpuacct/docker/1/cpu.cfs_period_us", "cpu,cpuacct/docker/cpu.cfs_quota_us"}, {"50000\n",
          "100000\n", "-1\n"}, 0.5},
@@ -367,7 +368,7 @@ TEST(quotas_of_control_groups)
 #endif
 }
 
-/* Writes a file below root, with the folders on its way. */
+/* Writes a file below root, and the folders on its path. */
 static void write_below(const char *root, const char *file, const char *content)
 {
     char path[1024];
@@ -427,7 +428,7 @@ TEST(memory_of_control_groups)
 
 #if defined(__linux__)
 /* Compiles and allocates a program with a parameter of 256 MB, its gradient and its optimizer's state, in a
-   process that may take 100 MB more than it has; true if that is refused as it should be. */
+   process whose limit is 100 MB more than it uses. Returns whether the plan is refused as it should be. */
 static bool large_plan_is_refused(void)
 {
     tt_context_options o = tt_context_options_default();

@@ -1,9 +1,10 @@
-/* Budgets, arenas that programs share, inputs and outputs that others overwrite. */
+/* Budgets, arenas that programs share, inputs and outputs that other programs overwrite. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------- budget */
 
-/* Many logits are never stored whole, which changes no result, unless somebody else reads them. */
+/* Logits of a large vocabulary are never stored whole, unless another instruction reads them. Results do not
+   change. */
 TEST(logits_of_a_large_vocabulary)
 {
     enum { MOST = 600, D = 8, V = 8192 };
@@ -43,7 +44,7 @@ TEST(logits_of_a_large_vocabulary)
             tt_plan plan = tt_program_plan(p);
             peak[whole] = plan.bytes - plan.persistent_bytes;
             tt_program_text(p, text, sizeof text);
-            /* bf16 gradients do not add chunk by chunk */
+            /* bf16 gradients are not summed chunk by chunk */
             CHECK(count_lines(text, "linear_cross_entropy", "") == (!whole && (!train || k / 3 < 2)));
             /* X needs no gradient. */
             CHECK(plan.flops == 2.0 * MOST * D * (D * (train ? 2 : 1) + V * (train ? 3.0 : 1.0)));
@@ -113,7 +114,7 @@ TEST(memory_budget)
 
 /* --------------------------------------------------------------------------- programs that share an arena */
 
-/* Bytes of a program's inputs, one after another. Returns how many. */
+/* Copies a program's inputs to `to`, one after another. Returns their number of bytes. */
 static size_t input_bytes(const tt_program *p, unsigned char *to)
 {
     size_t n = 0;
@@ -128,8 +129,8 @@ static size_t input_bytes(const tt_program *p, unsigned char *to)
     return n;
 }
 
-/* Inputs that another program of the arena has overwritten are never trained on, and no others are
-   refused. */
+/* The program never trains on inputs that another program of the arena has overwritten, and accepts all other
+   inputs. */
 TEST(inputs_overwritten_by_another_program)
 {
     enum { MOST = 4096 };
@@ -149,7 +150,7 @@ TEST(inputs_overwritten_by_another_program)
     tt_program *eval = tt_compile(m.t, m.loss, &c), *tiny = tt_compile(m.t, small, &c);
     REQUIRE(eval && tiny && tt_allocate(eval) == TT_OK);
     float two[2] = {1, 2};
-    for (int k = 0; k < 8; k++) { /* what comes between the inputs and the run that needs them */
+    for (int k = 0; k < 8; k++) { /* events between setting the inputs and the run that needs them */
         const bool other = k & 1, runs = k & 2, little = k & 4;
         REQUIRE(model_set(&m, train, 2 * k) == TT_OK);
         const size_t n = input_bytes(train, was);
@@ -169,7 +170,7 @@ TEST(inputs_overwritten_by_another_program)
     }
     CHECK(refused > 0 && kept > 0);
 
-    /* an update overwrites the inputs of an evaluation too */
+    /* An update overwrites the inputs of an evaluation, too. */
     CHECK(model_set(&m, train, 0) == TT_OK && tt_micro_step(train, NULL) == TT_OK &&
           model_set(&m, eval, 1) == TT_OK);
     const size_t n = input_bytes(eval, was);
@@ -177,7 +178,7 @@ TEST(inputs_overwritten_by_another_program)
     const bool same = input_bytes(eval, is) == n && memcmp(was, is, n) == 0;
     const tt_status status = tt_run(eval, &stats);
     CHECK(same || status == TT_ERR_ARGUMENT);
-    CHECK(model_set(&m, eval, 1) == TT_OK && tt_run(eval, &stats) == TT_OK); /* set again, they are there */
+    CHECK(model_set(&m, eval, 1) == TT_OK && tt_run(eval, &stats) == TT_OK); /* inputs set again are usable */
     tt_program_free(eval);
     CHECK(model_set(&m, train, 1) == TT_OK && tt_set(tiny, small_input, two, 1) == TT_OK);
     tt_program_free(train);
@@ -187,8 +188,8 @@ TEST(inputs_overwritten_by_another_program)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The loss of a second micro-batch whose inputs were set before the update or after it; NAN if it was
-   refused. */
+/* Returns the loss of a second micro-batch whose inputs were set before the update, or after it; NAN if it
+   was refused. */
 static double loss_after_update(bool before, int hidden, int rows)
 {
     test_allocator a;
@@ -219,7 +220,8 @@ static double loss_after_update(bool before, int hidden, int rows)
     return stats.loss;
 }
 
-/* An update may take the place of inputs that were set before it: then they are refused, never trained on. */
+/* An update may overwrite inputs that were set before it: a run then refuses them and never trains on
+   them. */
 TEST(inputs_overwritten_by_an_update)
 {
     int kept = 0, refused = 0;
@@ -234,7 +236,7 @@ TEST(inputs_overwritten_by_an_update)
     CHECK(kept > 0 && refused > 0);
 }
 
-/* An output that another program's update has overwritten is not given. */
+/* An output that another program's update has overwritten cannot be read. */
 TEST(outputs_overwritten_by_another_programs_update)
 {
     enum { MANY = 4096, IN = 2, OUT = 3 };
@@ -272,10 +274,10 @@ TEST(outputs_overwritten_by_another_programs_update)
         tt_tape_free(u);
         TEST_CLOSE(ctx, &a);
     }
-    CHECK(refused > 0 && kept == 0); /* whether the update took its place is not asked */
+    CHECK(refused > 0 && kept == 0); /* the check does not ask whether the update overwrote the output */
 }
 
-/* Nothing of the caller's options is read once tt_compile has returned. */
+/* After tt_compile has returned, nothing of the caller's options is read. */
 TEST(options_are_the_callers_again)
 {
     test_allocator a;
@@ -299,7 +301,7 @@ TEST(options_are_the_callers_again)
     free(device);
     free(recompute);
     free(update);
-    tt_program_free(first); /* and with it the parameter's memory, which was never allocated */
+    tt_program_free(first); /* frees the parameter's memory, too, which was never allocated */
     o = tt_compile_options_default();
     o.train = false;
     o.precision = "bf16-true";
@@ -313,7 +315,7 @@ TEST(options_are_the_callers_again)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A program that does not fit into an arena that is allocated is refused, whatever its budget; one that fits
+/* A program that does not fit into an allocated arena is refused, whatever its budget; a program that fits
    joins. */
 TEST(sharing_an_allocated_arena)
 {
@@ -347,7 +349,7 @@ TEST(sharing_an_allocated_arena)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A program that makes a shared arena larger than the budget of another in it is refused. */
+/* A program that would make a shared arena larger than another program's budget is refused. */
 TEST(budget_of_a_shared_arena)
 {
     test_allocator a;
@@ -382,7 +384,7 @@ TEST(budget_of_a_shared_arena)
     c.train = false;
     c.share = train;
     c.memory_budget = 0;
-    eval = tt_compile(m.t, m.loss, &c); /* no larger than the training */
+    eval = tt_compile(m.t, m.loss, &c); /* no larger than the training program */
     CHECK(train && eval && eval->arena == train->arena);
     tt_program_free(train);
     tt_program_free(eval);
@@ -390,7 +392,7 @@ TEST(budget_of_a_shared_arena)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Parameters are counted in the plan of the program whose arena has them, and in no other. */
+/* Only the plan of the program whose arena holds the parameters counts them. */
 TEST(plans_count_what_their_arena_holds)
 {
     test_allocator a;
@@ -416,7 +418,7 @@ TEST(plans_count_what_their_arena_holds)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Parameters move to an arena of other dtypes, while a program that takes them for what they were waits to
+/* Parameters move to an arena with another dtype while a program compiled for their old dtype waits to
    run. */
 TEST(parameters_held_as_another_dtype)
 {

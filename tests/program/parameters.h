@@ -77,8 +77,8 @@ TEST(initial_values)
     free(other);
 }
 
-/* Initial values that f16 cannot hold are refused, however many there are before them; those just below are
-   not. */
+/* An initial value too large for f16 is refused, however many values come before it; a value just below the
+   limit is not. */
 TEST(initial_values_too_large_for_f16)
 {
     static const struct { tt_init_kind kind; float scale; bool fits; } cases[] = {
@@ -128,7 +128,7 @@ TEST(parameters_are_made_found_set_and_read)
     CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x': with dimension 1, 1000000000, it has 2^47 elements or more");
     CHECK(!tt_param_find(ctx, "x"));
 
-    size_t before = tt_allocated_bytes(ctx); /* a large parameter takes no memory yet */
+    size_t before = tt_allocated_bytes(ctx); /* a large parameter is not allocated yet */
     tt_param *w = param2(ctx, "w", 30000, 30000, z);
     CHECK(w && tt_allocated_bytes(ctx) - before < 2000);
     float values[15], got[15];
@@ -146,12 +146,12 @@ TEST(parameters_are_made_found_set_and_read)
     tt_program *program = tt_compile(t, root, &c);
     REQUIRE(program && tt_allocate(program) == TT_OK);
     CHECK(tt_param_get(v, got) == TT_OK && memcmp(values, got, sizeof got) == 0);
-    CHECK(v->source == NULL); /* the copy is gone */
+    CHECK(v->source == NULL); /* the copy is freed */
     values[1] = -3;
     CHECK(tt_param_set(v, values) == TT_OK && tt_param_get(v, got) == TT_OK && got[1] == -3);
     CHECK(tt_run(program, NULL) == TT_OK && tt_get(program, root, got, 15) == TT_OK && got[0] == 18 &&
           got[1] == -6);
-    tt_program_free(program); /* values stay */
+    tt_program_free(program); /* the values outlive the program */
     CHECK(tt_param_get(v, got) == TT_OK && got[1] == -3);
     program = tt_compile(t, root, &c);
     CHECK(program && tt_run(program, NULL) == TT_OK && tt_get(program, root, got, 15) == TT_OK &&
@@ -161,7 +161,8 @@ TEST(parameters_are_made_found_set_and_read)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A source that fails once leaves all parameters as they were, those that were filled before it too. */
+/* A source that fails once leaves all parameters unchanged, also those that were filled before the
+   failure. */
 static bool source_fails;
 
 static tt_status failing_read(void *source, int64_t first, int64_t n, float *to)
@@ -202,7 +203,7 @@ TEST(a_failed_source_can_be_tried_again)
 
 /* ----------------------------------------------------------------------------------------------- freezing */
 
-/* Instructions of op whose line mentions name. */
+/* Returns the number of lines of instruction `op` that contain `name`. */
 static int count_lines(const char *text, const char *op, const char *name)
 {
     int n = 0;
@@ -217,7 +218,7 @@ static int count_lines(const char *text, const char *op, const char *name)
 
 TEST(frozen_parameters_cost_nothing)
 {
-    /* Features only, the last layers, all. */
+    /* The trained parameters: the head only; the last layers; all; the biases and the head's weight. */
     static const char *const lists[][4] = {
         {"head.*", NULL}, {"layer.1.*", "head.*", NULL}, {"*", NULL}, {"*.bias", "head.weigh?", NULL}};
     test_allocator a;
@@ -226,7 +227,7 @@ TEST(frozen_parameters_cost_nothing)
         char text[32768];
         float before[512], after[512];
         tt_context *ctx = test_open(&a);
-        /* Frozen after recording: what counts is tt_compile. */
+        /* Parameters are frozen after recording, as only tt_compile reads the flag. */
         REQUIRE(model_params(ctx) && model_record(ctx, &m));
         CHECK(tt_param_freeze(ctx, "*", true) == 9);
         int trainable = 0;
@@ -239,9 +240,9 @@ TEST(frozen_parameters_cost_nothing)
         }
         tt_program *p = model_compile(&m, true, "32-true", true);
         REQUIRE(p != NULL);
-        tt_param_freeze(ctx, "*", k == 1); /* programs that are compiled already do not change */
+        tt_param_freeze(ctx, "*", k == 1); /* compiled programs do not change */
         tt_plan plan = tt_program_plan(p);
-        CHECK(plan.persistent_bytes == all + 3 * trained); /* two of AdamW, one accumulated gradient */
+        CHECK(plan.persistent_bytes == all + 3 * trained); /* AdamW's two states, one accumulated gradient */
         CHECK(plan.at_peak[TT_MEM_GRADIENTS] == trained && plan.at_peak[TT_MEM_OPTIMIZER] == 2 * trained &&
               plan.at_peak[TT_MEM_PARAMETERS] == all);
         CHECK(tt_program_text(p, text, sizeof text) < sizeof text);

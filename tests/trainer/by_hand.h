@@ -1,4 +1,4 @@
-/* States of programs that are stepped by hand. */
+/* States of programs that the caller steps without a trainer. */
 #pragma once
 
 /* --------------------------------------------------------------------------------------- programs by hand */
@@ -37,7 +37,7 @@ static void close_byhand(byhand *h)
     TEST_CLOSE(h->ctx, &h->a);
 }
 
-/* Steps until so many are done, skipped ones counted; each on data of its own. */
+/* Runs steps number `from` to `to` - 1, skipped steps included, each on data that depends on its number. */
 static void byhand_steps(byhand *h, int from, int to, bool accumulate, tt_stats *s)
 {
     for (int step = from; step < to; step++)
@@ -67,7 +67,7 @@ TEST(a_program_by_hand_is_saved_and_goes_on)
         o.optimizer.kind = k / 5 <= 1 ? TT_SGD : k / 5 == 2 ? TT_ADAM : TT_ADAMW;
         o.optimizer.momentum = k / 5 == 1 ? 0.9f : 0;
         o.optimizer.clip_norm = 1;
-        o.loss_scale.init = 0x1p40f; /* of 16-bit floats: steps are skipped at first */
+        o.loss_scale.init = 0x1p40f; /* with 16-bit floats the first steps are skipped */
         o.loss_scale.interval = 2;
         snprintf(half, sizeof half, "%s", test_path(test_folder(), "half"));
         snprintf(whole, sizeof whole, "%s", test_path(test_folder(), "whole"));
@@ -88,7 +88,7 @@ TEST(a_program_by_hand_is_saved_and_goes_on)
     }
 }
 
-/* One parameter, the first, one in the middle or the last, or all of them. */
+/* Trains one parameter (the first, one in the middle or the last) or all parameters. */
 TEST(states_of_programs_that_train_one_parameter)
 {
     char path[1024], again[1024];
@@ -150,9 +150,9 @@ TEST(states_that_a_program_refuses)
         other = o;
         if (k == 1) other.optimizer.kind = TT_SGD;
         if (k == 2) other.precision = "bf16-true";
-        if (k == 4) other.optimizer.beta1 = 0.5f; /* told of, and no more */
+        if (k == 4) other.optimizer.beta1 = 0.5f; /* gives a warning only */
         if (!open_byhand(&b, k == 0 ? 7 : 6, &other)) return;
-        if (k == 3) { /* others are trained */
+        if (k == 3) { /* this program trains other parameters */
             tt_program_free(b.p);
             tt_param_freeze(b.ctx, "up", true);
             b.p = tt_compile(b.t, b.loss, &other);
@@ -178,7 +178,7 @@ TEST(states_that_a_program_refuses)
           tt_micro_step(a.p, NULL) == TT_OK);
     CHECK(tt_program_save(a.p, after) == TT_ERR_ARGUMENT);
     CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "between steps, not between the micro-batches");
-    CHECK(tt_program_load(a.p, path) == TT_OK); /* and then none is left */
+    CHECK(tt_program_load(a.p, path) == TT_OK); /* loading drops that micro-batch */
     CHECK(tt_program_save(a.p, after) == TT_OK && same_files(path, after));
     close_byhand(&a);
     other = o;
@@ -189,7 +189,8 @@ TEST(states_that_a_program_refuses)
     close_byhand(&a);
 }
 
-/* A trainer's state goes on in a program of the same tape, not the other way round: there is no progress. */
+/* A program of the same tape can load a trainer's state. A trainer refuses a program's state, which has no
+   progress. */
 TEST(a_trainers_state_in_a_program)
 {
     char path[1024], again[1024];

@@ -1,5 +1,4 @@
-/* Evaluation, weights of classes and smoothing, probabilities; memory that is planned and the largest
-   micro-batch. */
+/* Evaluation, weights of classes and smoothing, probabilities; planned memory and the largest micro-batch. */
 #pragma once
 
 TEST(same_bits_for_any_number_of_threads)
@@ -65,7 +64,7 @@ TEST(evaluation_does_not_depend_on_the_batches)
           tt_evaluate(b.r, tt_loader_source(b.all), &y) == TT_OK);
     CHECK_NEAR(x.loss, y.loss, 1e-6);
     CHECK(x.correct == y.correct && x.targets == y.targets);
-    CHECK(tt_evaluate(a.r, tt_loader_source(a.l), &y) == TT_OK); /* a shuffled loader: the same texts */
+    CHECK(tt_evaluate(a.r, tt_loader_source(a.l), &y) == TT_OK); /* a shuffled loader gives the same texts */
     CHECK_NEAR(x.loss, y.loss, 1e-6);
     CHECK(x.correct == y.correct && x.targets == y.targets);
     close_world(&a);
@@ -86,8 +85,8 @@ static tt_value linear_record(const void *self, tt_tape *t, const tt_train_optio
     return tt__classify(t, *output, &in, o);
 }
 
-/* The whole step has PyTorch's loss and gradient: CrossEntropyLoss(weight, label_smoothing) of all rows, and
-   two steps of SGD(lr=0.5). An evaluation has the loss without both. */
+/* The loss and gradient of a whole step equal PyTorch's: CrossEntropyLoss(weight, label_smoothing) over all
+   rows, and two steps of SGD(lr=0.5). An evaluation computes the loss without weights and smoothing. */
 TEST(weights_and_smoothing_as_pytorchs)
 {
     static const struct { bool weighted; float smoothing; double loss[2], w[12]; } of[] = {
@@ -150,7 +149,8 @@ TEST(weights_and_smoothing_as_pytorchs)
                 CHECK(tt_train_batch(r, &b, &s, &updated) == TT_OK && updated == b.last_of_step);
             }
             CHECK_NEAR(s.loss, of[c].loss[step], 2e-6);
-            CHECK_NEAR(s.targets, of[c].weighted ? 7.75 : 8, 1e-6); /* five of 0.5, two of 1.5, one of 2.25 */
+            /* Weights: five of 0.5, two of 1.5, one of 2.25. */
+            CHECK_NEAR(s.targets, of[c].weighted ? 7.75 : 8, 1e-6);
         }
         CHECK(tt_param_get(p, w) == TT_OK);
         for (int i = 0; i < LINEAR_CLASSES * 3; i++) CHECK_NEAR(w[i], of[c].w[i], 2e-6);
@@ -180,7 +180,7 @@ TEST(weights_and_smoothing_as_pytorchs)
     }
 }
 
-/* A classifier of texts takes them too; they are copied, and checked. */
+/* A classifier of texts takes class weights, which the trainer copies and checks. */
 TEST(class_weights_of_texts)
 {
     setup s = small();
@@ -230,7 +230,8 @@ TEST(probabilities)
         s.precision = precisions[k % 5];
         if (!open_world(&w, &s)) return;
         CHECK(train(&w, 12, NULL) == TT_OK);
-        if (k >= 5) { /* a trainer that only predicts, on parameters of this one */
+        /* A trainer that only predicts, with the parameters of this trainer. */
+        if (k >= 5) {
             tt_train_options o = train_options(&s, w.l);
             tt_model model = tt_bert_classifier(&w.m);
             o.compile.train = false;
@@ -282,7 +283,7 @@ TEST(planned_bytes_are_allocated_bytes)
         CHECK(tt_allocate(w.r->eval) == TT_OK);
         CHECK(plan.persistent_bytes <= plan.lower_bound_bytes && plan.lower_bound_bytes <= plan.bytes);
 
-        tt_batch b; /* a step and an evaluation take nothing more, not for a moment */
+        tt_batch b; /* a step and an evaluation allocate nothing more, not even briefly */
         REQUIRE(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
         b.last_of_step = true;
         long calls = w.a.calls;
@@ -330,7 +331,7 @@ TEST(largest_micro_batches)
             if (!CHECK(r != NULL)) return;
             bytes[n] = tt_program_plan(tt_trainer_program(r)).bytes;
             tt_trainer_free(r);
-            /* On a GPU, without memory for the inputs of the next run. */
+            /* On a GPU, with no memory for the inputs of the next run, the program needs fewer bytes. */
             sized.compile.memory_budget = bytes[n] - 1;
             r = tt_trainer_new(w.ctx, &model, &sized);
             if (!CHECK((r != NULL) == (k == 1))) return;
@@ -383,7 +384,7 @@ TEST(planned_for_another_device)
     CHECK(tt_trainer_load(planned, "not-there", NULL) != TT_OK &&
           tt_trainer_save(planned, "never-written", NULL) == TT_ERR_UNSUPPORTED);
     CHECK_ERROR(w.ctx, TT_ERR_UNSUPPORTED, "compile for \"cpu\"");
-    CHECK(tt_train_batch(w.r, &b, &stats, NULL) == TT_OK); /* beside it */
+    CHECK(tt_train_batch(w.r, &b, &stats, NULL) == TT_OK); /* `planned` does not disturb it */
     tt_trainer_free(planned);
     CHECK(tt_train_batch(w.r, &b, &stats, NULL) == TT_OK);
     o.compile.device = "abacus";
@@ -396,7 +397,7 @@ TEST(planned_for_another_device)
     close_world(&w);
 }
 
-TEST(allocation_failures) /* of the trainer, its steps, and its state's files */
+TEST(allocation_failures) /* of the trainer, its steps, and the files of its state */
 {
     char path[1024];
     snprintf(path, sizeof path, "%s", test_path(test_folder(), "state.safetensors"));
@@ -428,7 +429,7 @@ TEST(allocation_failures) /* of the trainer, its steps, and its state's files */
             CHECK(status == TT_ERR_MEMORY && w.a.failed);
             CHECK_ERROR(w.ctx, TT_ERR_MEMORY, "out of memory");
             if (w.r) CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_OK &&
-                           tt_trainer_save(w.r, path, &w.progress) == TT_OK); /* memory is back */
+                           tt_trainer_save(w.r, path, &w.progress) == TT_OK); /* allocations succeed again */
         }
         close_world(&w);
     }

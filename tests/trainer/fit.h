@@ -5,20 +5,21 @@
 
 typedef struct fitting {
     world *w;
-    /* Events so far; steps after which to stop, or to spoil a parameter. */
+    /* Number of events so far; the step after which to stop, and the step after which to spoil a
+       parameter. */
     int steps, validations, kept, stop_at, poison_at;
     bool stop_in_validation;
     volatile int stop;
     double best, best_loss;
-    int ties;                    /* validations that were the best by their loss alone */
-    int epochs;                  /* 0: three */
-    int keep_fails_at;           /* this call of keep fails; 0: none */
-    const char *folder, *copy;   /* keep's first call copies the run's files, to begin from there */
-    test_files *files;           /* writing fails from the moment when the run is stopped */
-    bool ranks;                  /* that compute faster together than the peak that was measured */
+    int ties;                    /* validations that were best only by their loss */
+    int epochs;                  /* number of epochs; 0: three */
+    int keep_fails_at;           /* number of the call of keep that fails; 0: none */
+    const char *folder, *copy;   /* keep's first call copies the run's files from `folder` to `copy` */
+    test_files *files;           /* writing to these files fails once the run is stopped */
+    bool ranks;                  /* several ranks may be faster than the measured peak */
 } fitting;
 
-/* A file of a folder, if it is there, into another folder. */
+/* Copies a file from one folder to another if the file exists. */
 static void copy_file(const char *from, const char *to, const char *name)
 {
     char x[1200], y[1200];
@@ -128,7 +129,8 @@ static tt_status fit(world *w, const char *folder, bool resume, fitting *f, bool
 
 #define METRICS "step,epoch,split,loss,accuracy,lr,grad_norm,loss_scale,skipped,bytes"
 
-/* metrics.csv without its last columns: 2 are time and speed, 3 the bytes of the arena too. To be freed. */
+/* Returns metrics.csv without its last columns: 2 are time and speed, 3 also the bytes of the arena. The
+   caller frees it. */
 static char *metrics_without(int columns_at_end, const char *folder, int *lines)
 {
     size_t n, kept = 0;
@@ -149,7 +151,8 @@ static char *metrics_without(int columns_at_end, const char *folder, int *lines)
 
 static char *metrics_of(const char *folder, int *lines) { return metrics_without(2, folder, lines); }
 
-/* After the 3rd, 7th and 10th step, also of several micro-batches: as if it had not been stopped. */
+/* A run stopped after the 3rd, 7th or 10th step and resumed ends like a run without a stop, also when a step
+   has several micro-batches. */
 TEST(fit_stopped_and_resumed)
 {
     for (int k = 0; k < 4; k++) {
@@ -190,7 +193,7 @@ TEST(fit_stopped_and_resumed)
         snprintf(y, sizeof y, "%s/loss.svg", second);
         CHECK(same_files(x, y));
         char *svg = test_read(x, &bytes);
-        /* 690 pixels are 21 steps; epochs end after 7, 14 and 21 */
+        /* 690 pixels show 21 steps; epochs end after steps 7, 14 and 21. */
         CHECK(svg && strstr(svg, "</svg>\n") && strstr(svg, " d='M329 ") &&
               strstr(svg, " d='M2300 0v2320M4600 0v2320M6900 0v2320'/>"));
         int dots = 0;
@@ -239,7 +242,7 @@ TEST(fit_refuses)
     CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT &&
           !finished);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 0");
-    o.epochs = INT64_MAX; /* of seven steps each: more than can be counted */
+    o.epochs = INT64_MAX; /* of seven steps each: the total overflows */
     CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(w.all), &o, &finished) == TT_ERR_ARGUMENT &&
           !finished);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is 9223372036854775807");
@@ -249,7 +252,7 @@ TEST(fit_refuses)
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "to resume, name the folder that holds the run");
     CHECK(fit(&w, folder, true, &f, &finished) == TT_ERR_FILE);
     CHECK_ERROR(w.ctx, TT_ERR_FILE, "cannot list the folder '");
-    CHECK(access(folder, F_OK) != 0); /* and no folder was made for it */
+    CHECK(access(folder, F_OK) != 0); /* no folder was made for the run */
     CHECK(fit(&w, test_folder(), true, &f, &finished) == TT_ERR_FILE);
     CHECK_ERROR(w.ctx, TT_ERR_FILE, "nothing to resume: '");
     CHECK(fit(&w, "/dev/null/run", false, &f, &finished) == TT_ERR_FILE);
@@ -260,7 +263,7 @@ TEST(fit_refuses)
     o.folder = folder;
     CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 3 epochs and 0 steps, more than 1 epochs of 7 steps");
-    w.progress.epoch = INT64_MAX; /* which nothing is multiplied with */
+    w.progress.epoch = INT64_MAX; /* no product with this number is computed */
     CHECK(tt_trainer_save(w.r, test_path(folder, "state.safetensors"), &w.progress) == TT_OK);
     CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 9223372036854775807 epochs and 0 steps, more than 1 epoch");
@@ -268,7 +271,8 @@ TEST(fit_refuses)
     close_world(&v);
 }
 
-/* As of a dataset that was split off before the other was numbered as the model is. */
+/* Classes of the training and the validation data in different orders: the validation dataset was split off
+   before the training dataset's classes were numbered like the model's. */
 TEST(fit_refuses_classes_of_another_order)
 {
     setup s = small();
@@ -289,7 +293,7 @@ TEST(fit_refuses_classes_of_another_order)
     close_world(&v);
 }
 
-TEST(fit_resumes_on_the_same_data) /* other classes are refused, other labels or texts told of */
+TEST(fit_resumes_on_the_same_data) /* refuses other classes, warns of other labels or texts */
 {
     setup s = small();
     world w, v;
@@ -317,7 +321,7 @@ TEST(fit_resumes_on_the_same_data) /* other classes are refused, other labels or
     close_world(&v);
 
     static const double nothing[] = {NAN, -2, -INFINITY};
-    for (int k = 0; k < 7; k++) { /* numbers that no run has */
+    for (int k = 0; k < 7; k++) { /* values that no run can have */
         tt_progress bad = w.progress;
         double x = nothing[k % 3];
         *(k < 3 ? &bad.targets : k < 6 ? &bad.correct : &bad.best) = x;
@@ -329,8 +333,8 @@ TEST(fit_resumes_on_the_same_data) /* other classes are refused, other labels or
     close_world(&w);
 }
 
-/* Weights that blow up in the second epoch: its steps are skipped up to the validation, which is not finite
-   either. What is left is the state of the first epoch. */
+/* A parameter becomes NaN in the second epoch. All steps are skipped up to the validation, whose loss is not
+   finite either. The state of the first epoch is kept. */
 TEST(fit_that_blows_up_keeps_the_last_good_state)
 {
     setup s = small();
@@ -368,7 +372,7 @@ TEST(fit_that_blows_up_keeps_the_last_good_state)
     close_world(&v);
 }
 
-/* A run in three epochs that nothing disturbs, in `folder`, to compare with. */
+/* Trains three undisturbed epochs in `folder`, for comparison. */
 static bool fit_undisturbed(world *w, const setup *s, const char *folder, fitting *f)
 {
     bool finished;
@@ -377,8 +381,8 @@ static bool fit_undisturbed(world *w, const setup *s, const char *folder, fittin
            CHECK(fit(w, folder, false, f, &finished) == TT_OK && finished && f->kept >= 1);
 }
 
-/* The two folders hold the same state and, but for times, the same metrics: a line each of 21 steps
-   and 3 validations. */
+/* Checks that both folders hold equal states and, except for times, equal metrics: one line for each of 21
+   steps and 3 validations. */
 static void check_same_runs(const char *a, const char *b)
 {
     char x[1200], y[1200];
@@ -405,7 +409,8 @@ TEST(fit_ties_of_accuracy_go_to_the_lower_loss)
     s.schedule.lr = 4e-3f;
     if (!open_world(&w, &s)) return;
     CHECK(fit(&w, NULL, false, &f, &finished) == TT_OK && finished && f.validations == 8);
-    CHECK(f.best == 1 && f.ties >= 2); /* all right from some epoch on, and the loss still falls */
+    /* From some epoch on all predictions are right, and the loss still falls. */
+    CHECK(f.best == 1 && f.ties >= 2);
     close_world(&w);
 }
 
@@ -437,7 +442,8 @@ TEST(fit_keeps_again_where_keep_failed)
     close_world(&a);
 }
 
-/* A run that is killed while its first model is kept leaves a state, and the rest comes out the same. */
+/* A run killed while its first model is kept leaves a state; the resumed run ends like a run without a
+   stop. */
 TEST(fit_killed_in_its_first_keep_goes_on)
 {
     setup s = small();
@@ -460,8 +466,8 @@ TEST(fit_killed_in_its_first_keep_goes_on)
     close_world(&b);
 }
 
-/* What cannot be opened or listed is not absent: no run is begun over one that is there, and no
-   metrics are dropped. */
+/* A file that cannot be opened or listed does not count as absent: no new run overwrites an existing run, and
+   no metrics are lost. */
 TEST(fit_takes_no_unreadable_file_for_absent)
 {
     static const struct { char op; bool resume; tt_status status; const char *error; } faults[] = {
@@ -485,7 +491,8 @@ TEST(fit_takes_no_unreadable_file_for_absent)
     char *state = test_read(path, &n);
     s.files = &files;
     for (int k = 0; k < TEST_COUNT(faults); k++)
-        for (int at = 1; at <= (faults[k].resume ? 2 : 1); at++) { /* resumed: the state, then the metrics */
+        /* Call 1 reads the state, call 2 (of a resumed run) the metrics. */
+        for (int at = 1; at <= (faults[k].resume ? 2 : 1); at++) {
             if (!open_world(&v, &s)) return;
             files.fail = faults[k].op, files.at = at, files.calls = 0;
             f.steps = 0;
@@ -504,7 +511,7 @@ TEST(fit_takes_no_unreadable_file_for_absent)
 
 static bool close_below(void *arg, const char *name) { (void)name; close(*(int *)arg); return true; }
 
-TEST(a_folder_that_breaks_off_is_not_listed) /* its file descriptor is closed while names are read */
+TEST(a_folder_that_breaks_off_is_not_listed) /* the folder's file descriptor is closed while names are read */
 {
     const tt_files files = tt_context_options_default().files;
     char *folder = test_folder();
@@ -529,7 +536,8 @@ TEST(fit_says_from_where_a_resumed_run_goes_on)
     if (!fit_undisturbed(&a, &s, first, &whole) || !open_world(&c, &s)) return;
     CHECK(tt_trainer_saved_steps(a.r) == 21 && tt_trainer_saved_steps(c.r) == -1);
     s.files = &files;
-    for (int stop_at = 4; stop_at <= 9; stop_at += 5) { /* before there is a state, and in the second epoch */
+    /* Step 4: before the first state; step 9: in the second epoch. */
+    for (int stop_at = 4; stop_at <= 9; stop_at += 5) {
         memset(&parts, 0, sizeof parts);
         if (!open_world(&b, &s)) return;
         parts.stop_at = stop_at;
@@ -563,7 +571,7 @@ TEST(fit_of_a_trainer_that_only_evaluates)
     close_world(&w);
 }
 
-/* A model of one linear layer over the first token's embedding, whose bias has the name in `self`. */
+/* A model with one linear layer over the first token's embedding; `self` is the name of the layer's bias. */
 static tt_value record_named(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
 {
     static const tt_init zeros = {TT_INIT_ZEROS, 0};

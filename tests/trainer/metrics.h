@@ -1,7 +1,7 @@
 /* Metrics that tt_fit writes, and pictures of them. */
 #pragma once
 
-/* Field `column` of a line, as text valid until the next call. */
+/* Returns field `column` (from 0) of a line as text that is valid until the next call. */
 static const char *field_of(const char *line, int column)
 {
     static char text[64];
@@ -29,7 +29,8 @@ TEST(fit_writes_metrics)
         CHECK(fit(&w, folder, false, &f, &finished) == TT_OK && !finished);
         char *text = test_read(path, &n);
         REQUIRE(text && strncmp(text, METRICS ",seconds,tokens_per_second\n", sizeof METRICS + 26) == 0);
-        /* Two steps that the state does not have, as a kill between the writing of two files leaves them. */
+        /* Appends two steps that the state lacks, as a kill between the writes of the two files leaves
+           them. */
         FILE *more = fopen(path, "a");
         CHECK(more && fputs(strchr(text, '\n') + 1, more) >= 0 && fclose(more) == 0);
         free(text);
@@ -101,7 +102,7 @@ TEST(fit_refuses_metrics_with_other_columns)
     close_world(&v);
 }
 
-/* Elements open and close in order, and no number is one that is none. */
+/* Returns whether the elements open and close in order and no number is NaN or infinite. */
 static bool is_drawing(const char *svg)
 {
     char open[16][16];
@@ -123,7 +124,7 @@ static bool is_drawing(const char *svg)
     return depth == 0;
 }
 
-/* Draws f; to be freed. */
+/* Draws f. The caller frees the picture. */
 static char *drawn(const tt__fit *f)
 {
     tt__text text = {NULL, 0, 0};
@@ -161,7 +162,7 @@ TEST(pictures_of_a_training)
     f.metric = tt_accuracy();
     f.point = (tt__fit_point *)calloc(STEPS + 1000, sizeof *f.point);
 
-    free(drawn(&f)); /* nothing at all */
+    free(drawn(&f)); /* no points at all */
     for (int k = 1; k <= 4; k++) add_point(&f, k, 1, false, 1, 0.25, 0.01 * k);
     add_point(&f, 4, 1, true, 0.5, 0.75, 0);
     char *svg = drawn(&f);
@@ -169,8 +170,8 @@ TEST(pictures_of_a_training)
         snprintf(label, sizeof label, ">%s</text>", ticks[k]);
         if (!CHECK(strstr(svg, label) != NULL)) printf("  no tick %s\n", ticks[k]);
     }
-    /* 690 pixels are 4 steps, 232 a loss of 1, 124 an accuracy of 0.8, 72 a learning rate of 0.04: these are
-       tenths of pixels. */
+    /* 690 pixels show 4 steps, 232 a loss of 1, 124 an accuracy of 0.8, 72 a learning rate of 0.04. The
+       numbers below are tenths of pixels. */
     CHECK(strstr(svg, "d='M1725 2320h0L3450 2320L5175 2320L6900 2320'") &&
           strstr(svg, "stroke-width='65' d='M6900 1160h0'"));
     CHECK(strstr(svg, "d='M1725 388h0L3450 388L5175 388L6900 388'") &&
@@ -181,8 +182,8 @@ TEST(pictures_of_a_training)
           strstr(svg, ">training, running mean</text>"));
     free(svg);
 
-    /* A step alone; losses constant, huge, tiny, 0, far apart, NaN, with a spike, negative, alternating
-       between huge and its negative; steps near 2^63, and steps in the wrong order. */
+    /* One step alone; losses that are constant, huge, tiny, 0, far apart, NaN, with a spike, negative, or
+       alternating between huge and its negative; steps near 2^63; steps in reverse order. */
     for (int k = 0; k < 12; k++) {
         static const double losses[12] = {0.7, 2.302585, 3e38, 1e-44, 0, 1e-9, NAN, 0.7, -1, 3e38, 1e5, 0.7};
         f.points = 0;
@@ -198,7 +199,7 @@ TEST(pictures_of_a_training)
         free(svg);
     }
 
-    f.points = 0; /* many steps, and an epoch in each 200 */
+    f.points = 0; /* many steps, and an epoch every 200 */
     uint64_t random = 5;
     for (int step = 1; step <= STEPS; step++) {
         double loss = 0.2 + exp(-step / 20000.0) + (test_random(&random) % 1000) / 2000.0;

@@ -1,12 +1,12 @@
-/* tt_fit of models and sources of one's own. */
+/* tt_fit with the user's own models and sources. */
 #pragma once
 
 /* --------------------------------------------------------------------------- models and data of one's own */
 
 enum { OWN_STEPS = 5, OWN_MICRO = 2, OWN_ROWS = 6, OWN_WORDS = 7, OWN_TOKENS = 12, OWN_EPOCHS = 3 };
 
-/* Regression of a line through noise, with a weight for each example; or a language model of two sequences,
-   each of which counts up. What a step has depends on its number and epoch. */
+/* A regression of a line through noise, with a weight for each example; or a language model of two sequences
+   that both count up. The data of a step depends on the numbers of the step and of its epoch. */
 typedef struct own {
     test_allocator a;
     tt_context *ctx;
@@ -22,16 +22,18 @@ typedef struct own {
     uint64_t hash;
     volatile int stop;
     int steps, stop_at, kept;
-    int64_t gives;              /* steps of an epoch */
-    int64_t fails_at;           /* this step of epoch 1, in its second micro-batch, or seeking to it; -1 */
+    int64_t gives;              /* number of steps of an epoch */
+    int64_t fails_at;           /* step of epoch 1 whose second micro-batch, or a seek to it, fails; -1:
+                                   none */
     bool within_steps, nothing; /* last_of_step is never set; epoch 1 has no step */
-    tt_status keeps;            /* what own_keep returns */
-    struct own *other;          /* after the first step this is to train in the same folder, and is refused */
+    tt_status keeps;            /* result of own_keep */
+    struct own *other;          /* after the first step this run tries to train in the same folder, and is
+                                   refused */
     const char *folder;
-    int aimless[2];             /* of epoch 1, steps from here to there have no target that counts */
+    int aimless[2];             /* range of steps of epoch 1 that have no target that counts */
     bool unvalidated;           /* tt_fit gets no validation */
-    int blow_at[2];             /* after these of the reported steps, numbered from 1, "w" is set ... */
-    float blow_to[2];           /* ... to these numbers */
+    int blow_at[2];             /* after the reported steps with these numbers (from 1), "w" is set */
+    float blow_to[2];           /* to these numbers */
     double metrics[OWN_EPOCHS], losses[OWN_EPOCHS];
     bool best[OWN_EPOCHS];
 } own;
@@ -192,7 +194,7 @@ static tt_status own_fit(own *w, const char *folder, bool resume, const char *be
     return tt_fit(w->r, &w->source, w->unvalidated ? NULL : &w->validation, &o, finished);
 }
 
-/* A regression and a language model: what tt_fit does for classifiers it does for them. */
+/* A regression and a language model: tt_fit does everything for them that it does for classifiers. */
 TEST(fit_of_models_of_ones_own)
 {
     for (int language = 0; language < 2; language++) {
@@ -266,7 +268,8 @@ static int own_calls;
 static double own_rising(const tt_stats *s) { return s->grad_norm > 0 ? 0 : ++own_calls; }
 static double own_constant(const tt_stats *s) { return s->targets > 0; }
 
-/* The best is told by the metric, whichever way is better, or by the loss; equal ones by the loss. */
+/* The best epoch is chosen by the metric, whose better direction the model names, or by the loss. The loss
+   decides between equal metrics. */
 TEST(best_by_metric_or_loss)
 {
     static const struct { double (*of)(const tt_stats *s); bool lower; const char *best_by; } rows[] = {
@@ -291,7 +294,7 @@ TEST(best_by_metric_or_loss)
             least = fmin(least, w.losses[e]);
             kept += w.best[e];
         }
-        CHECK(w.kept == kept && w.losses[1] < w.losses[0]); /* not all the same */
+        CHECK(w.kept == kept && w.losses[1] < w.losses[0]); /* the losses are not all equal */
         char *csv = metrics_of(path, &lines), *svg;
         CHECK(csv && lines == 1 + OWN_EPOCHS * (OWN_STEPS + 1) &&
               strstr(csv, metric.name ? "step,epoch,split,loss,rise,lr,"
@@ -356,14 +359,14 @@ static void count_warning(void *user, tt_log_level level, const char *id, const 
     keep_warning(user, level, id, message);
 }
 
-/* Sources that do not give what they say, or fail without a sentence: the error names the place. */
+/* Sources that give other steps than they announce, or fail without a message: the error names the place. */
 TEST(fit_of_sources_that_break_their_promise)
 {
     static const struct {
         tt_status status;
         int64_t gives, fails_at;
         bool within_steps, nothing;
-        int steps; /* trained */
+        int steps; /* steps that were trained */
         const char *error;
     } rows[] = {
         {TT_ERR_ARGUMENT, OWN_STEPS, -1, true, false, 0, "epoch 1 of the source ends within a step, after 0 "
@@ -400,14 +403,14 @@ TEST(fit_of_sources_that_break_their_promise)
         else CHECK(strcmp(warned, rows[k].error) == 0);
         CHECK(warnings == (rows[k].status == TT_OK));
         const char *state = test_path(folder, "state.safetensors");
-        if (rows[k].steps && rows[k].status) /* the whole steps are saved */
+        if (rows[k].steps && rows[k].status) /* all whole steps are saved */
             CHECK(tt_trainer_load(v.r, state, &progress) == TT_OK && tt_trainer_steps(v.r) == rows[k].steps);
         else CHECK(rows[k].steps || access(state, F_OK) != 0);
         if (k == 1) {
             CHECK(tt_evaluate(w.r, &w.source, &stats) == TT_ERR_ARGUMENT);
             CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "epoch 1: the source gives a step 6");
         }
-        if (k == 4) { /* resumed, it cannot even seek there */
+        if (k == 4) { /* in the resumed run even the seek fails */
             v.fails_at = 2;
             o.resume = true;
             CHECK(tt_fit(v.r, &v.source, NULL, &o, &finished) == TT_ERR_UNSUPPORTED);
@@ -418,7 +421,8 @@ TEST(fit_of_sources_that_break_their_promise)
     }
 }
 
-/* One step without a target is skipped. Of a whole epoch of them training stops, and goes on behind them. */
+/* One step without a target is skipped. After a whole epoch without targets training stops; a resumed run
+   continues with the next epoch. */
 TEST(fit_goes_on_behind_steps_without_a_target)
 {
     const tt_metric none = {NULL, NULL, false};
@@ -453,12 +457,13 @@ static bool in_folder(const char *folder, const char *name)
     return access(test_path(folder, name), F_OK) == 0;
 }
 
-/* An example makes the loss of an epoch's last step NaN. The loss has not diverged before, so the run goes on
-   with one state, with a validation and without. If the loss has diverged before, the run fails. */
+/* One example makes the loss of an epoch's last step NaN. If the loss was good before, the run continues with
+   one state, with and without a validation. If it had already diverged, the run fails. */
 TEST(fit_goes_on_behind_a_bad_last_step)
 {
     const tt_metric none = {NULL, NULL, false};
-    for (int k = 0; k < 3; k++) { /* with a validation; without; without, and the loss has diverged before */
+    /* 0: with a validation; 1: without; 2: without, and the loss has diverged before. */
+    for (int k = 0; k < 3; k++) {
         own w;
         tt_stats stats;
         bool finished;
@@ -482,10 +487,10 @@ TEST(fit_goes_on_behind_a_bad_last_step)
     }
 }
 
-/* "w" is set to 1e3 after step 6, so that the loss is a thousand times as large: the state after the second
-   epoch stands beside that of the first. One that is stopped goes on from it, bit for bit, and so does one
-   whose loss has recovered, which keeps one state. At 3e38 nothing is finite any more, and that of the first
-   epoch is left. */
+/* "w" is set to 1e3 after step 6, so that the loss grows a thousandfold: the state after the second epoch is
+   saved beside the state of the first. A stopped run resumes from the newer state, bit for bit. If the loss
+   recovers, the run keeps one state. With "w" at 3e38 nothing is finite any more, and the state of the first
+   epoch is kept. */
 TEST(fit_keeps_the_state_from_before_the_loss_diverged)
 {
     const tt_metric none = {NULL, NULL, false};
@@ -525,8 +530,8 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
     }
 }
 
-/* The state of a loss that has diverged is older than the other where a run was killed between writing that
-   and removing this, or an older build went on: the run goes on from the newer. */
+/* state.diverged.safetensors can be older than state.safetensors: after a kill between writing the latter and
+   removing the former, or after a run of an older build. A resumed run continues from the newer file. */
 TEST(fit_goes_on_from_the_newer_of_two_states)
 {
     const tt_metric none = {NULL, NULL, false};
@@ -539,7 +544,7 @@ TEST(fit_goes_on_from_the_newer_of_two_states)
     if (!open_own(&w, false, none) || !open_own(&v, false, none) || !open_own(&u, false, none)) return;
     w.stop_at = 7;
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && !finished);
-    REQUIRE(link(state, stale) == 0); /* as new as the other */
+    REQUIRE(link(state, stale) == 0); /* both are equally new */
     CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && v.steps == 8);
     REQUIRE(access(stale, F_OK) != 0 && tt_trainer_save(w.r, stale, NULL) == TT_OK);
     CHECK(own_fit(&u, folder, true, NULL, &finished) == TT_OK && finished && u.steps == 0);
@@ -549,7 +554,7 @@ TEST(fit_goes_on_from_the_newer_of_two_states)
     close_own(&u);
 }
 
-/* A lower learning rate is no help to weights that are not finite before the first step. */
+/* If weights are not finite before the first step, the error does not suggest a lower learning rate. */
 TEST(fit_of_bad_weights_names_no_learning_rate)
 {
     const tt_metric none = {NULL, NULL, false};
@@ -564,7 +569,8 @@ TEST(fit_of_bad_weights_names_no_learning_rate)
     close_own(&w);
 }
 
-/* By another context of this process, and by another process, until that is killed. */
+/* A folder is refused while another context of this process uses it, and while another process uses it, until
+   that process is killed. */
 TEST(fit_refuses_a_folder_that_another_run_uses)
 {
     const tt_metric none = {NULL, NULL, false};
@@ -595,7 +601,8 @@ TEST(fit_refuses_a_folder_that_another_run_uses)
     kill(child, SIGKILL);
     CHECK(waitpid(child, NULL, 0) == child && in_folder(folder, "run.lock"));
     CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && !in_folder(folder, "run.lock"));
-    snprintf(precious, sizeof precious, "%s/precious", folder); /* a link is followed by no lock */
+    /* A lock does not follow a symbolic link. */
+    snprintf(precious, sizeof precious, "%s/precious", folder);
     REQUIRE(close(open(precious, O_CREAT | O_WRONLY, 0666)) == 0 && symlink(precious, lock) == 0);
     CHECK(!files.lock(files.user, lock, "text", &held) && !held);
     CHECK(stat(precious, &there) == 0 && there.st_size == 0);
@@ -607,7 +614,7 @@ TEST(fit_refuses_a_folder_that_another_run_uses)
 static int64_t disk_space;
 static int64_t space_of(void *user, const char *folder) { (void)user; (void)folder; return disk_space; }
 
-/* Of a run whose state has three times the bytes of its parameters. */
+/* The state of this run has three times as many bytes as its parameters. */
 TEST(fit_looks_for_room_on_the_disk)
 {
     const tt_metric none = {NULL, NULL, false};
@@ -629,13 +636,15 @@ TEST(fit_looks_for_room_on_the_disk)
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && w.steps == 1 && warnings == 1);
     CHECK(strstr(warned, "may not fit, as the disk has room for 0.0 MB") != NULL);
     w.steps = w.stop_at = w.stop = 0;
-    disk_space = 3 * 4 * 4 + 4 * 4; /* one state is there, and there may be a model */
+    /* One state exists already, so the run needs room for one more, and for a model. */
+    disk_space = 3 * 4 * 4 + 4 * 4;
     CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_OK && finished && warnings == 1);
     disk_space = 0;
-    CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_OK && finished); /* it writes no state */
+    CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_OK && finished); /* this run writes no state */
     const tt_files files = tt_context_options_default().files;
     CHECK(files.space(files.user, folder) > 0);
-    CHECK(files.space(files.user, "/proc") == -1 || access("/proc", F_OK) != 0); /* has no size, and says 0 */
+    /* /proc has no size and reports 0. */
+    CHECK(files.space(files.user, "/proc") == -1 || access("/proc", F_OK) != 0);
     close_own(&w);
 }
 
@@ -689,7 +698,7 @@ static tt_status own_next_nan(void *self, tt_batch *b, bool *more)
     return status;
 }
 
-/* A validation that is not finite is told of, and at the end that none was kept. */
+/* The run warns of each validation that is not finite, and at the end that no model was kept. */
 TEST(fit_tells_of_validations_that_are_not_finite)
 {
     static const struct { tt_metric metric; int64_t from; int kept; const char *warning; } rows[] = {

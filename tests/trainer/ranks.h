@@ -3,7 +3,7 @@
 
 /* -------------------------------------------------------------------------------------------------- ranks */
 
-/* A run whose gradients are summed by a tree of so many leaves. */
+/* Returns a setup whose gradients are summed by a tree of `groups` leaves. */
 static setup on_ranks(const char *device, int groups)
 {
     setup s = small();
@@ -13,7 +13,7 @@ static setup on_ranks(const char *device, int groups)
     return s;
 }
 
-/* Are the states and the metrics of two runs the same, but for the bytes of their arenas? */
+/* Returns whether two runs have equal states and, except for the bytes of their arenas, equal metrics. */
 static bool same_runs(const char *a, const char *b)
 {
     char x[1200], y[1200];
@@ -27,7 +27,7 @@ static bool same_runs(const char *a, const char *b)
     return states && metrics;
 }
 
-/* What decides the bits of a training, and how ranks share it. */
+/* The options that decide the bits of a training, and how ranks share it. */
 static const struct {
     int groups, batch, accumulate, max_tokens;
     tt_parallel parallel;
@@ -42,8 +42,8 @@ static const struct {
     {4, 8, 1, 0, {0, 1, 3, false, false, 4, false, 1, NULL, 0}, "32-true"},
     {8, 8, 1, 0, {0, 1, 3, false, false, 8, false, 1, NULL, 0}, "bf16-true"}};
 
-/* One model trained on one rank and on several, dropout on, steps of uneven micro-batches, the last of an
-   epoch short: the same bits in metrics and state. */
+/* Trains one model on one rank and on several, with dropout, with steps of uneven micro-batches, and with a
+   short last step in each epoch: metrics and state are equal bit for bit. */
 TEST(runs_on_any_number_of_ranks_are_the_same)
 {
     static const char *const devices[] = {"cpu", "cpu*2", "cpu*4", "cpu*8"};
@@ -53,7 +53,8 @@ TEST(runs_on_any_number_of_ranks_are_the_same)
         int most = 0;
         while (1 << (most + 1) <= rank_rows[k].groups) most++;
         for (int n = 0; n <= most; n++) {
-            if (TEST_SWEEP > 1 && n && n != 1 + (k + 2) % most) continue; /* by turns */
+            /* One number of ranks for each row, by turns. */
+            if (TEST_SWEEP > 1 && n && n != 1 + (k + 2) % most) continue;
             setup s = on_ranks(devices[n], 0);
             world w;
             fitting f;
@@ -65,7 +66,7 @@ TEST(runs_on_any_number_of_ranks_are_the_same)
             s.accumulate = rank_rows[k].accumulate;
             s.max_tokens = rank_rows[k].max_tokens;
             s.precision = rank_rows[k].precision;
-            s.hidden = 192, s.layers = 1, s.intermediate = 360; /* tensors that are divided into pieces */
+            s.hidden = 192, s.layers = 1, s.intermediate = 360; /* tensors that are divided into shards */
             s.threads = 1 + n % 2;
             snprintf(folder[n], sizeof folder[n], "%s", test_path(test_folder(), devices[n]));
             if (!open_world(&w, &s)) return;
@@ -81,7 +82,7 @@ TEST(runs_on_any_number_of_ranks_are_the_same)
     }
 }
 
-/* Stopped on four ranks, resumed on two and then on eight, once within an epoch and once at its end. */
+/* A run on four ranks continues on two and then on eight ranks, once within an epoch and once at its end. */
 TEST(resume_on_another_number_of_ranks)
 {
     static const struct { const char *device; int stop_at, zero; } parts[] = {
@@ -110,8 +111,8 @@ TEST(resume_on_another_number_of_ranks)
         close_world(&w);
     }
     CHECK(f.steps == 21 && f.validations == 3 && same_runs(whole, resumed));
-    CHECK(warnings == 0); /* a layout is none that the user need know of */
-    s.parallel.groups = 4; /* and this changes bits */
+    CHECK(warnings == 0); /* the user need not know of a new layout */
+    s.parallel.groups = 4; /* this changes bits */
     s.device = "cpu*2";
     if (!open_world(&w, &s)) return;
     w.ctx->options.logger.log = count_warning;
@@ -120,8 +121,8 @@ TEST(resume_on_another_number_of_ranks)
     close_world(&w);
 }
 
-/* What tt_train_batch says between rounds, what is refused there, and a step that fails in its second round:
-   nothing of it is left. */
+/* Checks the results of tt_train_batch between rounds and the calls refused there. A step that fails in its
+   second round leaves nothing behind. */
 TEST(micro_batches_wait_for_their_round)
 {
     setup s = on_ranks("cpu*2", 4);
@@ -156,13 +157,13 @@ TEST(micro_batches_wait_for_their_round)
     CHECK(tt_loader_seek(a.l, 0, 1) == TT_OK);
     int32_t ids[BATCH * 24];
     static const int bad_at[] = {0, 1, 2, 3};
-    for (int k = 0; k < TEST_COUNT(bad_at); k++) { /* that one has a wrong id, or no labels */
+    for (int k = 0; k < TEST_COUNT(bad_at); k++) { /* micro-batch bad_at[k] has a wrong id, or no labels */
         for (int micro = 0; micro < 4; micro++) {
             REQUIRE(tt_loader_next(a.l, &x));
             memcpy(ids, x.ids, sizeof *ids * (size_t)x.rows);
             const bool bad = micro == bad_at[k];
-            if (bad && k % 2) ids[1] = 30000, x.ids = ids; /* shows when its round runs */
-            if (bad && k % 2 == 0) x.labels = NULL;         /* shows at once */
+            if (bad && k % 2) ids[1] = 30000, x.ids = ids; /* fails when its round runs */
+            if (bad && k % 2 == 0) x.labels = NULL;         /* fails at once */
             const tt_status status = tt_train_batch(a.r, &x, &stats, &updated);
             CHECK(!updated && (status == TT_OK) == (micro < bad_at[k]));
             if (bad && k % 2) CHECK_ERROR(a.ctx, TT_ERR_ARGUMENT, "rank 1");
@@ -172,13 +173,13 @@ TEST(micro_batches_wait_for_their_round)
         }
         CHECK(x.last_of_step && tt_trainer_steps(a.r) == 1 && tt_loader_seek(a.l, 0, 1) == TT_OK);
     }
-    CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &stats) == TT_OK); /* no micro-batch waits */
+    CHECK(tt_evaluate(a.r, tt_loader_source(a.all), &stats) == TT_OK); /* no micro-batch is waiting */
     CHECK(train(&a, 2, NULL) == TT_OK && same_worlds(&a, &b));
     close_world(&a);
     close_world(&b);
 }
 
-/* Without accumulate a step has one round: up to as many micro-batches as there are data ranks. */
+/* Without accumulate a step has one round, of at most one micro-batch per data rank. */
 TEST(a_step_of_one_round)
 {
     setup s = on_ranks("cpu*4", 4);
@@ -204,7 +205,8 @@ TEST(a_step_of_one_round)
         free(values[1]);
     }
     REQUIRE(tt_loader_seek(a.l, 1, 0) == TT_OK);
-    for (int micro = 0; micro < 6; micro++) { /* the fourth says that there are more, and fails their step */
+    /* The fourth micro-batch is not the last of the step, and fails the step. */
+    for (int micro = 0; micro < 6; micro++) {
         REQUIRE(tt_loader_next(a.l, &x));
         x.last_of_step = micro == 5;
         CHECK((tt_train_batch(a.r, &x, &stats, &updated) == TT_OK) == (micro < 3) && !updated);
@@ -220,7 +222,7 @@ TEST(a_step_of_one_round)
     close_world(&b);
 }
 
-/* The matrix of predictions has those that tt_predict gives, on any number of ranks. */
+/* The matrix of predictions counts what tt_predict returns, on any number of ranks. */
 TEST(predictions_of_each_class)
 {
     static const char *const devices[] = {"cpu", "cpu*2", "cpu*3"};
@@ -248,7 +250,7 @@ TEST(predictions_of_each_class)
     }
 }
 
-/* Evaluations and predictions on several ranks have the bits of one. */
+/* Evaluations and predictions on several ranks equal those on one rank bit for bit. */
 TEST(evaluation_on_any_number_of_ranks_is_the_same)
 {
     static const char *const devices[] = {"cpu", "cpu*2", "cpu*3", "cpu*4", "cpu*8"};
@@ -260,10 +262,10 @@ TEST(evaluation_on_any_number_of_ranks_is_the_same)
         tt_batch b;
         bool more = false;
         s.train = n % 2;
-        s.batch = 24; /* room for three texts, if divided by eight */
+        s.batch = 24; /* divided by eight: room for three texts */
         s.threads = 1 + n % 3;
         if (!open_world(&w, &s)) return;
-        tt_loader_options lo = tt_loader_options_default(); /* 18 micro-batches: rounds are short too */
+        tt_loader_options lo = tt_loader_options_default(); /* 18 micro-batches: some rounds are short */
         lo.batch = 3;
         lo.shuffle = false;
         lo.threads = 0;
@@ -283,7 +285,7 @@ TEST(evaluation_on_any_number_of_ranks_is_the_same)
     }
 }
 
-/* A source that is not cut for the ranks leaves some without work: tt_fit says so, once. */
+/* A source that is not divided for the ranks leaves some ranks without work: tt_fit warns of it, once. */
 TEST(fit_tells_of_ranks_without_work)
 {
     for (int k = 0; k < 2; k++) {

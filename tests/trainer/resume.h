@@ -1,9 +1,10 @@
-/* States: runs that go on as if they had not stopped, states of other runs, damage, steps with NaN. */
+/* States: runs that resume as if without a stop, states of other runs, damaged states, steps with NaN. */
 #pragma once
 
 /* ---------------------------------------------------------------------------------------- save and resume */
 
-/* N + M steps with all closed and opened in between, and N + M without: the same bits, and the same file. */
+/* Trains N + M steps without a stop, and N + M steps with everything closed and reopened after N: parameters
+   and files are equal bit for bit. */
 static void resume(const setup *s, const setup *again, int before, int after)
 {
     char half[1024], whole[1024], resumed[1024], *folder = test_folder();
@@ -39,7 +40,7 @@ static void resume(const setup *s, const setup *again, int before, int after)
 TEST(resume_in_every_precision_with_every_optimizer)
 {
     static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
-    for (int k = 0; k < 25; k++) { /* in the middle of an epoch, and on into the next */
+    for (int k = 0; k < 25; k++) { /* from the middle of an epoch into the next */
         setup s = small();
         s.precision = precisions[k % 5];
         s.optimizer.kind = k / 5 == 0 ? TT_ADAMW : k / 5 == 1 ? TT_ADAM : TT_SGD;
@@ -49,8 +50,9 @@ TEST(resume_in_every_precision_with_every_optimizer)
     }
 }
 
-/* From a scale that overflows, growing after every second good step: what was skipped, how often, and what
-   comes next goes into the state. A skipped step ends like any other, but the learning rate stays. */
+/* The loss scale begins so large that steps overflow, and grows after every second good step. The state holds
+   the scale, the number of good steps and the number of skipped steps. A skipped step ends like any other,
+   but does not change the learning rate. */
 TEST(resume_with_loss_scaling)
 {
     for (int k = 0; k < 8; k++) {
@@ -109,7 +111,7 @@ TEST(resume_with_micro_batches_and_other_threads)
     }
 }
 
-TEST(resume_without_new_context) /* loading over a run that has gone on */
+TEST(resume_without_new_context) /* loading while the run is further on */
 {
     setup s = small();
     world a;
@@ -149,10 +151,10 @@ TEST(resume_with_frozen_parameters)
           train(&w[0], 3, NULL) == TT_OK);
     CHECK(tt_trainer_load(w[1].r, path, &w[1].progress) == TT_OK && train(&w[1], 3, NULL) == TT_OK);
     CHECK(same_worlds(&w[0], &w[1]));
-    CHECK(tt_trainer_load(w[2].r, path, &p) == TT_ERR_STATE); /* others are trained */
+    CHECK(tt_trainer_load(w[2].r, path, &p) == TT_ERR_STATE); /* w[2] trains other parameters */
     CHECK_ERROR(w[2].ctx, TT_ERR_STATE, "has no tensor 'distilbert.embeddings.");
 
-    tt_safetensors *file = tt_safetensors_open(w[1].ctx, path); /* of frozen ones it has a hash each */
+    tt_safetensors *file = tt_safetensors_open(w[1].ctx, path); /* it has a hash of each frozen parameter */
     const int hashes = file ? tt_safetensors_find(file, "tinytrain.frozen") : -1;
     tt_param *frozen = tt_param_find(w[1].ctx, "distilbert.embeddings.LayerNorm.bias");
     if (CHECK(hashes >= 0 && frozen)) {
@@ -169,7 +171,7 @@ TEST(resume_with_frozen_parameters)
         values[3] = nextafterf(values[3], -1);
         CHECK(tt_param_set(frozen, values) == TT_OK);
         char *after = snapshot(&w[1], &m);
-        CHECK(same_snapshots(before, n, after, m)); /* nothing of the state was taken */
+        CHECK(same_snapshots(before, n, after, m)); /* nothing of the state was loaded */
         free(values);
     }
     tt_safetensors_close(file);
@@ -265,7 +267,7 @@ TEST(states_of_other_runs)
         CHECK(train(&w, 2, NULL) == TT_OK);
         refuse(&w, path, k <= 2 || (k >= 5 && k <= 7) || k == 12 ? TT_ERR_ARGUMENT : TT_ERR_STATE,
                errors[k]);
-        CHECK(train(&w, 1, NULL) == TT_OK); /* it goes on as if nothing had been */
+        CHECK(train(&w, 1, NULL) == TT_OK); /* the refused state changed nothing */
         char *x = snapshot(&w, &n);
         world u;
         if (!open_world(&u, &s)) return;
@@ -278,8 +280,8 @@ TEST(states_of_other_runs)
     }
 }
 
-/* Copies a state file without tensor `drop`, with a further tensor `add`, with `flatten` as one dimension, or
-   with element header_at (from 0; -1: none) of "tinytrain.run" changed. */
+/* Copies a state file without tensor `drop`, with an additional tensor `add`, with tensor `flatten` in one
+   dimension, or with element header_at (from 0; -1: none) of "tinytrain.run" changed. */
 static void copy_state(const char *from, const char *to, const char *drop, const char *add,
                        const char *flatten, int header_at, int64_t header_value)
 {
@@ -327,7 +329,7 @@ static void keep_warning(void *user, tt_log_level level, const char *id, const c
     if (level == TT_LOG_WARNING) snprintf(warned, sizeof warned, "%s: %s", id, message);
 }
 
-/* Options that a state can go on with, but not to the same bits. */
+/* Options with which a run can resume, but not bit for bit. */
 TEST(resume_warns_of_other_options)
 {
     for (int k = 0; k < 9; k++) {
@@ -340,7 +342,7 @@ TEST(resume_warns_of_other_options)
         other = s;
         if (k == 6) other.residual = "16-bit";
         if (k == 7) other.loss_scale.interval = 7;
-        if (k == 8) other.loss_scale.init = 8; /* the state's scale goes on */
+        if (k == 8) other.loss_scale.init = 8; /* the state's scale is used */
         if (k == 1) other.dropout = 0.2f;
         if (k == 2) other.optimizer.weight_decay = 0.3f;
         if (k == 3) other.max_tokens = s.max_tokens ? s.max_tokens * 2 : 64;
@@ -362,7 +364,8 @@ TEST(resume_warns_of_other_options)
     }
 }
 
-/* Other images for the model are another training: the pixels' means and deviations are options of it. */
+/* Other pixel values of the images make another training: means and deviations of pixels are options of a
+   state. */
 TEST(resume_warns_of_other_pixel_means)
 {
     for (int k = 0; k < 4; k++) {
@@ -401,7 +404,7 @@ TEST(resume_warns_of_other_pixel_means)
 
 TEST(damaged_states)
 {
-    /* Before the first step nothing need be in memory. */
+    /* Before the first step nothing need be allocated. */
     for (int allocated = 1; allocated >= 0; allocated--) {
         setup s = small();
         world w;
@@ -442,7 +445,7 @@ TEST(damaged_states)
         copy_state(path, bad, "tinytrain.run", NULL, NULL, -1, 0);
         refuse(&w, bad, TT_ERR_STATE,
                "has no tensor 'tinytrain.run': it is no state of this model and optimizer");
-        copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0); /* of one element */
+        copy_state(path, bad, "tinytrain.run", "tinytrain.run", NULL, -1, 0); /* with one element */
         refuse(&w, bad, TT_ERR_FORMAT, "is a state of version 0, this build reads 5");
         copy_state(path, bad, NULL, NULL, "exp_avg.classifier.weight", -1, 0);
         refuse(&w, bad, TT_ERR_STATE, "tensor 'exp_avg.classifier.weight' is F32 of");
@@ -452,7 +455,7 @@ TEST(damaged_states)
         refuse(&w, bad, TT_ERR_FORMAT, "says that -5 steps were done");
         copy_state(path, bad, NULL, NULL, NULL, 2, INT64_MAX);
         refuse(&w, bad, TT_ERR_FORMAT, "says that 9223372036854775807 steps were done");
-        for (int k = 0; k < 8; k++) { /* loss scale, good steps, skipped ones: numbers 5, 3 and 4 */
+        for (int k = 0; k < 8; k++) { /* loss scale, good steps, skipped steps: elements 5, 3 and 4 */
             const double scales[] = {3, 0.5, NAN, 0x1p41};
             int64_t values[] = {0, 0, 0, 0, -1, INT64_MAX, -2, INT64_MAX};
             memcpy(values, scales, sizeof scales);
@@ -463,7 +466,7 @@ TEST(damaged_states)
                "has no tensor 'tinytrain.run'");
         refuse(&w, TEST_GOLDEN("distilbert/config.json"), TT_ERR_FORMAT, "config.json'");
 
-        copy_state(path, bad, NULL, NULL, NULL, -1, 0); /* and the copy itself is good */
+        copy_state(path, bad, NULL, NULL, NULL, -1, 0); /* the unchanged copy can be loaded */
         CHECK(tt_trainer_load(w.r, bad, &w.progress) == TT_OK && tt_trainer_steps(w.r) == 3 &&
               w.progress.step == 3);
         close_world(&w);
@@ -490,7 +493,8 @@ TEST(files_that_fail)
     char *old = test_read(path, &n);
     CHECK(train(&w, 2, NULL) == TT_OK);
     for (int k = 0; k < TEST_COUNT(faults); k++)
-        for (long at = 1;; at++) { /* the n-th call of that kind fails, until there is none */
+        /* Call number `at` of this kind fails, until `at` exceeds the number of calls. */
+        for (long at = 1;; at++) {
             char *before = snapshot(&w, &m);
             size_t held = tt_allocated_bytes(w.ctx), l;
             f.fail = faults[k].op;
@@ -501,7 +505,7 @@ TEST(files_that_fail)
             char *now = test_read(path, &l), *after, *left = test_read(temporary, &l);
             CHECK(left == NULL);
             free(left);
-            if (status == TT_OK) { /* put the old file back for the next kind */
+            if (status == TT_OK) { /* restores the old file for the next kind */
                 CHECK(f.calls < f.at && at > 1);
                 free(now);
                 free(before);
@@ -513,7 +517,7 @@ TEST(files_that_fail)
             CHECK_ERROR(w.ctx, TT_ERR_FILE, "state.safetensors.tmp': injected");
             free(now);
             now = test_read(path, &l);
-            CHECK(now && l == n && memcmp(now, old, n) == 0); /* the old file, whole */
+            CHECK(now && l == n && memcmp(now, old, n) == 0); /* the old file is whole */
             free(now);
             after = snapshot(&w, &l);
             CHECK(same_snapshots(before, m, after, l) && tt_allocated_bytes(w.ctx) == held);
@@ -537,7 +541,7 @@ TEST(files_that_fail)
     close_world(&w);
 }
 
-/* A token of no text, [MASK], gets a row of NaN: only batches that hold it are poisoned. */
+/* The token [MASK], which no text has, gets a row of NaN: only batches with this token are poisoned. */
 static void poison(world *w, tt_batch *b, int32_t *ids)
 {
     memcpy(ids, b->ids, sizeof *ids * (size_t)b->rows);
@@ -574,7 +578,7 @@ TEST(nan_in_a_step_loses_nothing)
         poison_row(&healthy, true);
         CHECK(train(&w, 2, NULL) == TT_OK && train(&healthy, 2, NULL) == TT_OK);
         CHECK(same_worlds(&w, &healthy));
-        for (int bad = 0; bad < s.accumulate; bad++) { /* which micro-batch of the step it is */
+        for (int bad = 0; bad < s.accumulate; bad++) { /* number of the bad micro-batch in the step */
             char *before = snapshot(&w, &n);
             CHECK(tt_loader_seek(w.l, 0, 2) == TT_OK);
             for (int micro = 0; micro < s.accumulate; micro++) {
@@ -601,9 +605,11 @@ TEST(nan_in_a_step_loses_nothing)
             free(before);
             free(after);
         }
-        CHECK(train(&w, 4, NULL) == TT_OK && train(&healthy, 4, NULL) == TT_OK); /* the step again, and on */
+        /* The failed step is repeated, and the run goes on. */
+        CHECK(train(&w, 4, NULL) == TT_OK && train(&healthy, 4, NULL) == TT_OK);
         CHECK(tt_trainer_steps(w.r) == 6);
-        /* Adam's steps leave the row NaN: without it the bytes are alike even where NaNs are not */
+        /* Adam's steps keep the row NaN, and NaNs can differ in their bits. Without the row the files are
+           equal. */
         poison_row(&w, false);
         poison_row(&healthy, false);
         char path[1024], other[1024], *folder = test_folder();
@@ -626,7 +632,7 @@ TEST(a_gradient_that_is_not_finite_is_named)
     if (!open_world(&w, &s)) return;
     CHECK(train(&w, 1, NULL) == TT_OK);
     float *x = (float *)malloc(sizeof(float) * (size_t)tt_param_size(w.m.classifier_w));
-    /* The loss is huge, its gradient times these overflows a square. */
+    /* The loss is huge, and its gradient times these weights overflows when squared. */
     for (int64_t k = 0; k < tt_param_size(w.m.classifier_w); k++) x[k] = (k % 2 ? 1 : -1) * 1e37f;
     CHECK(tt_param_set(w.m.classifier_w, x) == TT_OK);
     free(x);

@@ -1,12 +1,12 @@
-/* A small model with texts, its trainer, and what two runs are compared by. */
+/* A small model of texts, its trainer, and the comparisons of two runs. */
 #pragma once
 
 /* -------------------------------------------------------------------------------------------- a small run */
 
-enum { TEXTS = 52, BATCH = 8 }; /* an epoch is seven steps, the last of four texts */
+enum { TEXTS = 52, BATCH = 8 }; /* an epoch has seven steps, the last with four texts */
 
-/* Texts of the words of tests/golden/vocab_uncased.txt, each class with words of its own, as a table; path
-   valid for long. */
+/* Writes a table of texts from the words of tests/golden/vocab_uncased.txt, some of them used by one class
+   only. The returned path stays valid. */
 static const char *texts(void)
 {
     static char path[1024];
@@ -161,7 +161,7 @@ static void close_world(world *w)
     TEST_CLOSE(w->ctx, &w->a);
 }
 
-/* Trains n steps from where w->progress stands, over the ends of epochs. */
+/* Trains n steps from w->progress on, across the ends of epochs. */
 static tt_status train(world *w, int n, tt_stats *last)
 {
     tt_batch b;
@@ -189,8 +189,8 @@ static tt_status train(world *w, int n, tt_stats *last)
     return status;
 }
 
-/* All that a step changes: parameters, optimizer state, gradients that are gathered, the number of steps, the
-   loss scale. To be freed. */
+/* Copies everything that a step changes: parameters, optimizer state, accumulated gradients, the number of
+   steps, the loss scale. The caller frees the copy. */
 static char *snapshot(const world *w, size_t *bytes)
 {
     tt_program *p = w->r->train;

@@ -1,4 +1,4 @@
-/* Steps: schedules, micro-batches, max_tokens, options that are refused, batches that do not fit. */
+/* Steps: schedules, micro-batches, max_tokens, refused options, batches that do not fit. */
 #pragma once
 
 /* ----------------------------------------------------------------------------------------------- training */
@@ -95,7 +95,7 @@ TEST(options_refused_together)
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
                 "lr inf is not a finite number >= 0; schedule 9 is unknown; warmup_steps is -1; optimizer "
                 "options: kind 9 is unknown");
-    CHECK(tt_allocated_bytes(w.ctx) == held); /* nothing was left behind */
+    CHECK(tt_allocated_bytes(w.ctx) == held); /* nothing leaked */
     o = train_options(&s, w.l);
     o.compile.optimizer.kind = TT_SGD;
     o.compile.optimizer.nesterov = true;
@@ -111,18 +111,18 @@ TEST(options_refused_together)
     close_world(&w);
 }
 
-TEST(micro_batches_equal_one_batch) /* of 16, as 4 x 4, as 16 x 1, and cut by max_tokens */
+TEST(micro_batches_equal_one_batch) /* a batch of 16 as 4 x 4, as 16 x 1, and cut by max_tokens */
 {
     static const struct { int accumulate, max_tokens; } rows[] = {{1, 0}, {4, 0}, {16, 0}, {1, 60}, {3, 60}};
     world w[TEST_COUNT(rows)];
     tt_stats stats[TEST_COUNT(rows)];
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         setup s = small();
-        s.dropout = 0; /* its masks depend on the micro-batch */
+        s.dropout = 0; /* dropout's masks depend on the micro-batch */
         s.batch = 16;
         s.accumulate = rows[k].accumulate;
         s.max_tokens = rows[k].max_tokens;
-        /* Parameters move with the gradient; Adam would divide rounding by itself. */
+        /* With SGD, parameters move with the gradient; Adam would divide rounding errors by themselves. */
         s.optimizer.kind = TT_SGD;
         s.schedule.kind = TT_CONSTANT;
         s.schedule.lr = 0.1f;
@@ -130,7 +130,7 @@ TEST(micro_batches_equal_one_batch) /* of 16, as 4 x 4, as 16 x 1, and cut by ma
         s.optimizer.clip_norm = 0.5f;
         if (!open_world(&w[k], &s)) return;
         CHECK(tt_loader_max_seqs(w[k].l) == (int)tt__ceil_div(16, rows[k].accumulate));
-        /* Over the end of an epoch of four steps, the last of four texts. */
+        /* Five steps cross the end of an epoch of four steps, whose last step has four texts. */
         CHECK(train(&w[k], 5, &stats[k]) == TT_OK);
         CHECK(w[k].progress.epoch == 1 && w[k].progress.step == 1);
         CHECK(stats[k].targets == 16 && stats[k].correct == stats[0].correct && stats[k].step == 5);
@@ -179,7 +179,7 @@ TEST(max_tokens_splits_steps)
     close_world(&w);
 }
 
-/* A trainer that was planned for short texts is told of longer ones before it begins, not in the middle. */
+/* A trainer planned for short texts reports longer texts before training begins, not in the middle. */
 TEST(loaders_that_do_not_fit)
 {
     setup s = small();
@@ -217,7 +217,7 @@ TEST(loaders_that_do_not_fit)
     close_world(&w);
 }
 
-/* What the data says: names of classes, and the room that micro-batches need. */
+/* The data gives the names of classes, and the room that micro-batches need. */
 TEST(names_and_room_from_the_data)
 {
     setup s = small();
@@ -265,11 +265,13 @@ TEST(steps_of_several_micro_batches_need_accumulate)
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
                 "last_of_step is not set in the batch: a step of several micro-batches needs a trainer made "
                 "with accumulate = true");
-    CHECK(train(&w, 2, NULL) == TT_OK); /* of another size, and nothing is left of the first */
+    /* These steps have another size. Nothing is left of the refused batch. */
+    CHECK(train(&w, 2, NULL) == TT_OK);
     close_world(&w);
 }
 
-/* Predictions need no labels, training does. What is not finite is an error that names the parameter. */
+/* Predictions need no labels, training does. A value that is not finite is an error that names the
+   parameter. */
 TEST(predictions_without_labels_and_of_nan)
 {
     setup s = small();
@@ -279,7 +281,7 @@ TEST(predictions_without_labels_and_of_nan)
     if (!open_world(&w, &s)) return;
     REQUIRE(tt_allocate(w.r->train) == TT_OK);
     size_t untouched = 0;
-    /* No more than parameters is touched before the first step. */
+    /* Only parameters are touched before the first step. */
     for (int32_t v = 1, seen = 0; v < w.r->train->built.t->n_values && seen < 3; v++) {
         const tt__value *x = &w.r->train->built.t->values[v];
         const unsigned char *memory = (const unsigned char *)tt__resolve(w.r->train, 0, v).data;
@@ -332,11 +334,12 @@ TEST(batches_that_do_not_fit)
         CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the batch is empty (0 sequences,");
         b.ids = b.positions = b.types = b.labels = zeros;
         b.seq_start = starts;
-        b.seqs = b.rows = BATCH + 1; /* more sequences than max_seqs: found after the tokens were taken */
+        /* More sequences than max_seqs: found after the tokens were copied. */
+        b.seqs = b.rows = BATCH + 1;
         CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_SHAPE);
         CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "for input 'seq_start'");
         CHECK(tt_predict(w.r, &b, p) == TT_ERR_SHAPE);
-        b.seqs = INT_MAX; /* whose starts are one more */
+        b.seqs = INT_MAX; /* seq_start has one more row */
         CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_SHAPE);
         CHECK_ERROR(w.ctx, TT_ERR_SHAPE, " 2147483648 rows for input 'seq_start'");
         b.seqs = 1;
@@ -345,12 +348,12 @@ TEST(batches_that_do_not_fit)
         CHECK_ERROR(w.ctx, TT_ERR_SHAPE, "for input 'ids'");
         b = good;
         b.labels = zeros;
-        zeros[0] = 2; /* of classes 0 and 1 */
+        zeros[0] = 2; /* the classes are 0 and 1 */
         CHECK(tt_train_batch(w.r, &b, NULL, NULL) == TT_ERR_ARGUMENT);
         zeros[0] = 0;
         CHECK(tt_predict(w.r, &good, p) == TT_OK);
         CHECK(train(&w, 3, NULL) == TT_OK && train(&undisturbed, 3, NULL) == TT_OK);
-        CHECK(same_worlds(&w, &undisturbed)); /* as if nothing had been */
+        CHECK(same_worlds(&w, &undisturbed)); /* the refused batches changed nothing */
         close_world(&w);
         close_world(&undisturbed);
     }
