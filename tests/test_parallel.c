@@ -335,7 +335,7 @@ static void keep_end(net *n, outcome *o)
     if (!FINE(n, tt_program_save(n->p, path))) return;
     o->file.bytes = test_read(path, &o->file.n);
     keep_tensors(n, path, o);
-    if (!net) remove(path); /* otherwise another process may still read it */
+    if (!net) remove(path); /* another process may still read the file */
 }
 
 /* Compares statistics without FLOPs: some runs recompute more than others. */
@@ -594,7 +594,7 @@ TEST(ranks_overlap)
     }
 }
 
-/* Offload changes no bits, and not the state. */
+/* Checks that offload changes no bits, neither of the training nor of the state. */
 static void offloads_with(const layout *on, int count, const char *precision, int groups, int per_leaf,
                           bool at_once)
 {
@@ -1355,7 +1355,7 @@ static bool do_part(net *n, const setup *s, const char *state, int part)
 TEST(each_allocation_of_ranks_fails)
 {
     static const layout on[] = {{"cpu*4", 1, 0}, {"cpu*2", 3, 0}};
-    const int every = everything() ? 1 : 9 * (SPARSE / EVERY); /* AddressSanitizer omits none of these */
+    const int every = everything() ? 1 : 9 * (SPARSE / EVERY); /* the build with ASan has all of these */
     for (int k = 0; k < TEST_COUNT(on); k++) {
         setup s = setup_of(on[k], precisions[3 * k], 4, 1);
         s.offload = k ? offloads[TEST_COUNT(offloads) - 1] : NULL;

@@ -210,8 +210,7 @@ TEST(a_rank_that_does_not_come_is_named)
         snprintf(text, sizeof text, "has waited %g s for rank ", timeouts[s]);
         CHECK_ERROR(ctx, TT_ERR_DEVICE, text);
         snprintf(text, sizeof text, "for rank %d, which has not come", sizes[s] - 1);
-        if (timeouts[s] > 0) CHECK_ERROR(ctx, TT_ERR_DEVICE, text); /* otherwise any rank may be the late
-                                                                       one */
+        if (timeouts[s] > 0) CHECK_ERROR(ctx, TT_ERR_DEVICE, text); /* otherwise any rank may be late */
         tt__world_free(m.world);
     }
     TEST_CLOSE(ctx, &a);

@@ -300,7 +300,7 @@ TEST(the_fastest_algorithm_is_taken)
         run_tuned(&run[k]);
         CHECK(run[k].first.gemms > 20 * off.first.gemms && run[k].later.gemms == off.later.gemms);
         const emu_counts *n = &run[k].later;
-        CHECK(n->by_algorithm[k ? k : 1] == n->gemms - (k > 1 ? off.first.gemms : 0)); /* not of 130 rows */
+        CHECK(n->by_algorithm[k ? k : 1] == n->gemms - (k > 1 ? off.first.gemms : 0)); /* not 130 rows */
         CHECK(k < 2 || n->by_algorithm[1] == off.first.gemms);
         CHECK(same_bits(&run[k], &off) == (k != 2 && k != 3)); /* 2, 3 sum otherwise; timing changes no bit */
         CHECK(fabs(run[k].loss[5] - off.loss[5]) <= 0.02 * off.loss[5]);
@@ -384,7 +384,7 @@ TEST(a_file_keeps_what_was_timed)
     more.to = 2;
     first.fastest = 3;
     second.fastest = more.fastest = again.fastest = 2;
-    more.accumulate = true; /* has products that add to their results */
+    more.accumulate = true; /* its products add to their results */
     tuned_run *const runs[] = {&first, &second, &more, &again};
     for (int k = 0; k < 4; k++) {
         run_tuned(runs[k]);

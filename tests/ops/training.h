@@ -195,7 +195,7 @@ TEST(precisions_train_alike)
     CHECK(loss < 0.6 && skipped == 0);
     for (int k = 1; k < PRECISIONS; k++) {
         CHECK_NEAR(train_model(k, others, &skipped), loss, 0.05);
-        CHECK(skipped == 0); /* otherwise steps could not be compared */
+        CHECK(skipped == 0); /* otherwise the steps do not correspond */
         for (int step = 0; step < 10; step++)
             CHECK_NEAR(others[step], first[step], 16 * precisions[k].rounding * 1.5);
     }

@@ -436,7 +436,7 @@ TEST(what_is_refused_names_what_fits)
         "budget", NULL, "optimizer,gradients,parameters,activations"};
     const int most_programs = 6 / test_every(3);
     int refused = 0, advised = 0, sets = 0;
-    test_estimates = 60000; /* some networks get all candidates, others a search */
+    test_estimates = 60000; /* some networks try all candidates, others search */
     for (int seed = 0; seed < most_programs; seed++) {
         test_allocator a;
         net n;

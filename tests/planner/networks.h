@@ -138,7 +138,7 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
                   : how == ATTENTION ? "attention"
                   : how == BLOCKS ? "blocks"
                   : "cheap";
-    ctx->late = (how == OFFLOADING || how == ON_HOST) && seed % 2; /* and therefore overlaps */
+    ctx->late = (how == OFFLOADING || how == ON_HOST) && seed % 2; /* copies then overlap */
     if (how == OFFLOADING && seed % 4) c.recompute = seed % 4 == 1 ? "blocks" : "none";
     if (how >= EARLY && seed % 4 == 1) c.recompute = "blocks";
     const uint64_t list = how == EARLY_OFFLOADING ? seed / 2 : seed + (uint64_t)accumulate;

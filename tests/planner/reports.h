@@ -71,7 +71,7 @@ static int read_picture(const char *svg, int points, int *heights)
         if (!end) continue;
         while (at > svg && *at != 'M') at--;
         at += strlen("M0 0");
-        for (int k = 0; k < points; k++) { /* goes up and down at x, then right */
+        for (int k = 0; k < points; k++) { /* follows the path: up or down at x, then right */
             while ((*at == 'v' || *at == 'h') &&
                    (int)((int64_t)6000 * k / points) >= x + (*at == 'h' ? atoi(at + 1) : 0)) {
                 if (*at == 'v') height += atoi(at + 1);
