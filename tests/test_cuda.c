@@ -1,17 +1,17 @@
-/* The CUDA backend as a whole: training beside the CPU's, waits of the host, and calls of CUDA that fail. On
-   a GPU (TINYTRAIN_CUDA=1 make test) or on the emulator, which some of it needs. */
+/* The CUDA backend as a whole: training compared with the CPU's, waits of the host, and calls of CUDA that
+   fail. Runs on a GPU (TINYTRAIN_CUDA=1 make test) or on the emulator; some tests need the emulator. */
 #ifndef TINYTRAIN_CUDA
 #include <stdio.h>
 
-int main(void) /* without the header, whose code takes a minute to compile */
+int main(void) /* does not include the header, whose code takes a minute to compile */
 {
     return puts("skip test_cuda: this build is without TINYTRAIN_CUDA\n0 checks, 1 skipped: 0 passed, 0 "
                 "failed") < 0;
 }
 
 #else
-#define TT__PIECES_FROM 8 /* what is small goes to the host's memory, too */
-#define TT__FP8_FROM 0 /* and is read in fp8 */
+#define TT__PIECES_FROM 8 /* small tensors are offloaded, too */
+#define TT__FP8_FROM 0 /* and are read in fp8 */
 static long loss_chunk = 256, loss_whole = 16 << 20;
 #define TT__LOSS_CHUNK loss_chunk
 #define TT__LOSS_WHOLE loss_whole

@@ -1,19 +1,19 @@
 /* Generic tests of the ops, their gradients, and the programs made of them.
 
-   Everything hangs on one table, CASES: a line is a small program. The functions it calls (linear(), gelu(),
-   ...) record an op on a tape and, beside it, a plain float64 loop that computes the same. Two tests then run
-   every case at every size in every precision and instruction set: `reference` compares results with the
-   loops, `gradient` compares gradients with central differences of the loops. A new op is its loop in
-   ops/, beside those of its family, and a line in the table, ops/cases.h.
+   Each line of the table CASES is a small program. The functions that it calls (linear(), gelu(), ...) record
+   an op on a tape, and a plain float64 loop that computes the same result. Two tests then run every case at
+   every size in every precision and instruction set: `reference` compares results with the loops, `gradient`
+   compares gradients with central differences of the loops. A new op needs a loop in ops/, in the file of its
+   family, and a line in the table in ops/cases.h.
 
    Tolerances. f32: 2e-6 per op of the longest path, relative to the largest sum of the absolute terms of a
    result. bf16 keeps 8 bits of mantissa, so a rounding errs by at most 2^-9: 2^-8 per op of the path
-   (operands and result). f16 keeps 11: 2^-11. Gradients: 2e-5, in bf16 and f16 as many 2^-8 or 2^-11 as there
-   are ops on the path to the loss, relative to the largest element of the parameter's gradient plus, for sums
-   that cancel, a tenth (16 bits: half) of the largest of all gradients and the largest gradient that enters
-   the case. */
+   (operands and result). f16 keeps 11: 2^-11. Gradients: f32 2e-5; bf16 and f16 2^-8 or 2^-11 per op on the
+   path to the loss. Gradients' tolerances are relative to a sum: the largest element of the parameter's
+   gradient; for sums that cancel, a tenth (16 bits: half) of the largest of all gradients; and the largest
+   gradient that enters the case. */
 #define TINYTRAIN_IMPLEMENTATION
-/* So that linear_cross_entropy stands for every linear layer before a cross-entropy, in several chunks. */
+/* linear_cross_entropy replaces every linear layer before a cross-entropy, in several chunks. */
 #define TT__LOSS_CHUNK 5
 #define TT__LOSS_WHOLE 0
 #define TT__FP8_FROM 0
@@ -22,7 +22,7 @@
 #ifdef TT_EMULATE
 #include "emu_control.h"
 #endif
-#undef I /* of complex.h, which some <cblas.h> include */
+#undef I /* defined by complex.h, which some <cblas.h> include */
 
 #include "ops/net.h"
 #include "ops/linear.h"

@@ -1,13 +1,14 @@
-/* Whole programs on CPU ranks: the bits of one rank, whatever the layout; what is refused; faults in a rank;
-   memory as planned.
+/* Whole programs on CPU ranks: the bits of one rank with any layout; errors; faults in a rank; memory as
+   planned.
 
-   A training here is a small transformer with a table that is embedding and head, a norm that two layers
-   share, a matrix that is frozen, dropout, clipping and, in 16 bits, a loss scale that overflows at first.
-   Its steps have micro-batches of different sizes, once no multiple of the leaves and once fewer. */
+   The training is a small transformer with a table that is embedding and head, a norm that two layers share,
+   a frozen matrix, dropout, clipping and, in 16 bits, a loss scale that overflows at first. Its steps have
+   micro-batches of different sizes; in one step their number is no multiple of the leaves, in another it is
+   smaller than the leaves. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-/* options of the header, as variables */
+/* options of the header, as variables that tests set */
 static long pieces_from = 1, update_from = 1, loss_whole = 16L << 20, together = 1L << 16;
 #define TT__PIECES_FROM pieces_from
 #define TT__UPDATE_FROM update_from
@@ -18,35 +19,35 @@ static long pieces_from = 1, update_from = 1, loss_whole = 16L << 20, together =
 #include "test.h"
 
 enum {
-    WIDTH = 64, HIDDEN = 150, VOCAB = 410, LAYERS = 2, /* matrices of 1 to 7 chunks, not all of them whole */
+    WIDTH = 64, HIDDEN = 150, VOCAB = 410, LAYERS = 2, /* matrices of 1 to 7 chunks, some of them partial */
     ROWS = 24, SEQS = 4, STEPS = 4, PARAMS = 32
 };
 
-/* How a training is spread, and what it is. */
+/* The options of a training. */
 enum { SERVER = 1, MICROS = 2, EARLY = 4 };
 typedef struct layout { const char *device; int zero, how; } layout;
 typedef struct setup {
     layout on;
     const char *precision, *recompute, *offload;
-    int groups, per_leaf;    /* of the tree of sums; micro-batches that a leaf has in a full step */
+    int groups, per_leaf;    /* leaves of the tree of sums; micro-batches of a leaf in a full step */
     int threads;
-    int64_t capacity, vocab; /* rows of a micro-batch, at most, and of the table */
+    int64_t capacity, vocab; /* largest number of rows of a micro-batch; rows of the table */
     bool sgd;
-    bool poison;             /* storages are overwritten as soon as they are dead */
+    bool poison;             /* storage is overwritten once it is dead */
     bool at_once;            /* a step is one round, by tt_step */
     bool unclipped;
-    bool late;               /* copies and collectives run beside computation, as late as they may ... */
-    bool prompt;             /* ... or as soon */
-    int tensor;              /* ranks; 0: one */
+    bool late;               /* copies and collectives complete as late as allowed ... */
+    bool prompt;             /* ... or as early */
+    int tensor;              /* tensor ranks; 0: one */
     bool sequence;
-    bool net;                /* on the ranks of all processes that were started, see mpi.c */
+    bool net;                /* runs on the ranks of all started processes, see mpi.c */
     int pipeline, most;      /* tt_parallel's pipeline, schedule, micros */
     const char *schedule;
     bool on_host;            /* parameters are updated in the host's memory */
 } setup;
 
-static const char *shared_folder; /* of these, for states */
-static double wait_seconds = 3000; /* a rank that waits in vain is for the time limit of test programs */
+static const char *shared_folder; /* folder of all processes, for states */
+static double wait_seconds = 3000; /* if a rank waits for ever, the test program's time limit ends it */
 
 static setup setup_of(layout on, const char *precision, int groups, int per_leaf)
 {
@@ -68,7 +69,7 @@ typedef struct net {
     int64_t seqs; /* an axis */
     tt_value ids, starts, targets, weights, out, columns, loss;
     tt_program *p, *eval;
-    int data; /* ranks */
+    int data; /* number of data ranks */
     tt_stats stats;
 } net;
 
@@ -79,7 +80,7 @@ static tt_param *new_param(net *n, const char *name, int64_t rows, int64_t cols,
     return n->param[n->n_params++] = tt_param_new(n->ctx, name, cols ? 2 : 1, dims, init);
 }
 
-/* "layer.1.up" */
+/* Makes a layer's parameter, e.g. "layer.1.up". */
 static tt_param *layer_param(net *n, int layer, const char *name, int64_t rows, int64_t cols)
 {
     char full[64];
@@ -123,7 +124,7 @@ static bool record(net *n, int64_t capacity, int64_t vocab)
     n->starts = tt_seq_start(t, "starts", seqs);
     n->targets = tt_input(t, "targets", TT_I32, rows, 1);
     n->weights = tt_input(t, "weights", TT_F32, rows, 1);
-    n->columns = tt_slice(t, tt_param_value(t, table), 3, 5); /* nothing reads it but tt_get */
+    n->columns = tt_slice(t, tt_param_value(t, table), 3, 5); /* only tt_get reads it */
     tt_value x = tt_embedding(t, n->ids, table);
     x = tt_add(t, x, tt_linear(t, x, mix, NULL));
     for (int k = 0; k < LAYERS; k++) x = record_layer(n, k, x, norm, norm_b);
@@ -174,9 +175,9 @@ static bool fine(net *n, tt_status status, const char *what, int line)
 }
 #define FINE(n, call) fine((n), (call), #call, __LINE__)
 
-/* A context with the net, its program and, `evaluates`, one that shares the arena. */
-static void (*context_opened)(tt_context *ctx); /* NULL, or what tests/mpi.c does with it */
+static void (*context_opened)(tt_context *ctx); /* NULL, or a function of tests/mpi.c */
 
+/* Opens a context with the net and its program. evaluates: also a program that shares the arena. */
 static bool open_net(net *n, const setup *s, bool evaluates)
 {
     memset(n, 0, sizeof *n);
@@ -220,7 +221,7 @@ typedef struct micro_batch {
     int rows, seqs;
 } micro_batch;
 
-/* Micro-batch `number` of a step: 1 to SEQS sequences of 1 to ROWS / SEQS tokens. */
+/* Makes micro-batch `number` of a step: 1 to SEQS sequences of 1 to ROWS / SEQS tokens. */
 static micro_batch batch_of(int step, int number)
 {
     micro_batch m;
@@ -247,7 +248,8 @@ static tt_status set_batch(net *n, tt_program *p, int rank, const micro_batch *m
     return status == TT_OK ? tt_set_rank(p, rank, n->weights, m->weights, m->rows) : status;
 }
 
-/* A run of micro-batches [first, end), one for each data rank at most. Returns where the next begins. */
+/* Runs micro-batches [first, end), at most one for each data rank. Returns the first micro-batch of the next
+   round. */
 static int run_round(net *n, tt_program *p, int step, int first, int end, tt_status *status)
 {
     int rank = 0;
@@ -271,7 +273,8 @@ static tt_status run_step(net *n, int step, int micros)
     return over ? status : tt_update(n->p, 0.01f, &n->stats);
 }
 
-/* Micro-batches of a step: a full one, one that is no multiple of the leaves, one with less than them. */
+/* Returns the number of micro-batches of a step: full, no multiple of the leaves, or fewer than the
+   leaves. */
 static int micros_of(const setup *s, int step)
 {
     const int full = s->groups * s->per_leaf;
@@ -280,8 +283,8 @@ static int micros_of(const setup *s, int step)
 
 /* ------------------------------------------------------------------------------------------------ records */
 
-/* What a training has left: what each step told, all parameters, all that the state has of tensors, and the
-   file of the state. */
+/* Results of a training: statistics of each step, all parameters, the tensors of the state, and the state's
+   file. */
 typedef struct blob { char *bytes; size_t n; } blob;
 typedef struct outcome { tt_stats stats[STEPS]; blob params, tensors, file; } outcome;
 
@@ -305,7 +308,7 @@ static bool same_blob(const blob *a, const blob *b)
     return a->bytes && a->n == b->n && memcmp(a->bytes, b->bytes, a->n) == 0;
 }
 
-/* The tensors of a state but for what tells its layout. */
+/* Keeps the tensors of a state, except the one that describes its layout. */
 static void keep_tensors(net *n, const char *path, outcome *o)
 {
     tt_safetensors *s = tt_safetensors_open(n->ctx, path);
@@ -332,10 +335,10 @@ static void keep_end(net *n, outcome *o)
     if (!FINE(n, tt_program_save(n->p, path))) return;
     o->file.bytes = test_read(path, &o->file.n);
     keep_tensors(n, path, o);
-    if (!net) remove(path); /* else another process may not have read it yet */
+    if (!net) remove(path); /* another process may still read the file */
 }
 
-/* But for work: some recompute more than others. */
+/* Compares statistics without FLOPs: some runs recompute more than others. */
 static bool same_stats(const tt_stats *a, const tt_stats *b)
 {
     tt_stats x = *a, y = *b;
@@ -354,7 +357,7 @@ static const char *layout_text(const setup *s, char text[256])
     return text;
 }
 
-/* file: the sums are of the same family, so that the state says the same of them. */
+/* Compares two outcomes. file: also FLOPs and the state's file, for sums of one family. */
 static bool same_outcome(const setup *s, const outcome *a, const outcome *b, bool file, int line)
 {
     char what[256], text[512];
@@ -375,7 +378,7 @@ static bool same_outcome(const setup *s, const outcome *a, const outcome *b, boo
     return test__check(!wrong, __FILE__, line, message);
 }
 
-/* Trains all steps. */
+/* Trains all steps and keeps the outcome. */
 static bool train(const setup *s, outcome *o)
 {
     net n;
@@ -395,7 +398,7 @@ static bool train(const setup *s, outcome *o)
 static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
 
 
-/* One rank, whose sums are of a step, or of micro-batches; and what is compared with these. */
+/* ones: one rank, which sums per step or per micro-batch. layouts: compared with these. */
 static const layout ones[] = {{"cpu", 1, 0}, {"cpu", 0, MICROS}};
 static const layout layouts[] = {
     {"cpu", 0, 0},    {"cpu", 0, SERVER},   {"cpu*2", 0, 0},      {"cpu*4", 0, 0},
@@ -410,8 +413,8 @@ static const char *const offloads[] = {"optimizer", "gradients", "parameters", "
 
 static int sums_micros(layout l) { return l.zero > 1 || l.how & MICROS; }
 
-/* Trains on one of every `every` layouts, from the `from`th on, and compares with one rank of such sums. one:
-   these, to be freed. */
+/* Trains on every `every`th layout, beginning with number `from`, and compares each with one rank that sums
+   alike. one: the outcomes of one rank, which the caller frees. */
 static void same_as_one(setup s, const layout *on, int count, int from, int every, outcome one[2])
 {
     for (int k = 0; k < 2; k++) {
@@ -434,9 +437,10 @@ static void same_bits(setup s, const layout *on, int count)
     free_outcome(&one[1]);
 }
 
-/* TINYTRAIN_ALL_LAYOUTS in the environment: not some of each kind, but all. */
+/* Tells whether TINYTRAIN_ALL_LAYOUTS in the environment asks for all layouts instead of some of each
+   kind. */
 static bool everything(void) { return getenv("TINYTRAIN_ALL_LAYOUTS") != NULL; }
-/* What a sweep takes of layouts and precisions; every kind of layout is among these. */
+/* The share of layouts and precisions that a sweep runs. It includes every kind of layout. */
 #if TEST_SWEEP > 10
 enum { SPARSE = 5, PRECISIONS = 1, EVERY = 1, TURNS = 1 };
 #elif TEST_SWEEP > 1
@@ -496,13 +500,13 @@ TEST(leaves_that_are_no_power_of_two)
 TEST(ranks_split_large_tensors_only)
 {
     setup s = setup_of(ones[0], "bf16-mixed", 4, 2);
-    s.vocab = 65536 / WIDTH; /* the table is just large enough */
+    s.vocab = 65536 / WIDTH; /* the table is just large enough to be divided */
     pieces_from = 65536;
     same_bits(s, some, TEST_COUNT(some));
     pieces_from = 1;
 }
 
-TEST(ranks_with_a_loss_in_chunks) /* whose forward makes a gradient */
+TEST(ranks_with_a_loss_in_chunks) /* the forward of such a loss makes a gradient */
 {
     static char text[1 << 18];
     setup s = setup_of(some[0], "32-true", 4, 2);
@@ -560,7 +564,7 @@ TEST(ranks_recompute)
     }
 }
 
-/* Gathers and sums that end as late as they may change no bit. */
+/* Gathers and sums that end as late as allowed change no bits. */
 TEST(ranks_overlap)
 {
     static const layout on[] = {{"cpu*2", 3, 0}, {"cpu*4", 3, 0}, {"cpu*4", 2, 0}, {"cpu*2", 0, MICROS}};
@@ -585,12 +589,12 @@ TEST(ranks_overlap)
         close_net(&n);
         same_bits(s, on + half, TEST_COUNT(on) / EVERY);
         s.prompt = true;
-        s.offload = p % 2 ? NULL : "activations"; /* which ranks without a micro-batch do not copy */
+        s.offload = p % 2 ? NULL : "activations"; /* ranks without a micro-batch do not copy activations */
         same_bits(s, on + half, TEST_COUNT(on) / EVERY);
     }
 }
 
-/* What lies in the host's memory changes no bit, nor the state. */
+/* Checks that offload changes no bits, neither of the training nor of the state. */
 static void offloads_with(const layout *on, int count, const char *precision, int groups, int per_leaf,
                           bool at_once)
 {
@@ -663,7 +667,7 @@ TEST(ranks_of_any_number_of_threads)
 
 /* --------------------------------------------------------------------------------------- between the runs */
 
-/* All gradients as they are now, to be freed. */
+/* Returns a copy of all current gradients, which the caller frees. */
 static float *gradients_of(net *n, size_t *count)
 {
     float *all = (float *)malloc(sizeof(float) * VOCAB * WIDTH * PARAMS);
@@ -676,7 +680,8 @@ static float *gradients_of(net *n, size_t *count)
     return all;
 }
 
-/* After each round of ranks, what one rank has after as many micro-batches, and what a micro-step tells. */
+/* After each round, ranks have the gradients of one rank after the same number of micro-batches, and
+   micro-steps return the same statistics. */
 static void same_gradients(const setup *one, const setup *many)
 {
     char text[512], what[256];
@@ -722,8 +727,8 @@ TEST(gradients_between_micro_steps_of_ranks)
 
 /* --------------------------------------------------------------------------------------------- evaluation */
 
-/* Evaluates `most` micro-batches of a step 100 at once, and on one rank one by one: outputs have the same
-   bits, and what losses counted adds up. */
+/* Evaluates `most` micro-batches at once on ranks, and one by one on one rank. Outputs have equal bits, and
+   the losses and counts add up. */
 static void same_evaluation(net *one, net *many, int most)
 {
     float x[SEQS * WIDTH], y[SEQS * WIDTH];
@@ -751,7 +756,7 @@ static void same_evaluation(net *one, net *many, int most)
     CHECK(many->stats.flops == all.flops);
 }
 
-/* Evaluates after each step; the training's bits do not know. */
+/* Evaluates after each step. Evaluation does not change the training's bits. */
 static void evaluates(const setup *one, const setup *many)
 {
     net a, b;
@@ -794,7 +799,7 @@ TEST(ranks_evaluate)
 
 /* ---------------------------------------------------------------------------------- parameters and states */
 
-static float value_of(int param, int64_t element) /* which all dtypes can hold */
+static float value_of(int param, int64_t element) /* exact in all dtypes */
 {
     return (float)((element * 37 + param * 11) % 255 - 127) / 1024;
 }
@@ -810,7 +815,7 @@ static bool set_params(net *n, int from)
     return ok;
 }
 
-/* Parameter k of the net has the values that were set. */
+/* Checks that all parameters have the values that set_params set. */
 static void check_params(net *n, int from)
 {
     float x[VOCAB * WIDTH];
@@ -822,7 +827,7 @@ static void check_params(net *n, int from)
     }
 }
 
-/* A view of a parameter, which each rank has in pieces or whole, from any data rank. */
+/* Checks a view of a parameter that ranks hold whole or in shards, from any data rank. */
 static void check_columns(net *n, int from)
 {
     float x[VOCAB * 5];
@@ -839,7 +844,7 @@ TEST(parameters_of_ranks_are_set_and_read)
 {
     for (int k = 0; k < TEST_COUNT(layouts); k += 3) {
         setup s = setup_of(ones[sums_micros(layouts[k])], precisions[k % 5], 8, 1);
-        tt_stats told[3]; /* of one rank; of ranks where they were set before the allocation, and after */
+        tt_stats told[3]; /* one rank; ranks whose parameters are set before the allocation; after it */
         for (int way = 0; way < 3; way++) {
             net n;
             if (way == 1) s.on = layouts[k];
@@ -860,7 +865,7 @@ TEST(parameters_of_ranks_are_set_and_read)
     }
 }
 
-/* Steps [from, to) of a net; then its state in a file. */
+/* Runs steps [from, to) of a net, then saves its state. */
 static bool go_on(net *n, const setup *s, int from, int to, outcome *o, const char *path)
 {
     bool ok = true;
@@ -871,7 +876,7 @@ static bool go_on(net *n, const setup *s, int from, int to, outcome *o, const ch
     return ok && FINE(n, tt_program_save(n->p, path));
 }
 
-/* A step on each layout of a list, which goes on from the state of the one before. */
+/* Runs one step on each layout of a list, each from the state of the step before. */
 static void resumes(setup s, const layout *of, int count, const outcome *whole, bool file)
 {
     outcome o;
@@ -897,8 +902,8 @@ static void resumes(setup s, const layout *of, int count, const outcome *whole, 
     free_outcome(&o);
 }
 
-/* Parameters that are updated in the backward get the bits of those updated at the end, on any ranks, also
-   where some of these have no micro-batch; and so does the file of the state, with which either goes on. */
+/* Updates in the backward give the bits of updates at the end, on any ranks, also if some ranks have no
+   micro-batch. The state's file is also equal, and either kind of update can resume from it. */
 TEST(updates_in_the_backward)
 {
     static const layout on[] = {{"cpu*4", 0, EARLY}, {"cpu*4", 1, EARLY}, {"cpu*4", 1, EARLY},
@@ -921,7 +926,7 @@ TEST(updates_in_the_backward)
             s.offload = (k + p) % 3 == 1 ? "optimizer,parameters" : NULL;
             s.late = (k + p) % 2;
             update_from = from[(k + p) % 3];
-            pieces_from = k == 2 ? 5000 : 1; /* smaller ones are summed at the end */
+            pieces_from = k == 2 ? 5000 : 1; /* smaller tensors are summed at the end */
             if (train(&s, &many)) same_outcome(&s, &one[sums_micros(s.on)], &many, true, __LINE__);
             free_outcome(&many);
         }
@@ -1008,7 +1013,7 @@ TEST(ranks_that_contradict_are_refused)
     close_net(&n);
 }
 
-/* Programs that do not fit the first one's arena or parameters; what is refused leaves nothing behind. */
+/* Programs that do not fit the first one's arena or parameters are refused, and a refusal changes nothing. */
 TEST(programs_of_other_layouts_are_refused)
 {
     setup s = setup_of((layout){"cpu*4", 3, 0}, "32-true", 4, 1);
@@ -1044,7 +1049,7 @@ TEST(programs_of_other_layouts_are_refused)
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "parameter 'table' lives on device 'cpu*4'");
     o.device = "cpu*4";
     o.parallel.zero = 3;
-    n.eval = tt_compile(n.t, n.loss, &o); /* of its own arena, with the parameters of the first */
+    n.eval = tt_compile(n.t, n.loss, &o); /* has its own arena, with the first program's parameters */
     CHECK(n.eval != NULL && tt_set_rank(n.eval, 0, n.ids, &(int32_t){0}, 1) == TT_ERR_ARGUMENT);
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "lives in a program that is not allocated");
     FINE(&n, run_step(&n, 0, 4));
@@ -1082,14 +1087,14 @@ TEST(misuse_of_ranks)
         CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, rank < 0 ? "the program has 4 data ranks, and no rank -1" :
                     "tt_set_rank: the program has 4 data ranks, and no rank 4");
     }
-    FINE(&n, set_batch(&n, n.p, 0, &m)); /* but not on rank 1 */
+    FINE(&n, set_batch(&n, n.p, 0, &m)); /* rank 1 gets no inputs */
     FINE(&n, set_batch(&n, n.p, 2, &m));
     CHECK(tt_micro_step(n.p, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "input 'ids' of data rank 1 was not set before this run");
-    CHECK(tt_micro_step(n.p, NULL) == TT_ERR_ARGUMENT); /* the inputs of the others are forgotten too */
+    CHECK(tt_micro_step(n.p, NULL) == TT_ERR_ARGUMENT); /* the other ranks' inputs are invalid, too */
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "input 'ids' of data rank 0 was not set before this run");
     FINE(&n, set_batch(&n, n.p, 0, &m));
-    FINE(&n, tt_set_rank(n.p, 1, n.ids, m.ids, m.rows)); /* and not all of rank 1's */
+    FINE(&n, tt_set_rank(n.p, 1, n.ids, m.ids, m.rows)); /* rank 1 gets only some inputs */
     CHECK(tt_micro_step(n.p, NULL) == TT_ERR_ARGUMENT);
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "of data rank 1 was not set before this run");
     for (int rank = 0; rank < 3; rank++) FINE(&n, set_batch(&n, n.eval, rank, &m));
@@ -1117,8 +1122,8 @@ TEST(misuse_of_ranks)
     close_net(&n);
 }
 
-/* A micro-batch that fails on rank 3, in the first round of a step or the second: nothing is updated, and the
-   next step is that of a net which has not seen it. */
+/* A micro-batch fails on rank 3, in a step's first or second round: nothing is updated, and the next step
+   equals that of a net without the failed step. */
 static void bad_batch(const setup *s, int bad, bool nan, const char *say)
 {
     net a, b;
@@ -1165,13 +1170,13 @@ TEST(bad_inputs_of_a_rank_are_named)
 }
 
 /* ---------------------------------------------------------------------------------------------------- faults
-   A kind of device that is the CPU, but for a launch that fails, or that comes late, on one rank. */
+   A kind of device that is the CPU, except that one launch of one rank fails or is late. */
 
 static struct {
     const tt__crew *crew;
-    int rank;          /* that is at fault */
-    int launches;      /* that it makes before; -1: none is at fault */
-    bool late;         /* it does not fail, but begins a collective when another has given up waiting */
+    int rank;          /* the faulty rank */
+    int launches;      /* launches of that rank before the fault; -1: no fault */
+    bool late;         /* no failure: the rank begins a collective after another rank has stopped waiting */
     int made;          /* launches of that rank so far */
     bool happened;
 } fault;
@@ -1180,7 +1185,7 @@ static tt_status faulty_launch(const tt__launch *l, int n)
 {
     const struct timespec nap = {0, 1000000};
     const bool counts = l->device == fault.crew->device[fault.rank] &&
-                        (!fault.late || tt__is_collective(l->instr)); /* for which others wait */
+                        (!fault.late || tt__is_collective(l->instr)); /* others wait for collectives */
     if (!counts || fault.made++ != fault.launches) return tt__cpu_backend.launch(l, n);
     fault.happened = true;
     if (!fault.late)
@@ -1190,7 +1195,7 @@ static tt_status faulty_launch(const tt__launch *l, int n)
     return tt__cpu_backend.launch(l, n);
 }
 
-/* From now on the net's programs run on that kind. None may be compiled later. */
+/* Makes the net's programs run on the faulty kind of device. No program may be compiled later. */
 static void make_faulty(net *n)
 {
     static tt__backend backend;
@@ -1215,7 +1220,7 @@ static void arm(int rank, int launches, bool late)
     fault.happened = false;
 }
 
-/* The steps from the saved state on, without a fault. */
+/* Repeats the steps after the saved state without a fault. */
 static bool steps_again(net *n, const setup *s, const char *state, outcome *o)
 {
     arm(0, -1, false);
@@ -1227,11 +1232,11 @@ static bool steps_again(net *n, const setup *s, const char *state, outcome *o)
     return ok;
 }
 
-/* A failed step has not updated anything, or says that it has on some ranks: then no state is saved. */
+/* Checks a failed step: it updated nothing, or it updated some ranks and then refuses to save a state. */
 static bool after_fault(net *n, const char *state, const char *path)
 {
     size_t x_bytes, y_bytes;
-    if (tt__within_step(n->p)) { /* it failed in its second round */
+    if (tt__within_step(n->p)) { /* failed in its second round */
         CHECK(tt_update(n->p, 0.01f, NULL) == TT_ERR_NUMERIC);
         CHECK_ERROR(n->ctx, TT_ERR_NUMERIC, "a micro-batch failed; nothing was updated");
     }
@@ -1244,9 +1249,9 @@ static bool after_fault(net *n, const char *state, const char *path)
     return CHECK(same);
 }
 
-/* A launch of step 1 fails, each in turn, on one rank or another. The run ends with one sentence on all ranks
-   (one that went on waiting would wait longer than tests may take); the last state loads, and from there on
-   the bits are those of a run without a fault. */
+/* In turn, each launch of step 1 fails, on one rank or another. All ranks end with one error (a rank that
+   kept waiting would exceed the test's time limit). The last state loads, and from then on the bits equal
+   those of a run without a fault. */
 static void each_launch_fails(const setup *s, int every)
 {
     net n;
@@ -1293,7 +1298,8 @@ TEST(each_launch_of_a_rank_fails)
     }
 }
 
-/* The others stop waiting after the timeout and say for whom; the late rank stops when it has come. */
+/* If a rank is late, the others stop waiting after the timeout and name it. The late rank stops when it
+   arrives. */
 TEST(a_rank_that_is_late_is_named)
 {
     static const layout on[] = {{"cpu*4", 1, 0}, {"cpu*4", 3, 0}};
@@ -1322,7 +1328,7 @@ TEST(a_rank_that_is_late_is_named)
     }
 }
 
-/* Each is done again where it fails. */
+/* Runs one part of a training. The caller repeats a part that fails. */
 static bool do_part(net *n, const setup *s, const char *state, int part)
 {
     float x[VOCAB * WIDTH];
@@ -1349,7 +1355,7 @@ static bool do_part(net *n, const setup *s, const char *state, int part)
 TEST(each_allocation_of_ranks_fails)
 {
     static const layout on[] = {{"cpu*4", 1, 0}, {"cpu*2", 3, 0}};
-    const int every = everything() ? 1 : 9 * (SPARSE / EVERY); /* of these AddressSanitizer takes none away */
+    const int every = everything() ? 1 : 9 * (SPARSE / EVERY); /* the build with ASan has all of these */
     for (int k = 0; k < TEST_COUNT(on); k++) {
         setup s = setup_of(on[k], precisions[3 * k], 4, 1);
         s.offload = k ? offloads[TEST_COUNT(offloads) - 1] : NULL;
@@ -1359,7 +1365,7 @@ TEST(each_allocation_of_ranks_fails)
         int failures = 0;
         memset(&right, 0, sizeof right);
         snprintf(state, sizeof state, "%s", test_path(test_folder(), "state"));
-        for (long at = 0; fails && ok; at = at ? at + every : 1) { /* first without a failure */
+        for (long at = 0; fails && ok; at = at ? at + every : 1) { /* the first run has no failure */
             net n;
             memset(&n, 0, sizeof n);
             tt_context_options co = test_options(&n.a);
@@ -1395,7 +1401,7 @@ TEST(ranks_allocate_what_is_planned)
         s.offload = offloads[k % 6 % 5];
         net n;
         if (!open_net(&n, &s, true)) return;
-        FINE(&n, tt_device_text(n.ctx, s.on.device, NULL, 0)); /* so that the threads of ranks are there */
+        FINE(&n, tt_device_text(n.ctx, s.on.device, NULL, 0)); /* starts the threads of ranks */
         const tt_plan plan = tt_program_plan(n.p), eval = tt_program_plan(n.eval);
         const size_t held = tt_allocated_bytes(n.ctx);
         size_t sum = 0, peak = 0;
@@ -1414,8 +1420,8 @@ TEST(ranks_allocate_what_is_planned)
     }
 }
 
-/* 64 images on each of four ranks. PyTorch's FSDP with checkpointing needs 6.59 GB a rank, and 6.03 GB where
-   it has parameters, gradients and the optimizer's state on the host. */
+/* Plans 64 images on each of four ranks. PyTorch's FSDP with checkpointing needs 6.59 GB a rank, and 6.03 GB
+   with parameters, gradients and the optimizer's state on the host. */
 TEST(vit_l16_on_four_ranks)
 {
     static const struct { const char *offload; int images; size_t least, most; } rows[] = {

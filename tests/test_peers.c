@@ -1,22 +1,22 @@
-/* Devices that work together, as the ranks of a program do: collectives give the bits of the CPU's, whether
-   kernels load from other devices or all goes through the host; which devices reach each other; waits that
-   are left out; calls of CUDA that fail. On a GPU (TINYTRAIN_CUDA=1 make test), which then is all of the
-   devices, or on the emulator, which most of it needs. TEST_SEEDS=24 in the environment: in 24 orders. */
+/* Devices that work together as the ranks of a program. Collectives give the CPU's bits, whether kernels load
+   from other devices or data goes through the host. Which devices reach each other; missing waits; calls of
+   CUDA that fail. Runs on a GPU (TINYTRAIN_CUDA=1 make test), which then acts as all devices, or on the
+   emulator, which most tests need. With TEST_SEEDS=24 in the environment, tests run in 24 orders. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #ifndef TINYTRAIN_CUDA
 #include <stdio.h>
 
-int main(void) /* without the header, whose code takes a minute to compile */
+int main(void) /* does not include the header, whose code takes a minute to compile */
 {
     return puts("skip test_peers: this build is without TINYTRAIN_CUDA\n0 checks, 1 skipped: 0 passed, 0 "
                 "failed") < 0;
 }
 
 #else
-#define TT__OFFLOAD_TOGETHER ((size_t)8000) /* so that copies run beside updates */
-#define TT__PIECES_FROM 64 /* so that small tensors are split over ranks, and go through the host in parts */
+#define TT__OFFLOAD_TOGETHER ((size_t)8000) /* so that copies overlap with updates */
+#define TT__PIECES_FROM 64 /* small tensors are divided over ranks, and go through the host in parts */
 #define TT__UPDATE_FROM 64
 #define TT__STAGE 8192
 #define TINYTRAIN_IMPLEMENTATION
@@ -42,28 +42,28 @@ static int seeds(int usual)
 
 enum {
     MOST = 8,            /* members */
-    JOB = 80 << 10,      /* bytes of a collective's operands, at most */
-    MEMORY = 8 * JOB,    /* of each member */
-    PINNED = 6 << 10,    /* bytes of each on the host, for what others need of it: few, so that it is parts */
+    JOB = 80 << 10,      /* largest number of bytes of a collective's operands */
+    MEMORY = 8 * JOB,    /* bytes of each member */
+    PINNED = 6 << 10,    /* host bytes of each for data that others need: few, so that there are parts */
     MOST_JOBS = 7        /* more than the emulator's launches have room for */
 };
 
-typedef struct group { /* of devices */
+typedef struct group { /* devices that work together */
     test_allocator a;
     tt_context *ctx;
     int members, index[MOST];
     tt__device *device[MOST];
     char *memory[MOST];  /* of the devices */
-    char *cpu[MOST];     /* what the CPU makes of the same */
-    bool staged;         /* some device does not reach another */
-    double rate;         /* the lowest between two, bytes a second */
+    char *cpu[MOST];     /* the results that the CPU computes */
+    bool staged;         /* some device cannot reach another */
+    double rate;         /* the lowest rate between two devices, bytes a second */
     void *pinned[2][MOST], *event[2][MOST]; /* used in turn */
-    long syncs, parts, waits, left_out;     /* left_out: the wait, from 1, that does not take place */
-    char pair[1024];     /* why the first pair of devices is not reached */
-    char why[1024];      /* of the first function of a device that failed */
+    long syncs, parts, waits, left_out;     /* left_out: number of the missing wait, from 1 */
+    char pair[1024];     /* why a device of the first pair cannot reach the other */
+    char why[1024];      /* error of the first function of a device that failed */
 } group;
 
-/* Notes why a function of member r failed. */
+/* Stores the error of a failed function of member r, if it is the first. */
 static tt_status said(group *g, int r, tt_status status)
 {
     if (status != TT_OK && !*g->why) snprintf(g->why, sizeof g->why, "%s", cuda->error(g->device[r]));
@@ -75,7 +75,7 @@ static tt_status no_memory(group *g, int r, const void *memory)
     return memory ? TT_OK : said(g, r, TT_ERR_MEMORY);
 }
 
-/* Devices index[0], ..., and so much memory of each. close_group follows even where it fails. */
+/* Opens devices index[0], ..., with `memory` bytes each. The caller calls close_group even if this fails. */
 static tt_status open_group(group *g, const int *index, int members, size_t memory)
 {
     tt_status status = TT_OK;
@@ -105,7 +105,7 @@ static tt_status open_group(group *g, const int *index, int members, size_t memo
 
 static void close_group(group *g)
 {
-    for (int r = 0; r < g->members; r++) /* before memory goes that another may still read */
+    for (int r = 0; r < g->members; r++) /* memory is released only when no other member can still read it */
         if (g->device[r]) (void)cuda->wait(g->device[r]);
     for (int r = 0; r < g->members; r++) {
         for (int k = 0; k < 2; k++) {
@@ -119,7 +119,7 @@ static void close_group(group *g)
     TEST_CLOSE(g->ctx, &g->a);
 }
 
-/* All members wait for what all were given before. */
+/* All members wait for the earlier work of all members. */
 static tt_status sync_members(group *g)
 {
     void **event = g->event[g->syncs++ % 2];
@@ -136,20 +136,20 @@ static tt_status sync_members(group *g)
 
 /* -------------------------------------------------------------------------------------------- collectives */
 
-typedef struct job { /* a collective, the same on all members */
+typedef struct job { /* a collective, equal on all members */
     int op;
     tt_dtype dtype;
     tt__move move;
     bool add, in_place;
-    int64_t elements;       /* of the whole */
+    int64_t elements;       /* of the whole operand */
     int present, slots;
-    size_t x, y;            /* where a member has its operand and its result, unless it is in place */
+    size_t x, y;            /* offsets of a member's operand and result, unless in place */
     size_t end;
 } job;
 
 static size_t item(const job *j) { return tt_dtype_bytes(j->dtype); }
 
-/* Operand and result of member m, whose memory this is. */
+/* Sets the operand and the result of member m, whose memory is `memory`. */
 static void operands_of(const group *g, const job *j, int m, char *memory, tt__mat *in, tt__mat *out)
 {
     int64_t first, n = tt__piece(j->elements, j->move.unit, j->move.root, m, g->members, &first);
@@ -195,7 +195,7 @@ static int phases_of(const job *j)
 
 static made_launch made[MOST][MOST_JOBS];
 
-/* Member move.from of a RECV runs the SEND before it. */
+/* Tells whether a member runs the SEND that precedes a RECV: member move.from does. */
 static bool sends(const job *j, int member)
 {
     return j->op == TT__OP_RECV && member == j->move.from && j->move.from != j->move.to;
@@ -219,8 +219,9 @@ static tt_status launch_phase(group *g, const job *j, int n, int phase)
     return status;
 }
 
-/* The same of one collective through the host, part by part: all copy what others need, wait for each other,
-   and load that. A buffer is used again after the wait of the next part, when all have loaded from it. */
+/* Runs one phase of a collective through the host, part by part: all members copy the data that others need,
+   wait for one another, and load it. A buffer is reused after the wait of the next part, when all have loaded
+   from it. */
 static tt_status stage_phase(group *g, const job *j, int phase)
 {
     tt_status status = TT_OK;
@@ -246,7 +247,7 @@ static tt_status stage_phase(group *g, const job *j, int phase)
     return status;
 }
 
-/* n collectives of one op, as src/run/ has them. */
+/* Runs n collectives of one op in the way of src/run/. */
 static tt_status run_jobs(group *g, const job *j, int n)
 {
     tt_status status = TT_OK;
@@ -282,7 +283,7 @@ static void put(void *memory, tt_dtype dtype, int64_t k, float x)
     else tt__convert((char *)memory + (size_t)k * tt_dtype_bytes(dtype), dtype, &x, TT_F32, 1);
 }
 
-/* NaN has many patterns of bits: the CPU's and a GPU's become one. */
+/* Replaces each NaN, whose bits differ between the CPU and a GPU, by one pattern. */
 static void one_nan(char *memory, tt_dtype dtype, int64_t n)
 {
     for (int64_t k = 0; k < n; k++) {
@@ -293,7 +294,7 @@ static void one_nan(char *memory, tt_dtype dtype, int64_t n)
     }
 }
 
-/* Job `number` of op, whose operands begin at byte `at`. */
+/* Makes job `number` of op at random; its operands begin at byte `at`. */
 static job draw_job(const group *g, int op, int number, size_t at)
 {
     static const tt_dtype dtypes[] = {TT_F32, TT_BF16, TT_F16, TT__F64};
@@ -315,7 +316,7 @@ static job draw_job(const group *g, int op, int number, size_t at)
     j.add = j.move.reduce == TT__SUM && pick(&s, 2);
     j.in_place = pick(&s, 2);
     j.present = pick(&s, 3) ? g->members : (int)pick(&s, (uint32_t)g->members + 1);
-    if (op == TT__OP_BROADCAST) j.move.root = false; /* as pieces, though it has one */
+    if (op == TT__OP_BROADCAST) j.move.root = false; /* divided into shards, although it has a root */
     if (op == TT__OP_SUM_SLOTS) {
         j.slots = slots[pick(&s, TEST_COUNT(slots))];
         j.present = pick(&s, 3) ? j.slots : (int)pick(&s, (uint32_t)j.slots + 1);
@@ -328,7 +329,7 @@ static job draw_job(const group *g, int op, int number, size_t at)
     return j;
 }
 
-/* Numbers of many sizes, of which some cancel, and some that are not finite. */
+/* Fills the operands with numbers of many sizes, some of which cancel, and some of which are not finite. */
 static void fill_job(const group *g, const job *j, uint64_t *s)
 {
     for (int r = 0; r < g->members; r++)
@@ -343,7 +344,7 @@ static void fill_job(const group *g, const job *j, uint64_t *s)
         }
 }
 
-/* Runs `jobs` of op, in calls of one to MOST_JOBS, and compares all memory with what the CPU makes. */
+/* Runs `jobs` collectives of op, in calls of one to MOST_JOBS, and compares all memory with the CPU's. */
 static tt_status compare_op(group *g, int op, int jobs, uint64_t seed)
 {
     job j[MOST_JOBS];
@@ -391,7 +392,7 @@ static tt_status compare_op(group *g, int op, int jobs, uint64_t seed)
 static const int ops[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER, TT__OP_BROADCAST,
                           TT__OP_RECV, TT__OP_SUM_SLOTS};
 
-/* What the devices are: as many as there are, or all the first. */
+/* Chooses the devices: all that exist, or the first one for every member. */
 static void choose(int index[MOST], int devices)
 {
 #ifndef TT_EMULATE
@@ -400,8 +401,8 @@ static void choose(int index[MOST], int devices)
     for (int r = 0; r < MOST; r++) index[r] = r % devices;
 }
 
-/* Starts the emulator with so many devices; a GPU goes on. Where they shall not reach each other, that is
-   what the environment says. */
+/* Starts the emulator with `devices` devices; a GPU stays as it is. Without `peers`, the environment says
+   that devices do not reach each other. */
 static void start(int devices, bool peers, uint64_t seed)
 {
 #ifdef TT_EMULATE
@@ -414,7 +415,8 @@ static void start(int devices, bool peers, uint64_t seed)
 #endif
 }
 
-/* The emulator's builds with checks take several times as long: less of what others test too. */
+/* Tells whether this build of the emulator has checks. It takes several times as long, so it skips some runs
+   that other builds test. */
 static bool is_slow(void)
 {
 #ifdef TT_EMULATE
@@ -425,8 +427,8 @@ static bool is_slow(void)
 }
 
 #ifdef TT_EMULATE
-/* Whether runs with a wait left out on purpose are tried: in the plain build their results tell, in that with
-   traces the emulator does. AddressSanitizer has no part in it, and sees the same runs with all waits. */
+/* Tells whether runs with a missing wait are tried. In the plain build their results reveal it, in the trace
+   build the emulator does. AddressSanitizer cannot, and sees the runs with all waits. */
 static bool leaves_waits_out(void) { return strcmp(emu_build(), "asan") != 0; }
 #endif
 
@@ -452,7 +454,7 @@ static void compare_group(int members, int devices, bool peers, uint64_t seed)
     CHECK(g.staged == (members > 1 && !peers) && g.staged == (*g.pair != 0));
     for (int k = 0; k < TEST_COUNT(ops) && status == TT_OK; k++) status = compare_op(&g, ops[k], 17, seed);
     if (!test__check(status == TT_OK, __FILE__, __LINE__, g.why)) printf("%s\n", g.why);
-    if (g.staged) CHECK(g.parts > 28 * TEST_COUNT(ops)); /* of pieces that do not fit at once */
+    if (g.staged) CHECK(g.parts > 28 * TEST_COUNT(ops)); /* shards do not fit into one part */
     close_group(&g);
     unsetenv("TINYTRAIN_PEERS");
     check_nothing_left("collectives");
@@ -466,7 +468,7 @@ TEST(collectives_of_devices)
             compare_group(members[k / 2], members[k / 2], k % 2, (uint64_t)(seed * 10 + k));
 }
 
-/* Ranks that share a GPU have streams of their own and nothing else in common. Through the host, too. */
+/* Ranks that share a GPU have their own streams and share nothing else. Also tests them through the host. */
 TEST(ranks_on_one_device)
 {
     for (int seed = 0; seed < seeds(2); seed++) {
@@ -479,7 +481,7 @@ TEST(ranks_on_one_device)
 
 /* ------------------------------------------------------------------------------------------------ squares */
 
-/* Sums of squares of the pieces of several tensors, chunk by chunk, then of all chunks. */
+/* Computes sums of squares of the shards of several tensors, chunk by chunk, then sums all chunks. */
 TEST(squares_of_pieces)
 {
     enum { TENSORS = 7, CHUNKS = 5, N = CHUNKS * TT__CHUNK, MEMBERS = 3 };
@@ -506,7 +508,7 @@ TEST(squares_of_pieces)
     CHECK(cuda->copy(d.device[0], TT__COMPUTE_STREAM, d.memory[0], g, sizeof g) == TT_OK &&
           cuda->wait(d.device[0]) == TT_OK &&
           cuda->fill(d.device[0], d.memory[0] + at_table, 0xff, sizeof table) == TT_OK);
-    for (int phase = 0; phase < MEMBERS + 1; phase++) { /* each member's pieces; then the sums of all */
+    for (int phase = 0; phase < MEMBERS + 1; phase++) { /* each member's shards, then the sums of all */
         tt__instr i = tt__new_instr(phase < MEMBERS ? TT__OP_CHUNK_SQUARES : TT__OP_FOLD_SQUARES);
         tt__launch l[TENSORS];
         memset(l, 0, sizeof l);
@@ -532,7 +534,7 @@ TEST(squares_of_pieces)
         double sum = 0;
         for (int64_t c = 0; c < CHUNKS; c++) {
             if (c * TT__CHUNK < sizes[k]) CHECK_NEAR(table[k][c], exact[k][c], 1e-6 * exact[k][c]);
-            else CHECK(table[k][c] != table[k][c]); /* nobody wrote it */
+            else CHECK(table[k][c] != table[k][c]); /* not written */
             sum += c * TT__CHUNK < sizes[k] ? table[k][c] : 0;
         }
         CHECK_NEAR(folded[k], sum, 1e-7 * sum);
@@ -541,22 +543,22 @@ TEST(squares_of_pieces)
 }
 
 /* ----------------------------------------------------------------------------------------------- programs
-   Whole trainings on the ranks of a program, which the run section brings together. */
+   Trainings on the ranks of a program, whose collectives src/run/ issues. */
 
 enum { NET_IN = 70, NET_HIDDEN = 130, NET_OUT = 5, NET_ROWS = 6, NET_STEPS = 3 };
 
-/* How many micro-batches each step has, of how many leaves; and of how many rows, 0: of different numbers.
-   update not NULL: a step is one round, and where its gradients are not clipped. */
+/* Micro-batches of each step, the number of leaves of the sum, and rows per micro-batch (0: different
+   numbers). update: NULL, or a step is one round with this update, and gradients are not clipped. */
 typedef struct net_work { int micros[NET_STEPS], groups, rows; const char *update; } net_work;
 static const net_work usual = {{11, 11, 0}, 8, 0, NULL}, *work = &usual;
 
-typedef struct net { /* what a training gives */
+typedef struct net { /* results of a training */
     double loss, norm;
     float w[NET_IN * NET_HIDDEN + NET_HIDDEN + NET_HIDDEN * NET_OUT];
 } net;
 
-/* Waits for other devices' events of the rank that is the left_out-th to make one do not take place; nor, of
-   one rank, those of number left_wait that updates in the host's memory need. */
+/* left_out: the rank that skips its waits for other devices' events, counted by first waits. left_wait: the
+   number of the waits that one rank's updates in the host's memory skip. */
 static int left_out, left_wait = -1;
 static void **hosts_event;
 static tt__backend fewer_waits;
@@ -582,9 +584,9 @@ static void leave_out(tt_program *p)
 }
 
 static char net_error[1024];
-/* Leaves out what an update in the host's memory needs: waits for the copies there of one group, as one
-   stream ends them in their order, or at last those for the copies back, or the host's own. Returns how many
-   of these there are. */
+/* Removes waits of updates in the host's memory: the waits for one group's copies to the host (one stream
+   completes copies in order), or the last waits for copies back, or the host's own wait. Returns the number
+   of such choices. */
 static int leave_waits_out(tt_program *p)
 {
     const tt_tape *t = p->built.t;
@@ -606,11 +608,11 @@ static int leave_waits_out(tt_program *p)
     return groups + 2;
 }
 
-static const char *offload, *update; /* of the programs */
-static int net_waits; /* of the last program that may be left out */
+static const char *offload, *update; /* options of the programs */
+static int net_waits; /* choices of leave_waits_out for the last program */
 static size_t net_copied_bytes; /* of the last program's plan */
 
-/* Ranks of a device each are on a GPU ranks that share it. */
+/* Returns the device names to use. On a GPU, ranks with a device each become ranks that share it. */
 static const char *ranks_here(const char *device)
 {
 #ifndef TT_EMULATE
@@ -621,7 +623,8 @@ static const char *ranks_here(const char *device)
     return device;
 }
 
-/* The steps of *work on the ranks of a device; TT_OK or, in net_error, why not. */
+/* Trains the steps of *work on the ranks of a device. Returns TT_OK or an error, whose text is in
+   net_error. */
 static tt_status train_net(net *to, const char *device, int zero, bool server, const char *precision)
 {
     test_allocator a;
@@ -638,7 +641,7 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     const int64_t rows = tt_axis(t, "rows", NET_ROWS);
     tt_value x = tt_input(t, "x", TT_F32, rows, NET_IN), y = tt_input(t, "y", TT_I32, rows, 1);
     tt_value h = tt_dropout(t, tt_gelu(t, tt_linear(t, x, w[0], w[1])), 0.1f);
-    if (offload && strcmp(offload, "activations") == 0) tt_offload(t, h); /* one block is too few to choose */
+    if (offload && strcmp(offload, "activations") == 0) tt_offload(t, h); /* too few blocks to choose from */
     tt_value loss = tt_cross_entropy(t, tt_linear(t, h, w[2], NULL), y, NULL);
     o.device = ranks_here(device);
     o.accumulate = !work->update;
@@ -682,15 +685,15 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     return status;
 }
 
-/* Ranks that share a device train with the bits of one that has it alone, whether kernels load from each
-   other's memory or all goes through the host. */
+/* Ranks that share a device train with the bits of one rank alone, whether kernels load from each other's
+   memory or data goes through the host. */
 TEST(ranks_of_one_device_train_alike)
 {
     static const char *const precisions[] = {"32-true", "bf16-mixed", "16-mixed", "bf16-true"};
     static const char *const devices[] = {"cuda:0,0", "cuda:0,0,0,0"};
     static net one, got;
     for (int k = 0; k < 2 * TEST_COUNT(precisions); k++) {
-        const int most = k % 2 ? 3 : 1; /* which zero says when sums are made */
+        const int most = k % 2 ? 3 : 1; /* zero decides when sums are made */
         const char *precision = precisions[k / 2];
         if (is_slow() && k / 2 != 1) continue;
         start(1, true, (uint64_t)k);
@@ -712,8 +715,8 @@ TEST(ranks_of_one_device_train_alike)
 
 /* ------------------------------------------------------------------------------------------------ streams */
 
-/* A program whose copies run beside its computation, launch by launch or as recordings. without: a wait that
-   is left out; -1: none. close_beside follows even where it fails. */
+/* A program whose copies overlap with its computation, as launches or as recordings. without: a missing wait;
+   -1: none. The caller calls close_beside even if this fails. */
 typedef struct beside { test_allocator a; tt_context *ctx; streams s; } beside;
 
 static tt_status run_beside(beside *b, bool records, int without, float to[STREAM_RUNS][STREAM_NUMBERS])
@@ -732,7 +735,7 @@ static void close_beside(beside *b)
     TEST_CLOSE(b->ctx, &b->a);
 }
 
-/* Streams beside that of computation: the same bits in every order, of launches and of recordings. */
+/* Copies that overlap with computation give equal bits in every order, as launches and as recordings. */
 TEST(copies_beside_computation)
 {
     static float expected[STREAM_RUNS][STREAM_NUMBERS], got[STREAM_RUNS][STREAM_NUMBERS];
@@ -750,7 +753,8 @@ TEST(copies_beside_computation)
 
 #ifdef TT_EMULATE
 
-/* In a child, as the emulator may end it: whether a wait between streams that is left out is noticed. */
+/* Tells whether a missing wait between streams is noticed. Runs in a child process, as the emulator may end
+   it. */
 static bool is_noticed_beside(int wait, uint64_t seed, float expected[STREAM_RUNS][STREAM_NUMBERS])
 {
     static float got[STREAM_RUNS][STREAM_NUMBERS];
@@ -787,7 +791,7 @@ TEST(each_wait_between_streams_is_needed)
     if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("%d waits, %d runs\n", 2 * STREAM_BLOCKS, tried);
 }
 
-/* Call n of CUDA fails, or all from it on do: the run says so, and nothing is left. */
+/* Call n of CUDA fails, alone or with all later calls: the run reports the error, and nothing is leaked. */
 TEST(any_call_beside_computation_may_fail)
 {
     for (int lasting = 0; lasting < 2; lasting++) {
@@ -813,7 +817,7 @@ TEST(any_call_beside_computation_may_fail)
 
 /* ---------------------------------------------------------------------------------------------- the probe */
 
-/* What a device says of another one. */
+/* Devices test whether they reach one another, and report why not. */
 TEST(pairs_of_devices_are_tried)
 {
     static const struct { unsigned wrong; const char *peers, *expected; } links[] = {
@@ -836,7 +840,7 @@ TEST(pairs_of_devices_are_tried)
         tt_context *ctx = test_open(&a);
         if (links[link].peers) setenv("TINYTRAIN_PEERS", links[link].peers, 1);
         emu_set_link(0, 1, links[link].wrong);
-        for (int r = 0; r < 3; r++) { /* the third is the second once more */
+        for (int r = 0; r < 3; r++) { /* the third opens the second device again */
             d[r] = cuda->open(ctx, r ? 1 : 0, 3, error, sizeof error);
             REQUIRE(d[r]);
         }
@@ -847,10 +851,10 @@ TEST(pairs_of_devices_are_tried)
             CHECK(n ? why && strncmp(why, links[link].expected, n) == 0 && strstr(why, " GB/s)") : !why);
             CHECK(rate > 0);
             const bool all = links[link].peers && strcmp(links[link].peers, "0") == 0;
-            why = cuda->peer(d[0], d[other], &back); /* this way nothing is wrong */
+            why = cuda->peer(d[0], d[other], &back); /* this direction works */
             CHECK(all ? why && strncmp(why, "device pair 1 -> 0 is not tried", 31) == 0 : !why);
             CHECK(back > 0);
-            why = cuda->peer(d[1], d[2], &same); /* nor between two on one device */
+            why = cuda->peer(d[1], d[2], &same); /* two handles of one device work as well */
             CHECK(all ? why && strncmp(why, "device pair 1 -> 1 is not tried", 31) == 0 : !why);
             CHECK(all ? same > 0 : same == 0);
             CHECK(!cuda->peer(d[1], d[1], &same) && same == 0);
@@ -862,7 +866,7 @@ TEST(pairs_of_devices_are_tried)
     }
 }
 
-/* One pair that brings wrong bytes, whatever it does: all goes through the host, and sums are right. */
+/* If one pair brings wrong bytes in any way, all data goes through the host, and sums are right. */
 TEST(a_pair_that_brings_wrong_bytes_is_avoided)
 {
     static const unsigned wrong[] = {EMU_NO_ACCESS, EMU_WRONG_COPIES, EMU_WRONG_LOADS};
@@ -884,8 +888,8 @@ TEST(a_pair_that_brings_wrong_bytes_is_avoided)
 
 /* -------------------------------------------------------------------------------------------------- waits */
 
-/* What a program does, in small: sums, pieces of sums, and pieces that all get, of vectors that are written
-   before and overwritten after; twice, with no wait of the host in between. */
+/* A small model of a program: sums, scattered sums and gathers of vectors that are written before and
+   overwritten after; two rounds without a wait of the host in between. */
 enum { WAIT_MEMBERS = 3, NUMBERS = 2160, ROUNDS = 2 };
 static const size_t at_x = 0, at_piece = NUMBERS * sizeof(float), at_log = 2 * NUMBERS * sizeof(float);
 
@@ -903,7 +907,7 @@ static tt_status copy_on(group *g, int r, size_t to, size_t from)
     return said(g, r, cuda->launch(&l, 1));
 }
 
-/* Fills x, and what pieces are gathered from, with numbers of the round and rank. */
+/* Fills `at`, the operand of a sum or of a gather, with numbers of the round and rank. */
 static tt_status fill_all(group *g, size_t at, int round)
 {
     tt_status status = TT_OK;
@@ -913,7 +917,7 @@ static tt_status fill_all(group *g, size_t at, int round)
     return status;
 }
 
-/* *first_round: how many waits there are in the first round. */
+/* Runs the rounds. *first_round: number of waits in the first round. */
 static tt_status run_rounds(group *g, int rounds, long *first_round)
 {
     static const int what[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER};
@@ -938,7 +942,7 @@ static tt_status run_rounds(group *g, int rounds, long *first_round)
             if (status == TT_OK) status = run_jobs(g, &j, 1);
             for (int r = 0; r < g->members && status == TT_OK; r++)
                 status = copy_on(g, r, to, in_place || gathers ? at_x : at_piece);
-            /* of what others have just read */
+            /* overwrites data that others have just read */
             if (status == TT_OK) status = fill_all(g, gathers ? at_piece : at_x, 5 * round + 4);
         }
         if (round == 0) *first_round = g->waits;
@@ -948,7 +952,7 @@ static tt_status run_rounds(group *g, int rounds, long *first_round)
 
 enum { LOGGED = ROUNDS * 3 * NUMBERS * sizeof(float), WAIT_MEMORY = 2 * NUMBERS * sizeof(float) + LOGGED };
 
-/* The same on new devices, and what it gives. close_group follows. */
+/* Runs the rounds on new devices and reads the results to `got`. The caller calls close_group. */
 static tt_status run_group(group *g, int members, int rounds, long left_out, long *first_round, char *got)
 {
     int index[MOST];
@@ -971,8 +975,8 @@ static tt_status run_without(long wait, bool peers, uint64_t seed, long *waits, 
     return status;
 }
 
-/* Whether the run without a wait is noticed, by its result or, in the trace build, by the emulator: in a
-   child, as the emulator ends that. */
+/* Tells whether the run without a wait is noticed, by its result or, in the trace build, by the emulator.
+   Runs in a child process, as the emulator ends it. */
 static bool is_noticed(long wait, bool peers, uint64_t seed, const char *expected)
 {
     static char got[WAIT_MEMBERS * LOGGED];
@@ -995,7 +999,7 @@ static void each_wait(bool peers)
     enum { SEEDS = 100 };
     long waits = 0, tried = 0;
     CHECK(run_without(0, peers, EMU_EAGER, &waits, expected) == TT_OK && waits > 30);
-    for (int seed = 0; seed < seeds(10); seed++) /* with all waits, the same bits in every order */
+    for (int seed = 0; seed < seeds(10); seed++) /* with all waits, equal bits in every order */
         CHECK(run_without(0, peers, (uint64_t)seed, &waits, got) == TT_OK &&
               memcmp(got, expected, sizeof got) == 0);
     for (long wait = 1; wait <= waits && leaves_waits_out(); wait++) {
@@ -1015,10 +1019,11 @@ TEST(each_wait_is_needed_through_the_host) { each_wait(false); }
 
 /* ------------------------------------------------------------------------------------------------- faults */
 
-enum { FAULT = 999 /* cudaErrorUnknown */, LOST = 719 /* cudaErrorLaunchFailure: nothing works any more */ };
+enum { FAULT = 999 /* cudaErrorUnknown */, LOST = 719 /* cudaErrorLaunchFailure: all later calls fail */ };
 
-/* Call n of CUDA fails, or all from it on do, for each n: opening devices, trying their links, collectives,
-   closing. What fails says why; what does not gives the right numbers, if need be through the host. */
+/* For each n, call n of CUDA fails, alone or with all later calls: opening devices, testing their links,
+   collectives, closing. A run that fails says why; a run that succeeds, through the host if necessary, has
+   the right numbers. */
 static void sweep(bool peers, long count)
 {
     enum { MEMBERS = 2 };
@@ -1055,7 +1060,7 @@ TEST(any_call_may_fail)
 
 /* ------------------------------------------------------------------------------------------------ threads */
 
-typedef struct crew { /* a thread for each member, as ranks have */
+typedef struct crew { /* a thread for each member, as for ranks */
     group *g;
     tt__world *world;
     job jobs[24];
@@ -1063,7 +1068,7 @@ typedef struct crew { /* a thread for each member, as ranks have */
     tt_status status[MOST];
 } crew;
 
-/* As sync_members, for one member. */
+/* Waits as sync_members does, for one member. */
 static tt_status sync_member(crew *c, int me, long *syncs)
 {
     group *g = c->g;
@@ -1119,7 +1124,7 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* As many members as threads, which meet only to enqueue; the same bits. */
+/* Members on threads of their own wait for one another only to enqueue, and give equal bits. */
 TEST(a_thread_for_each_device)
 {
     for (int k = 0; k < 4 * seeds(1); k++) {
@@ -1165,8 +1170,8 @@ TEST(a_thread_for_each_device)
     }
 }
 
-/* On 1, 2, 4 and 8 devices, with peers, without, and with a pair that copies wrong bytes: the same bits in
-   every order, within rounding the CPU's. */
+/* On 1, 2, 4 and 8 devices, with peers, without, and with a pair that copies wrong bytes, all orders give
+   equal bits, within rounding of the CPU's. */
 TEST(programs_train_alike_on_any_ranks)
 {
     static const char *const precisions[] = {"32-true", "bf16-true"};
@@ -1174,7 +1179,7 @@ TEST(programs_train_alike_on_any_ranks)
     static const char *const offloads[] = {NULL, "optimizer,gradients,parameters", "optimizer",
                                            "gradients,parameters"};
     static net cpu, one, got;
-    for (int k = 0; k < 4; k++) { /* precision, sums of steps or of micro-batches */
+    for (int k = 0; k < 4; k++) { /* precision; sums per step or per micro-batch */
         const bool micros = k % 2 == 1;
         REQUIRE(train_net(&cpu, "cpu", micros ? 2 : 1, false, precisions[k / 2]) == TT_OK);
         start(8, true, 0);
@@ -1186,7 +1191,7 @@ TEST(programs_train_alike_on_any_ranks)
         for (int seed = 0; seed < seeds(1); seed++)
             for (int d = 0; d < TEST_COUNT(devices); d++)
                 for (int links = 0; links < 3; links++) {
-                    if (is_slow() && (d + links + k + seed) % 3) continue; /* by turns */
+                    if (is_slow() && (d + links + k + seed) % 3) continue; /* in turn */
                     const int zero = micros ? 2 + (d + seed) % 2 : (d + seed) % 2;
                     const bool server = !micros && (d + seed) % 3 == 2;
                     char text[256];
@@ -1208,8 +1213,8 @@ TEST(programs_train_alike_on_any_ranks)
     }
 }
 
-/* A rank that sat out the same round of two steps runs it in the third: what a device replays is of runs with
-   a micro-batch. Where activations go to the host's memory, they do not on the rank that has none. */
+/* A rank that had no micro-batch in a round of two steps has one in the third: a device replays only runs
+   with a micro-batch. If activations are offloaded, the rank without a micro-batch does not offload any. */
 TEST(a_rank_that_sat_out_comes_back)
 {
     static net one, got;
@@ -1228,8 +1233,8 @@ TEST(a_rank_that_sat_out_comes_back)
     work = &usual;
 }
 
-/* Parameters that are updated in the backward have the bits of those updated at the end, in every order: on
-   one device, whose micro-batches are replayed with their updates, and on four, once with one left out. */
+/* Updates in the backward give the bits of updates at the end, in every order: on one device, which replays
+   micro-batches with their updates, and on four devices, one of which has no micro-batch in one step. */
 TEST(updates_in_the_backward)
 {
     static net end, got;
@@ -1258,8 +1263,8 @@ TEST(updates_in_the_backward)
     work = &usual;
 }
 
-/* Updates in the host's memory give the same bits on any ranks, in every order and whatever else lies there,
-   and those of the CPU within rounding. */
+/* Updates in the host's memory give equal bits on any ranks, in every order and with any offloaded tensors,
+   within rounding of the CPU's. */
 TEST(updates_in_the_hosts_memory)
 {
     static net cpu, one, got;
@@ -1295,7 +1300,8 @@ TEST(updates_in_the_hosts_memory)
 }
 
 #ifdef TT_EMULATE
-/* In a child, as the emulator may end it: whether such an update without one of its waits is noticed. */
+/* Tells whether a missing wait of an update in the host's memory is noticed. Runs in a child process, as the
+   emulator may end it. */
 static bool update_is_noticed(int wait, uint64_t seed, const net *expected)
 {
     static net got;
@@ -1329,7 +1335,8 @@ TEST(each_wait_of_updates_in_the_hosts_memory_is_needed)
     update = NULL;
 }
 
-/* In a child, as the emulator may end it: whether a training whose ranks wait for too little is noticed. */
+/* Tells whether a training is noticed in which a rank skips its waits for others. Runs in a child process, as
+   the emulator may end it. */
 static bool is_missed(int rank, int zero, bool peers, uint64_t seed, const net *expected)
 {
     static net got;
@@ -1350,7 +1357,7 @@ static bool is_missed(int rank, int zero, bool peers, uint64_t seed, const net *
 TEST(waits_between_ranks_are_missed)
 {
     static net expected[2];
-    for (int k = 0; k < 8; k++) { /* rank, sums of steps or micro-batches, with peers or without */
+    for (int k = 0; k < 8; k++) { /* rank; sums per step or per micro-batch; with or without peers */
         const int rank = k % 2, zero = k / 2 % 2 ? 3 : 1;
         const bool peers = k < 4;
         int seed = 0;
@@ -1364,8 +1371,8 @@ TEST(waits_between_ranks_are_missed)
     }
 }
 
-/* Call n of CUDA fails, on whichever thread, or all from it on do: all ranks return, with one sentence, and
-   nothing is left. */
+/* Call n of CUDA fails, on any thread, alone or with all later calls: all ranks return one error, and nothing
+   is leaked. */
 static void sweep_program(int zero, bool peers, long count)
 {
     static net got;
@@ -1392,7 +1399,7 @@ static void sweep_program(int zero, bool peers, long count)
 TEST(any_call_of_a_program_may_fail)
 {
     const bool all = strcmp(emu_build(), "plain") == 0, trace = strcmp(emu_build(), "trace") == 0;
-    for (int k = 0; k < 4; k++) /* half of them in each of the slow builds */
+    for (int k = 0; k < 4; k++) /* each of the slow builds runs half of them */
         if (all || trace == (k == 0 || k == 3)) sweep_program(k == 0 ? 3 : k, k % 2, k / 2 ? 1L << 40 : 1);
 }
 

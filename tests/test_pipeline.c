@@ -1,12 +1,12 @@
-/* Pipelines on CPU ranks: the bits of one stage, whatever the schedule; tied parameters; what stages hold and
-   allocate; what is refused; faults in a stage.
+/* Pipelines on CPU ranks: the bits of one stage with any schedule; tied parameters; what stages store and
+   allocate; errors; faults in a stage.
 
-   A training here is a small transformer with dropout, clipping and, in 16 bits, a loss scale that overflows
-   at first. Its micro-batches have different sizes. */
+   The training is a small transformer with dropout, clipping and, in 16 bits, a loss scale that overflows at
+   first. Its micro-batches have different sizes. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-/* options of the header, as variables */
+/* options of the header, as variables that tests set */
 static long pieces_from = 1, together = 1L << 14, tensor_least = 1000000;
 #define TT__PIECES_FROM pieces_from
 #define TT__OFFLOAD_TOGETHER ((size_t)together)
@@ -20,15 +20,15 @@ static long pieces_from = 1, together = 1L << 14, tensor_least = 1000000;
 
 enum { WIDTH = 32, HIDDEN = 56, VOCAB = 83, LAYERS = 5, ROWS = 24, SEQS = 4, PARAMS = 64 };
 
-/* How a training is spread, and what it is. */
+/* The options of a training. */
 typedef struct setup {
     const char *device;
     int pipeline, tensor, zero, groups;
     const char *schedule;
     int most;                /* tt_parallel.micros */
-    int micros;              /* of a step, on all data ranks */
+    int micros;              /* micro-batches of a step, on all data ranks */
     const char *precision, *recompute, *offload;
-    bool tied;               /* the table is embedding and head */
+    bool tied;               /* one table for embedding and head */
     bool sgd, at_once, poison, late, frozen;
     int threads, steps;
     size_t budget;
@@ -54,7 +54,7 @@ typedef struct net {
     int n_params;
     tt_value ids, starts, targets, out, first, loss;
     tt_program *p, *eval;
-    int data; /* ranks */
+    int data; /* number of data ranks */
     tt_stats stats;
 } net;
 
@@ -65,7 +65,7 @@ static tt_param *new_param(net *n, const char *name, int64_t rows, int64_t cols,
     return n->param[n->n_params++] = tt_param_new(n->ctx, name, cols ? 2 : 1, dims, init);
 }
 
-/* "layer.1.up" */
+/* Makes a layer's parameter, e.g. "layer.1.up". */
 static tt_param *layer_param(net *n, int layer, const char *name, int64_t rows, int64_t cols)
 {
     char full[64];
@@ -154,7 +154,7 @@ static bool fine(net *n, tt_status status, const char *what, int line)
 }
 #define FINE(n, call) fine((n), (call), #call, __LINE__)
 
-/* A context with the net. */
+/* Opens a context and records the net. */
 static bool open_context(net *n, const setup *s)
 {
     memset(n, 0, sizeof *n);
@@ -162,7 +162,7 @@ static bool open_context(net *n, const setup *s)
     co.logger.log = test__keep_log;
     co.logger.user = &n->log;
     co.threads = s->threads;
-    co.timeout = 3000; /* a rank that waits in vain is for the time limit of test programs */
+    co.timeout = 3000; /* if a rank waits for ever, the test program's time limit ends it */
     co.verify = true;
     n->ctx = tt_open(&co);
     if (!n->ctx || !CHECK(record(n, s->tied))) return false;
@@ -171,7 +171,7 @@ static bool open_context(net *n, const setup *s)
     return true;
 }
 
-/* The same with its program and, `evaluates`, one that shares the arena. */
+/* Opens a context with the net and its program. evaluates: also a program that shares the arena. */
 static bool open_net(net *n, const setup *s, bool evaluates)
 {
     if (!open_context(n, s)) return false;
@@ -202,7 +202,7 @@ typedef struct micro_batch {
     int rows, seqs;
 } micro_batch;
 
-/* Micro-batch `number` of a step: 1 to SEQS sequences of 1 to ROWS / SEQS tokens. */
+/* Makes micro-batch `number` of a step: 1 to SEQS sequences of 1 to ROWS / SEQS tokens. */
 static micro_batch batch_of(int step, int number)
 {
     micro_batch m;
@@ -227,7 +227,8 @@ static tt_status set_batch(net *n, tt_program *p, int rank, const micro_batch *m
     return status == TT_OK ? tt_set_rank(p, rank, n->targets, m->targets, m->rows) : status;
 }
 
-/* A run of micro-batches [first, end), one for each data rank at most. Returns where the next begins. */
+/* Runs micro-batches [first, end), at most one for each data rank. Returns the first micro-batch of the next
+   round. */
 static int run_round(net *n, tt_program *p, int step, int first, int end, tt_status *status)
 {
     int rank = 0;
@@ -253,8 +254,8 @@ static tt_status run_step(net *n, int step, int micros)
 
 /* ------------------------------------------------------------------------------------------------ records */
 
-/* What a training has left: what each step told, all parameters, the file of the state, what an evaluation
-   says and its outputs. */
+/* Results of a training: statistics of each step, all parameters, the file of the state, statistics and
+   outputs of an evaluation. */
 typedef struct blob { char *bytes; size_t n; } blob;
 typedef struct outcome { tt_stats stats[8]; int steps; blob params, file, eval; } outcome;
 
@@ -298,7 +299,7 @@ static void keep_evaluation(net *n, outcome *o)
     run_round(n, n->eval, 99, 0, 1, &status);
     if (!FINE(n, status)) return;
     tt_stats s = n->stats;
-    s.step = 0; /* an evaluation does not know */
+    s.step = 0; /* unknown to an evaluation */
     append(&o->eval, &s, sizeof s);
     const micro_batch m = batch_of(99, 0);
     FINE(n, tt_get_rank(n->eval, 0, n->out, pooled, TT__COUNT(pooled)));
@@ -325,7 +326,7 @@ static outcome train(const setup *s)
     return o;
 }
 
-/* But for work: some recompute more than others. */
+/* Compares statistics without FLOPs: some runs recompute more than others. */
 static bool same_stats(const tt_stats *a, const tt_stats *b)
 {
     tt_stats x = *a, y = *b;
@@ -350,7 +351,7 @@ static void check_same(const outcome *a, const outcome *b, const char *what, int
     test__check(!wrong, __FILE__, line, message);
 }
 
-/* The same training on one rank. */
+/* Returns the setup of the same training on one rank. */
 static setup on_one(const setup *s)
 {
     setup one = *s;
@@ -390,7 +391,7 @@ TEST(stages_have_the_bits_of_one)
     }
 }
 
-/* The text of a setup. */
+/* Writes a setup as text. */
 static const char *text_of(const setup *s, char text[256])
 {
     snprintf(text, 256, "%s pipeline %d %s tensor %d zero %d groups %d, %d micro-batches, %s, %s, offload %s"
@@ -417,7 +418,7 @@ TEST(stages_in_each_precision)
 TEST(stages_with_data_ranks)
 {
     for (int zero = 0; zero < 2; zero++)
-        for (int micros = 1; micros <= 7; micros += 3) { /* the last round has one alone, or all */
+        for (int micros = 1; micros <= 7; micros += 3) { /* the last round has one micro-batch, or all */
             setup s = setup_of("cpu*4", 2, micros == 4 ? "gpipe" : "1f1b", micros);
             s.most = 4;
             s.zero = zero;
@@ -460,7 +461,7 @@ TEST(stages_step_at_once)
     AS_ONE(&s);
 }
 
-/* The largest difference of two outcomes' parameters, over the largest parameter. */
+/* Returns the largest difference of two outcomes' parameters, relative to the largest parameter. */
 static double difference(const outcome *a, const outcome *b)
 {
     const float *x = (const float *)(const void *)a->params.bytes;
@@ -475,7 +476,7 @@ static double difference(const outcome *a, const outcome *b)
     return most / scale;
 }
 
-/* The first and the last stage have the table, each with a gradient and a state of its own. */
+/* The first and the last stage both have the tied table, with a gradient and a state each. */
 TEST(a_table_of_two_stages)
 {
     for (int k = 0; k < 4; k++) {
@@ -497,7 +498,7 @@ TEST(a_table_of_two_stages)
     }
 }
 
-/* Both stages of a tied table go on with the same numbers, and from a state. */
+/* Both copies of a tied table keep equal numbers, also from a state. */
 TEST(the_copies_of_a_tied_table_stay_alike)
 {
     setup s = setup_of("cpu*2", 2, "1f1b", 3);
@@ -543,7 +544,7 @@ TEST(stages_of_split_layers)
     tensor_least = 1000000;
 }
 
-/* A run that stops, is saved, and goes on with other stages, is the run that does not stop. */
+/* A run that stops, is saved, and resumes with another number of stages equals an uninterrupted run. */
 TEST(states_resume_on_other_stages)
 {
     static const struct { const char *device; int pipeline; } on[] = {
@@ -577,7 +578,7 @@ TEST(states_resume_on_other_stages)
 
 /* ------------------------------------------------------------------------------------------------- memory */
 
-/* Bytes of activations that a stage has of several micro-batches. */
+/* Returns the bytes of activations that a stage stores for several micro-batches. */
 static size_t bytes_of_micros(const tt_program *p)
 {
     size_t bytes = 0;
@@ -589,7 +590,7 @@ static size_t bytes_of_micros(const tt_program *p)
     return bytes;
 }
 
-/* 1F1B: stage s holds S - s micro-batches, GPipe all; what is planned is what is allocated. */
+/* With 1F1B stage s stores S - s micro-batches, with GPipe all. The bytes planned are the bytes allocated. */
 TEST(stages_allocate_what_is_planned)
 {
     size_t bytes[2][4];
@@ -617,13 +618,13 @@ TEST(stages_allocate_what_is_planned)
         FINE(&n, run_step(&n, 0, 7));
         const size_t after = n.a.live_bytes;
         for (int step = 1; step < 4; step++) FINE(&n, run_step(&n, step, 7));
-        CHECK(n.a.live_bytes == after); /* the buffers of inputs are there */
+        CHECK(n.a.live_bytes == after); /* the first step allocated all buffers of inputs */
         close_net(&n);
     }
-    for (int k = 0; k < 3; k++) CHECK(bytes[0][k] == bytes[1][k]); /* of one micro-batch */
+    for (int k = 0; k < 3; k++) CHECK(bytes[0][k] == bytes[1][k]); /* bytes of one micro-batch */
 }
 
-/* No stage holds more micro-batches than planned, whatever the number of a step. */
+/* No stage stores more micro-batches than planned, for any number of micro-batches in a step. */
 TEST(schedules_of_stages)
 {
     for (int stages = 1; stages <= 5; stages++)
@@ -635,7 +636,7 @@ TEST(schedules_of_stages)
                     for (int k = 0; k < 2 * micros; k++) {
                         bool backward;
                         const int64_t m = tt__pipeline_action(k, micros, most - 1, &backward);
-                        CHECK(m == (backward ? backwards : forwards)); /* each in its turn */
+                        CHECK(m == (backward ? backwards : forwards)); /* in order */
                         if (backward) backwards++;
                         else forwards++;
                         CHECK(backwards <= forwards);
@@ -679,7 +680,7 @@ TEST(pipelines_that_contradict_are_refused)
     }
 }
 
-/* A stage has parameters in its own memory, so that another program must leave each where it is. */
+/* A stage stores parameters in its own memory, so another program must leave each parameter on its stage. */
 TEST(programs_that_share_are_cut_alike)
 {
     setup s = setup_of("cpu*2", 2, NULL, 1);
@@ -729,14 +730,14 @@ TEST(misuse_of_pipelines)
     CHECK(tt_get_gradient(n.p, n.param[0], gradient) != TT_OK);
     CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "a pipeline runs the micro-batches of a step together");
     micro_batch m = batch_of(0, 0);
-    m.ids[0] = VOCAB; /* the first stage reads it */
+    m.ids[0] = VOCAB; /* an error on the first stage, which reads ids */
     FINE(&n, set_batch(&n, n.p, 0, &m));
     CHECK(tt_micro_step(n.p, NULL) != TT_OK);
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "ids");
     CHECK(tt_update(n.p, 0.01f, NULL) != TT_OK);
     CHECK_ERROR(n.ctx, TT_ERR_NUMERIC, "a micro-batch failed");
     m = batch_of(0, 0);
-    m.targets[0] = VOCAB + 7; /* the last stage reads it */
+    m.targets[0] = VOCAB + 7; /* an error on the last stage, which reads targets */
     FINE(&n, set_batch(&n, n.p, 0, &m));
     CHECK(tt_micro_step(n.p, NULL) != TT_OK);
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "rank 1 of cpu*2: ");
@@ -745,11 +746,12 @@ TEST(misuse_of_pipelines)
     FINE(&n, tt_set_rank(n.p, 0, n.ids, m.ids, m.rows));
     CHECK(tt_micro_step(n.p, NULL) != TT_OK);
     CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "was not set before this run");
-    FINE(&n, run_step(&n, 1, 1)); /* and all is well again */
+    FINE(&n, run_step(&n, 1, 1)); /* the next step succeeds */
     close_net(&n);
 }
 
-/* Each allocation of a training fails in turn: an error, nothing leaked, and no rank that waits for ever. */
+/* Each allocation of a training fails in turn: the error is returned, nothing leaks, and no rank waits for
+   ever. */
 TEST(each_allocation_of_a_pipeline_fails)
 {
     const setup s = setup_of("cpu*2", 2, "1f1b", 2);
@@ -776,7 +778,7 @@ TEST(each_allocation_of_a_pipeline_fails)
     }
 }
 
-/* Each stage computes again what its own memory asks for. */
+/* Each stage recomputes as much as its own memory requires. */
 TEST(stages_fit_a_budget)
 {
     setup s = setup_of("cpu*2", 2, "1f1b", 4);
@@ -805,7 +807,7 @@ TEST(stages_fit_a_budget)
     free_outcome(&b);
 }
 
-/* What a refusal names is enough for all stages, whichever of them needs most. */
+/* The bytes that a refusal names are enough for all stages, whichever needs most. */
 TEST(stages_that_do_not_fit_are_refused_together)
 {
     static const char *const recompute[] = {"none", "blocks", "budget"};
@@ -818,7 +820,7 @@ TEST(stages_that_do_not_fit_are_refused_together)
         memset(&n, 0, sizeof n);
         tt_context_options co = test_options(&a);
         n.ctx = tt_open(&co);
-        if (n.ctx) n.ctx->apart = true; /* so that offload is advised */
+        if (n.ctx) n.ctx->apart = true; /* offload can be advised */
         if (!n.ctx || !CHECK(record(&n, k / 6))) return;
         if (k % 2) tt_param_freeze(n.ctx, "table", true), tt_param_freeze(n.ctx, "layer.0.*", true);
         s.most = 4;
@@ -847,7 +849,7 @@ TEST(stages_that_do_not_fit_are_refused_together)
     CHECK(later > 0);
 }
 
-/* A stage that fits, and so gives its parameters a dtype, does not hide how much "bf16-true" needs. */
+/* A stage that fits, and has set its parameters' dtype, does not hide the bytes that "bf16-true" needs. */
 TEST(stages_are_advised_of_precision)
 {
     setup s = setup_of("cpu*2", 2, "1f1b", 4);
@@ -879,7 +881,7 @@ TEST(stages_on_cuda)
 #ifdef TINYTRAIN_CUDA
     static const char *const devices[][2] = {{"cuda:0,0", "cuda*2"}, {"cuda:0,0,0,0", "cuda*4"}};
     int several = 0, seeds = 1, skips = -1;
-#ifdef TT_EMULATE /* its slow builds have half of these each, that for races the one that offloads */
+#ifdef TT_EMULATE /* each slow build runs half of these; trace runs the one that offloads */
     several = 1;
     seeds = strcmp(emu_build(), "plain") == 0 ? 3 : 1;
     skips = strcmp(emu_build(), "plain") == 0 ? -1 : strcmp(emu_build(), "trace") == 0;
@@ -909,7 +911,7 @@ TEST(stages_on_cuda)
 #endif
 }
 
-/* A copy from one stage to another is no kernel's where these do not reach each other. */
+/* Kernels copy from one stage to another, so devices that do not reach each other are refused. */
 TEST(stages_that_are_apart_are_refused)
 {
 #ifdef TT_EMULATE

@@ -1,9 +1,8 @@
-/* Tape, verifier, passes, planner and replay: planted damage, random networks, brute force, poisoned
-   memory. */
+/* Tape, verifier, passes, planner and replay: damage, random networks, brute force, poisoned memory. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-/* options of the header, as variables */
+/* options of the header, as variables that tests set */
 static long pieces_from = 1, update_from = 65536, together = 4096;
 #define TT__PIECES_FROM pieces_from
 #define TT__UPDATE_FROM update_from

@@ -1,13 +1,13 @@
-/* Ranks: how they wait for each other, and collectives against plain loops.
+/* Ranks: how they wait for one another, and collectives compared with plain loops.
 
-   A collective is launched by as many threads as it has members, in the order of a run: all meet, sum or
-   fetch their pieces, meet, copy the others' pieces, meet. Every byte of every member's memory is then
-   compared with what a plain loop of the test writes, which sums by a recursion of its own and rounds each
-   sum; and sums with those of float64. */
+   A collective is launched by one thread per member, in the order of a run: barrier, each member sums or
+   fetches its shard, barrier, each copies the others' shards, barrier. The test then compares every byte of
+   every member's memory with the result of a plain loop, which sums by its own recursion and rounds each sum,
+   and compares sums with float64. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#define TT__TENSOR_LEAST 1 /* tensor ranks divide small layers too */
+#define TT__TENSOR_LEAST 1 /* tensor ranks divide small layers, too */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -30,7 +30,7 @@ static void *rank_main(void *arg)
     return NULL;
 }
 
-/* run(arg, rank) on a thread for each rank. Rank 0's is this thread, where checks may be made. */
+/* Runs run(arg, rank) on a thread for each rank. Rank 0 runs on the calling thread, which may make checks. */
 static void on_ranks(int ranks, void (*run)(void *arg, int rank), void *arg)
 {
     rank_thread r[TT__RANKS];
@@ -46,14 +46,15 @@ static void on_ranks(int ranks, void (*run)(void *arg, int rank), void *arg)
 
 /* ------------------------------------------------------------------------------------------------ meeting */
 
-/* data * tensor ranks, as those of a program. */
+/* data * tensor ranks at barriers, like a program's. */
 typedef struct meeting {
     tt__world *world;
     int data, tensor, rounds;
-    /* the rank that fails when it has come so often, after a nap if the others are to sleep by then; -1 */
+    /* -1, or the rank that fails after at_round barriers; nap: it sleeps first, so that the others sleep by
+       then */
     int at_fault, at_round;
     bool nap;
-    int round[TT__RANKS];   /* not atomic: what a rank writes before it meets others, they see */
+    int round[TT__RANKS];   /* not atomic: a barrier makes a rank's writes visible to the others */
     int wrong[TT__RANKS], met[TT__RANKS];
 } meeting;
 
@@ -81,7 +82,7 @@ static void meet_often(void *arg, int rank)
     for (int k = 0; k < m->rounds; k++) meet_and_look(m, rank, TT__ALONE, k);
 }
 
-/* The tensor ranks of a data rank meet more often than those of the one before it. */
+/* The tensor ranks of each data rank pass more barriers than those of the data rank before it. */
 static void meet_along_axes(void *arg, int rank)
 {
     meeting *m = (meeting *)arg;
@@ -124,7 +125,7 @@ static bool all_met(const meeting *m)
     return wrong == 0;
 }
 
-TEST(ranks_meet) /* many of them too, more than the machine has processors */
+TEST(ranks_meet) /* also more ranks than the machine has processors */
 {
     static const int ranks[] = {1, 2, 3, 8, 64}, rounds[] = {100, 2000, 1000, 300, 30};
     test_allocator a;
@@ -156,7 +157,8 @@ TEST(ranks_meet_along_each_axis)
     TEST_CLOSE(ctx, &a);
 }
 
-/* No rank waits for one that fails, whether they are on the way or asleep; then all meet again. */
+/* No rank waits for a rank that fails, whether the others are still running or asleep; after a reset all
+   ranks pass barriers again. */
 TEST(a_rank_that_fails_ends_all_waits)
 {
     static const int sizes[] = {2, 3, 8, 64};
@@ -173,7 +175,7 @@ TEST(a_rank_that_fails_ends_all_waits)
             on_ranks(sizes[s], meet_until_one_fails, &m);
             snprintf(text, sizeof text, "rank %d is at fault", m.at_fault);
             CHECK_ERROR(ctx, TT_ERR_NUMERIC, text);
-            for (int r = 0; r < sizes[s]; r++) /* or one less: it had not looked yet */
+            for (int r = 0; r < sizes[s]; r++) /* or one less: it had yet to check */
                 CHECK(m.met[r] == m.at_round || (m.met[r] == m.at_round - 1 && r != m.at_fault));
             tt__world_reset(m.world);
             m.at_fault = -1;
@@ -208,7 +210,7 @@ TEST(a_rank_that_does_not_come_is_named)
         snprintf(text, sizeof text, "has waited %g s for rank ", timeouts[s]);
         CHECK_ERROR(ctx, TT_ERR_DEVICE, text);
         snprintf(text, sizeof text, "for rank %d, which has not come", sizes[s] - 1);
-        if (timeouts[s] > 0) CHECK_ERROR(ctx, TT_ERR_DEVICE, text); /* else any may be late */
+        if (timeouts[s] > 0) CHECK_ERROR(ctx, TT_ERR_DEVICE, text); /* otherwise any rank may be late */
         tt__world_free(m.world);
     }
     TEST_CLOSE(ctx, &a);
@@ -218,7 +220,7 @@ TEST(a_rank_that_does_not_come_is_named)
 
 /* ----------------------------------------------------------------------------------- several processes */
 
-/* Messages that no process sends; after some looks at them, the end of process 1. */
+/* Simulates a network without messages; the 50th poll for an end returns the end of process 1. */
 static int looks;
 
 static const char *no_message(tt__net *n, tt__request *r)
@@ -251,14 +253,14 @@ static void wait_for_message(void *arg, int rank)
     w->status[rank] = tt__net_waited(w->net, "here", late, why);
 }
 
-/* Two ranks of a process wait, each for a message of its own, while the end of the other process comes, which
-   one of them receives. It may not write what the other is reading: ThreadSanitizer looks at that. */
+/* Two ranks of a process each wait for a message while the other process ends. One rank receives that end,
+   and must not write data that the other is reading; ThreadSanitizer checks this. */
 TEST(ranks_wait_for_a_process_that_ends)
 {
     static const tt__wire wire = {NULL, NULL, no_message, late_end, NULL};
     tt_context_options o = tt_context_options_default();
     o.threads = 1;
-    o.timeout = 60; /* one that has ended is waited for for 2 seconds at most */
+    o.timeout = 60; /* an ended process is waited for at most 2 seconds */
     tt_context *ctx = tt_open(&o);
     REQUIRE(ctx != NULL);
     tt__net *n = (tt__net *)calloc(1, sizeof *n);
@@ -289,8 +291,8 @@ TEST(ranks_wait_for_a_process_that_ends)
     tt_close(ctx);
 }
 
-/* A rank that waits for messages, which may take as long as they need while some come, lets others wait; they
-   do not take it for one that is late. */
+/* Messages may take as long as they need while some arrive: the other ranks wait for a rank that waits for
+   messages, and do not consider it late. */
 typedef struct patience { tt__world *world; bool waits, met; } patience;
 
 static void be_outside(void *arg, int rank)
@@ -350,19 +352,19 @@ TEST(pieces_of_ranks_make_the_whole)
 
 /* -------------------------------------------------------------------------------------------- collectives */
 
-enum { MOST_MEMBERS = 64, GUARD = 64 /* bytes before and behind what a member has */ };
+enum { MOST_MEMBERS = 64, GUARD = 64 /* bytes before and after each member's operands */ };
 
 typedef struct collective {
     int op;
     tt_dtype dtype;
     tt__move move;
     bool add, in_place;
-    int64_t elements, cols;     /* of the whole; in rows of so many                                         */
+    int64_t elements, cols;     /* elements of the whole operand; columns of its rows                       */
     int present, shift;         /* elements from an aligned place                                           */
     uint64_t seed;              /* of the numbers                                                           */
 } collective;
 
-/* What the members of a test share. Each has memory for its x, or all slots of one, and for its y. */
+/* State shared by the members of a test. Each member has memory for its x (or all slots of one) and its y. */
 typedef struct collective_test {
     tt_context *ctx;
     tt__world *world;
@@ -395,7 +397,7 @@ static void put(void *memory, tt_dtype dtype, int64_t k, double x)
     }
 }
 
-/* Two numbers of the dtype together, as the dtype has the result. */
+/* Returns the sum (or maximum, or minimum) of two numbers as the dtype rounds it. */
 static double two(const collective *c, double a, double b)
 {
     const bool wide = c->dtype == TT__F64;
@@ -409,7 +411,7 @@ static double two(const collective *c, double a, double b)
     return (double)(c->dtype == TT_BF16 ? tt__from_bf16(half) : tt__from_f16(half));
 }
 
-/* x[from], ... of a tree with `span` leaves, a power of two, of which the first n are there. */
+/* Reduces x[from], ... by a tree with `span` leaves, a power of two; only the first n numbers exist. */
 static double tree(const collective *c, const double *x, int from, int span, int n)
 {
     if (span == 1) return x[from];
@@ -417,14 +419,14 @@ static double tree(const collective *c, const double *x, int from, int span, int
     return from + span / 2 >= n ? left : two(c, left, tree(c, x, from + span / 2, span / 2, n));
 }
 
-/* Element e of the result in members' x; y: what the result adds to, or NULL. */
+/* Returns an element of the result from the members' x. y: the number that the result adds to, or NULL. */
 static double reduced(const collective *c, const double *x, const double *y)
 {
     double all = tree(c, x, 0, TT__RANKS, c->present);
     return y ? two(c, *y, all) : all;
 }
 
-/* The same in float64, for sums of finite numbers, within the rounding of each sum. */
+/* Tells whether a sum of finite numbers is near the sum in float64, within the rounding of each addition. */
 static bool near_sum(const collective *c, const double *x, const double *y, double got)
 {
     const double unit = c->dtype == TT_BF16 ? 0x1p-8 : c->dtype == TT_F16 ? 0x1p-11
@@ -439,7 +441,7 @@ static bool near_sum(const collective *c, const double *x, const double *y, doub
     return c->move.reduce != TT__SUM || overflows || fabs(got - sum) <= 1.01 * levels * unit * magnitude;
 }
 
-/* A case, the same on all members. */
+/* Makes a random case, equal on all members. */
 static collective drawn(const collective_test *t, int number)
 {
     static const int ops[] = {TT__OP_ALL_REDUCE, TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER, TT__OP_BROADCAST,
@@ -478,7 +480,7 @@ static int64_t piece(const collective *c, const collective_test *t, int member, 
                      t->members, first);
 }
 
-/* A member's memory: guards before, between and behind its x, or all slots of it, and its y. */
+/* Returns the bytes of a member's memory: guards before, between and after its x (or all slots) and its y. */
 static size_t bytes_of_y(const collective *c) { return (size_t)(c->elements + 4) * tt_dtype_bytes(c->dtype); }
 static size_t bytes_of(const collective *c, const collective_test *t)
 {
@@ -486,7 +488,7 @@ static size_t bytes_of(const collective *c, const collective_test *t)
     return 3 * (size_t)GUARD + bytes_of_y(c) * (size_t)(slots + 1);
 }
 
-/* Where a member's x and y lie in its memory. In place, one is the other or a piece of it. */
+/* Returns the address of a member's x in its memory. In place, x is y or a shard of y, or the reverse. */
 static char *x_of(const collective *c, const collective_test *t, char *memory, int member)
 {
     int64_t first;
@@ -507,7 +509,7 @@ static char *y_of(const collective *c, const collective_test *t, char *memory, i
     return memory + bytes_of(c, t) - GUARD - bytes_of_y(c) + size * (size_t)c->shift;
 }
 
-/* Numbers of many sizes, of which some cancel, and a few that are not finite. */
+/* Returns a random number: of many sizes, some of which cancel, and a few not finite. */
 static double drawn_number(const collective *c, uint64_t *s)
 {
     const uint32_t kind = pick(s, 64);
@@ -540,15 +542,16 @@ TEST_PLAIN static void fill_member(const collective *c, collective_test *t, int 
     t->out[me].data = y;
 }
 
-/* What member `me` has in the end, in t->expected; and whether its sums are near those of float64. */
+/* Writes the expected memory of member `me` to t->expected. Returns whether its sums are near those of
+   float64. */
 TEST_PLAIN static bool expect_member(const collective *c, const collective_test *t, int me)
 {
     const bool slots = c->op == TT__OP_SUM_SLOTS;
     const bool sums = slots || c->op == TT__OP_ALL_REDUCE || c->op == TT__OP_REDUCE_SCATTER;
     double x[MOST_MEMBERS], y;
-    const char *xs[MOST_MEMBERS], *ys[MOST_MEMBERS]; /* before; of slots, those of this member */
+    const char *xs[MOST_MEMBERS], *ys[MOST_MEMBERS]; /* before the collective; slots are this member's */
     int64_t first = 0, n = c->elements, begin = 0, count;
-    int owner = 0; /* of element e: the member whose piece has it, [begin, begin + count) */
+    int owner = 0; /* the member whose shard [begin, begin + count) has element e */
     bool near = true;
     char *to = y_of(c, t, t->expected, me);
     memcpy(t->expected, t->before[me], bytes_of(c, t));
@@ -567,7 +570,7 @@ TEST_PLAIN static bool expect_member(const collective *c, const collective_test 
             const int from = c->op == TT__OP_BROADCAST ? 0 : c->op == TT__OP_RECV ? c->move.from : owner;
             y = get(xs[from], c->dtype, c->op == TT__OP_ALL_GATHER ? e - begin : e);
         } else {
-            const int adds = c->op == TT__OP_ALL_REDUCE ? owner : me; /* whose y is added to */
+            const int adds = c->op == TT__OP_ALL_REDUCE ? owner : me; /* the member whose y is added to */
             const double was = get(ys[adds], c->dtype, k);
             for (int m = 0; m < c->present; m++) x[m] = get(xs[m], c->dtype, e);
             y = reduced(c, x, c->add ? &was : NULL);
@@ -597,7 +600,7 @@ static void check_collective(const collective *c, collective_test *t, int number
     }
 }
 
-/* One phase of one instruction, as src/run/ launches it. */
+/* Launches one phase of an instruction in the way of src/run/. */
 static bool launched(const collective *c, const collective_test *t, int op, int me, int phase)
 {
     tt__instr i = tt__new_instr(op);
@@ -651,7 +654,7 @@ static void run_collectives(void *arg, int me)
     }
 }
 
-/* With a name of an instruction set; NULL: this machine has not got it. */
+/* Opens a context with an instruction set, or returns NULL if the machine does not have it. */
 static tt_context *open_isa(test_allocator *a, const char *isa)
 {
     tt_context_options o = test_options(a);
@@ -688,7 +691,7 @@ static void collectives(const char *isa)
         }
         on_ranks(t.members, run_collectives, &t);
         for (int op = TT__OP_ALL_REDUCE; op <= TT__OP_SUM_SLOTS; op++)
-            CHECK(t.ran[op] >= 8 || op == TT__OP_SEND); /* which RECV has with it */
+            CHECK(t.ran[op] >= 8 || op == TT__OP_SEND); /* RECV runs SEND as well */
         for (int m = 0; m < t.members; m++) {
             tt__pool_free(ctx, t.cpu[m].pool);
             free(t.memory[m]);
@@ -707,7 +710,7 @@ TEST(ranks_neon) { collectives("neon"); }
 
 /* ------------------------------------------------------------------------------------------------ squares */
 
-/* The sum of squares of g, by one op, and by the chunks of pieces, gathered and then folded. */
+/* Sums the squares of g by one op, and by gathering and folding the sums of the chunks of shards. */
 static bool same_squares(tt_context *ctx, const tt__mat *g, int members, bool root, float *whole)
 {
     enum { CHUNKS = 16 };
@@ -775,7 +778,7 @@ TEST(squares_of_pieces_of_ranks)
 }
 
 /* --------------------------------------------------------------------------------------------- rules, passes
-   A tape with one collective, from `in` to `out`, of which one thing is then made wrong. */
+   A tape with one collective from `in` to `out`; each test makes one thing wrong. */
 
 typedef struct one_collective {
     tt_context *ctx;
@@ -795,7 +798,7 @@ static int32_t new_operand(tt_tape *t, tt_dtype dtype, int64_t rows, int64_t col
     return v;
 }
 
-/* A piece of WHOLE elements over data, of its own or a view. */
+/* Makes a shard of WHOLE elements over data ranks: a new value, or a view of `of`. */
 static int32_t new_piece(tt_tape *t, int32_t of)
 {
     const tt__part part = {TT__WHOLE, false, TT__CHUNK, WHOLE};
@@ -881,7 +884,7 @@ TEST(operands_of_ranks)
         c.i->move.unit = 0;
         REFUSED("its pieces have no unit");
     }
-    for (int k = 0; k < 20; k++) { /* another piece than the instruction's, or of another shape */
+    for (int k = 0; k < 20; k++) { /* another shard than the instruction's, or another shape */
         const bool gathers = k % 2;
         REQUIRE(one(&c, gathers ? TT__OP_ALL_GATHER : TT__OP_REDUCE_SCATTER, k / 2 % 2));
         tt__value *x = gathers ? c.in : c.out;
@@ -894,7 +897,7 @@ TEST(operands_of_ranks)
     }
 }
 
-TEST(rows_over_tensor_ranks) /* a part of the rows, all of the columns, and no row parted */
+TEST(rows_over_tensor_ranks) /* some of the rows with all columns; no row is divided */
 {
     static const int ops[] = {TT__OP_REDUCE_SCATTER, TT__OP_ALL_GATHER};
     for (int k = 0; k < 8; k++) {
@@ -911,7 +914,7 @@ TEST(rows_over_tensor_ranks) /* a part of the rows, all of the columns, and no r
         if (k / 2 == 0) c.i->move.unit--;
         if (k / 2 == 1) some->shape.rows = WHOLE_ROWS + 1;
         if (k / 2 == 2) some->shape.cols = some->ld = WHOLE_COLS - 1;
-        if (k / 2 == 3) c.i->move.over = TT__OVER_DATA; /* where it is no piece */
+        if (k / 2 == 3) c.i->move.over = TT__OVER_DATA; /* no shard over data ranks */
         REFUSED(gathers ? "a piece of the result" : "a piece of the operand");
     }
 }
@@ -934,7 +937,7 @@ TEST(squares_of_ranks_have_their_shapes)
             i->out[0] = out[j];
             i->move.over = TT__OVER_DATA;
             i->move.unit = 1;
-            t->values[out[j]].persistent = false; /* written a first time here */
+            t->values[out[j]].persistent = false; /* first written here */
             t->values[out[j]].storage = TT__TRANSIENT;
         }
         CHECK(tt__verify(t, "test") == TT_OK);
@@ -948,7 +951,7 @@ TEST(squares_of_ranks_have_their_shapes)
     }
 }
 
-/* What nothing on this rank reads, another may. */
+/* Collectives are not pruned, because another rank may read a result that this rank does not read. */
 TEST(collectives_of_ranks_are_not_pruned)
 {
     for (int op = TT__OP_ALL_REDUCE; op < TT__OP_COUNT; op++) {
@@ -964,7 +967,7 @@ TEST(collectives_of_ranks_are_not_pruned)
         c.i->out[0] = tt__ops[op].outputs ? z : 0;
         CHECK(tt__pass_prune(t, 0, true) == TT_OK);
         const bool stays = tt__rules_of(&like)->phases != 0;
-        const int last = 2 + tt__ops[op].outputs; /* behind BROADCAST, y and, where it may be added to, z */
+        const int last = 2 + tt__ops[op].outputs; /* after BROADCAST, y and, if the op may add to it, z */
         CHECK(t->n_code == (stays ? last + 1 : 1));
         if (stays) CHECK(t->code[last].op == op && t->code[1].out[0] == y.id);
         close_one(&c);
@@ -972,7 +975,7 @@ TEST(collectives_of_ranks_are_not_pruned)
 }
 
 /* -------------------------------------------------------------------------------------------------- plans
-   A program whose backend counts what its ranks load from the memory of others. */
+   A program whose backend counts the bytes that ranks load from other ranks. */
 
 enum { VOCAB = 500, HIDDEN = 150, WIDE = 520, CLASSES = 141, ROWS = 6 };
 
@@ -987,9 +990,9 @@ typedef struct counted_program {
 
 static struct {
     const tt_program *p;
-    tt__backend backend;    /* the CPU's, with functions that count */
+    tt__backend backend;    /* the CPU's backend, with functions that count */
     tt__device_kind kind;
-    double loaded[TT__RANKS], allocated[TT__RANKS]; /* bytes */
+    double loaded[TT__RANKS], allocated[TT__RANKS]; /* bytes loaded, bytes allocated */
 } counting;
 
 static int rank_of(const tt__device *d)
@@ -1000,7 +1003,7 @@ static int rank_of(const tt__device *d)
     return r;
 }
 
-/* Memory of a member that holds `byte` and nothing else, at the operands' distances from each other. */
+/* Makes memory for a member that is filled with `byte`, with the operands' distance from one another. */
 static char *stand_in(tt__mat *x, tt__mat *y, int byte)
 {
     const size_t item = tt_dtype_bytes(x->dtype), n = (size_t)(x->rows * x->cols) * item;
@@ -1016,8 +1019,8 @@ static char *stand_in(tt__mat *x, tt__mat *y, int byte)
     return memory;
 }
 
-/* How much of member k's memory a launch loads: all that others have is 0, all that k has is NaN, and each
-   element that so becomes NaN has loaded one of k's. */
+/* Returns the bytes that a launch loads of member k's memory. The others' memory is 0 and k's is NaN, so that
+   each element that becomes NaN has loaded one of k's. */
 static double loaded_from(const tt__launch *l, int k)
 {
     tt__mat in[TT__RANKS], out[TT__RANKS];
@@ -1057,7 +1060,8 @@ static void *allocate_and_count(tt__device *d, size_t bytes)
     return tt__cpu_backend.allocate(d, bytes);
 }
 
-/* What member `me` loads in all phases of a collective that reads and writes x; of root, member 0 has all. */
+/* Returns the bytes that member `me` loads in all phases of a collective that reads and writes x. With a
+   root, member 0 has all. */
 static double loaded_by(tt_context *ctx, const tt__instr *i, int64_t elements, int me, int members)
 {
     tt__mat in[TT__RANKS], out[TT__RANKS];
@@ -1087,7 +1091,8 @@ static double loaded_by(tt_context *ctx, const tt__instr *i, int64_t elements, i
     return bytes;
 }
 
-/* What the rules say that members load is what the kernels load; and the least is no more than the most. */
+/* Members load what the rules say, and the least that a collective must load is at most what its members do
+   load. */
 TEST(loads_of_each_collective)
 {
     static const int64_t elements[] = {1, 40, 4097, 12300}, units[] = {16, 4096};
@@ -1157,7 +1162,7 @@ static void close_counted(counted_program *c)
     TEST_CLOSE(c->ctx, &c->a);
 }
 
-/* A step of one full micro-batch on each data rank, by the backend that counts. */
+/* Runs a step of one full micro-batch on each data rank, with the backend that counts. */
 static void step_counted(counted_program *c)
 {
     int32_t ids[ROWS], y[ROWS];
@@ -1192,7 +1197,7 @@ static const struct {
     {"cpu*3", "32-true", {0, 1, 3, false, false, 0, false, 1, NULL, 0}},
     {"cpu*8", "32-true", {0, 1, 3, false, false, 0, false, 1, NULL, 0}},
     {"cpu*4", "32-true", {0, 1, 0, true, false, 0, false, 1, NULL, 0}},
-    {"cpu*2", "32-true", {0, 1, 1, false, false, 8, false, 1, NULL, 0}}, /* leaves without a micro-batch */
+    {"cpu*2", "32-true", {0, 1, 1, false, false, 8, false, 1, NULL, 0}}, /* some leaves have no micro-batch */
     {"cpu*2", "32-true", {0, 1, 2, false, false, 4, false, 1, NULL, 0}},
     {"cpu*4", "32-true", {0, 1, 0, false, false, 0, true, 1, NULL, 0}},
     {"cpu*4", "bf16-mixed", {0, 1, 1, false, false, 0, false, 1, NULL, 0}},
@@ -1229,17 +1234,17 @@ TEST(ranks_load_and_allocate_what_is_planned)
     }
 }
 
-/* Bytes that a strategy must move, from the sizes of parameters alone. */
+/* Returns the bytes that a strategy must move, from the sizes of parameters alone. */
 static double least_of_strategy(const counted_program *c, const tt_parallel *how, int ranks, bool half,
                                 bool half_weights)
 {
     const tt_param *params[] = {c->table, c->up, c->bias, c->down, c->norm_w, c->norm_b, c->head};
-    static const int reads[] = {1, 2, 0, 2, 0, 0, 0}; /* of pieces: by the forward and the backward */
+    static const int reads[] = {1, 2, 0, 2, 0, 0, 0}; /* reads of shards by the forward and the backward */
     double bytes = 0;
     for (int k = 0; k < TT__COUNT(params); k++) {
         const double n = (double)tt_param_size(params[k]), item = half ? 2 : 4;
         const bool whole = how->zero == 0 || n < TT__PIECES_FROM;
-        /* Mixed precision reads 16-bit copies of matrices; of an embedding's table, the rows as they are. */
+        /* Mixed precision reads 16-bit copies of matrices, but an embedding table's rows as they are. */
         const double read = half_weights && params[k] != c->table ? 2 : item;
         bytes += n * (whole ? 2 * item : how->zero < 3 ? item + item : item + reads[k] * read);
     }
@@ -1258,7 +1263,7 @@ TEST(least_bytes_of_strategies)
             const tt_plan plan = tt_program_plan(c.p);
             const double least = least_of_strategy(&c, &how, 4, precision == 2, precision > 0);
             CHECK_NEAR(plan.moved_least_bytes, least, 1);
-            CHECK((double)plan.moved_bytes <= 1.08 * least); /* pieces of few chunks are uneven */
+            CHECK((double)plan.moved_bytes <= 1.08 * least); /* shards of few chunks are uneven */
             CHECK(plan.moved_bytes >= plan.moved_least_bytes);
             close_counted(&c);
         }
@@ -1268,7 +1273,7 @@ TEST(least_bytes_of_strategies)
     how.server = true;
     if (!open_counted(&c, "cuda*4", "32-true", how)) return;
     const double gradients = 2 * least_of_strategy(&c, &how, 4, false, false);
-    CHECK_NEAR(tt_program_plan(c.p).moved_least_bytes, gradients, 1); /* the server's: three times all */
+    CHECK_NEAR(tt_program_plan(c.p).moved_least_bytes, gradients, 1); /* the server: 3 times all gradients */
     close_counted(&c);
 }
 

@@ -1,10 +1,10 @@
-/* Tensor parallelism: layouts, the pass that splits a tape over ranks, what the verifier refuses, and
-   gradients of several ranks against those of one. */
+/* Tensor parallelism: layouts, the pass that divides a tape over ranks, layouts that the verifier refuses,
+   and gradients of several ranks compared with those of one. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include <stdint.h>
-static int64_t tensor_least = 1, loss_whole = 0; /* so that tiny layers and losses are split, too */
+static int64_t tensor_least = 1, loss_whole = 0; /* tiny layers and losses are divided, too */
 #define TINYTRAIN_IMPLEMENTATION
 #define TT__TENSOR_LEAST tensor_least
 #define TT__LOSS_WHOLE loss_whole
@@ -46,8 +46,8 @@ static tt_param *vector(tt_context *ctx, const char *name, int64_t n, bool ones)
     return tt_param_new(ctx, name, 1, &n, init);
 }
 
-/* Attention and a gated layer read one norm; another gated layer follows, with dropout in the middle, and one
-   that cannot be split, because its hidden values are an output. */
+/* Records a net in which attention and a gated layer read one norm. Another gated layer follows, with dropout
+   inside, and a layer that cannot be divided, because its hidden values are an output. */
 static tt_value record_gated(net *n)
 {
     tt_context *ctx = n->ctx;
@@ -57,7 +57,7 @@ static tt_value record_gated(net *n)
     tt_value h[4];
     attention.causal = true;
     attention.dropout = 0.2f;
-    attention.alibi = 1; /* slopes are those of the heads of all ranks */
+    attention.alibi = 1; /* slopes depend on the heads of all ranks */
     attention.window = 6;
     n->x = tt_input(t, "x", TT_F32, tokens, WIDTH);
     n->target = tt_input(t, "target", TT_F32, tokens, WIDTH);
@@ -87,8 +87,8 @@ static tt_value record_gated(net *n)
     return tt_mean_squared_error(t, x, n->target, tt__handle(t, 0));
 }
 
-/* Four layers. The first norm is that of values that are whole and of values of which ranks may have rows;
-   the second of two of these. */
+/* Records four layers. The first norm is applied to whole values and to values that ranks may hold by rows;
+   the second norm to two values that ranks may hold by rows. */
 static tt_value record_shared(net *n)
 {
     tt_context *ctx = n->ctx;
@@ -115,13 +115,13 @@ static tt_value record_shared(net *n)
     return tt_mean_squared_error(t, x, n->target, tt__handle(t, 0));
 }
 
-/* A language model. Its head has the table of its words, whose gradient sums both; or one of its own, of a
-   number of rows that 4 does not divide. */
+/* Records a language model. Its head shares the table of words, whose gradient sums both uses, or has a table
+   of its own, whose rows 4 does not divide. */
 static tt_value record_words(net *n)
 {
     tt_context *ctx = n->ctx;
     tt_tape *t = n->t;
-    const int64_t tokens = tt_axis(t, "tokens", 2 * LONG); /* so many that the loss is in chunks */
+    const int64_t tokens = tt_axis(t, "tokens", 2 * LONG); /* large enough for a loss in chunks */
     tt_attention_options attention = tt_attention_options_default(4);
     tt_cross_entropy_options o = tt_cross_entropy_options_default();
     tt_rotary_options rotary = tt_rotary_options_default(4);
@@ -134,13 +134,13 @@ static tt_value record_words(net *n)
     n->in.seq_start = tt_seq_start(t, "seq_start", tt_axis(t, "seqs", SEQS));
     tt_param *words = matrix(ctx, "words", n->kind == TIED ? 52 : 50, WIDTH), *w[4];
     static const char *const names[] = {"q", "k", "v", "o"};
-    const int key_heads = n->kind == TIED ? 4 : 2; /* which four ranks cannot split */
+    const int key_heads = n->kind == TIED ? 4 : 2; /* four ranks cannot divide 2 heads */
     for (int k = 0; k < 4; k++)
         w[k] = matrix(ctx, names[k], k == 1 || k == 2 ? WIDTH / 4 * key_heads : WIDTH, WIDTH);
     tt_value x = tt_dropout(t, tt_embedding(t, n->in.ids, words), 0.1f);
     tt_value norm = tt_rmsnorm(t, x, vector(ctx, "norm", WIDTH, true), 1e-5f);
     tt_value q = tt_linear(t, norm, w[0], NULL), k = tt_linear(t, norm, w[1], NULL);
-    q = tt_rotary(t, q, n->in.ids, &rotary); /* any numbers will do for positions */
+    q = tt_rotary(t, q, n->in.ids, &rotary); /* any numbers serve as positions */
     rotary.heads = key_heads;
     k = tt_rotary(t, k, n->in.ids, &rotary);
     tt_value h = tt_attention(t, q, k, tt_linear(t, norm, w[2], NULL), n->in.seq_start, &attention);
@@ -207,7 +207,8 @@ static void close_net(net *n)
     TEST_CLOSE(n->ctx, &n->a);
 }
 
-/* A micro-batch of so many sequences, for a data rank; of one with one token, tensor ranks have no rows. */
+/* Sets a micro-batch of `seqs` sequences for a data rank. short_one: each has one token, so that some tensor
+   ranks have no rows. */
 static void set_inputs(net *n, int rank, int batch, int seqs, bool short_one)
 {
     static float x[(TOKENS + 1) * WIDTH];
@@ -263,7 +264,7 @@ static tt_compile_options options_of(const char *device, int tensor, bool sequen
     o.parallel.tensor = tensor;
     o.parallel.sequence = sequence;
     o.accumulate = true;
-    o.optimizer.kind = TT_SGD; /* Adam's steps are as large where gradients are only rounding */
+    o.optimizer.kind = TT_SGD; /* Adam takes full steps even where gradients are only rounding */
     o.optimizer.momentum = 0.9f;
     return o;
 }
@@ -273,7 +274,7 @@ static tt_compile_options options_of(const char *device, int tensor, bool sequen
 enum { FLOATS = 60000 };
 typedef struct trained { float gradient[FLOATS], value[FLOATS]; double loss, norm; } trained;
 
-/* Every storage that tensor ranks have whole is the same on each. */
+/* Every persistent storage that is replicated over tensor ranks has equal bits on each. */
 static void check_replicas(const net *n)
 {
     static float a[FLOATS], b[FLOATS];
@@ -295,7 +296,8 @@ static void check_replicas(const net *n)
     }
 }
 
-/* Gradients of a step of two micro-batches (NULL: not wanted), and the parameters after two steps. */
+/* Trains two steps of two micro-batches. Writes the first step's gradients, if wanted, and the parameters at
+   the end. */
 static bool train(net_kind kind, const tt_compile_options *o, trained *to, bool gradients)
 {
     net n;
@@ -333,8 +335,8 @@ static bool train(net_kind kind, const tt_compile_options *o, trained *to, bool 
     return ok;
 }
 
-/* Where a and b differ by more than `tolerance` times the largest of their parameter, or a hundredth of the
-   largest of all; in front of a parameter's name. */
+/* Checks that a and b differ by at most `tolerance` times the largest number of each parameter, or a
+   hundredth of the largest of all. `what` names the case. */
 static void compare(net_kind kind, const float *a, const float *b, double tolerance, const char *what)
 {
     net n;
@@ -348,7 +350,7 @@ static void compare(net_kind kind, const float *a, const float *b, double tolera
         char text[256];
         for (int64_t e = 0; e < p->size; e++) most = fmax(most, fabs(b[at + e]));
         for (int64_t e = 0; e < p->size; e++)
-            if (!(fabs(a[at + e] - b[at + e]) <= error) && !isnan(error)) /* which stays, once there is one */
+            if (!(fabs(a[at + e] - b[at + e]) <= error) && !isnan(error)) /* a NaN stays */
                 error = fabs(a[at + e] - b[at + e]);
         snprintf(text, sizeof text, "%s of %s, %s: %g of %g", p->name, net_names[kind], what, error, most);
         test__check(error <= tolerance * most, __FILE__, __LINE__, text);
@@ -359,7 +361,7 @@ static void compare(net_kind kind, const float *a, const float *b, double tolera
 
 static trained one, many;
 
-/* devices: of one rank, two and four */
+/* devices: names for one rank, two and four */
 static void gradients(const char *const devices[3])
 {
     for (int kind = 0; kind < NETS; kind++) {
@@ -395,7 +397,7 @@ TEST(gradients_of_ranks_cuda) /* on one device */
 #endif
 }
 
-TEST(tensor_ranks_offload) /* for the same bits */
+TEST(tensor_ranks_offload) /* changes no bits */
 {
     static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
     for (int kind = 0; kind < NETS; kind++)
@@ -423,7 +425,7 @@ static int collectives(const tt_program *p, int op, bool backward)
     return n;
 }
 
-/* How a parameter is split; its name's last part is enough. */
+/* Returns how a parameter is divided. The last part of its name is enough. */
 static tt__split split_of(const tt_program *p, const char *name)
 {
     const tt_tape *t = p->built.t;
@@ -451,14 +453,15 @@ TEST(regions_of_a_network)
         for (int k = 0; k < TEST_COUNT(rows); k++) CHECK(split_of(n.p, rows[k]) == TT__ROWS);
         for (int k = 0; k < TEST_COUNT(cols); k++) CHECK(split_of(n.p, cols[k]) == TT__COLS);
         for (int k = 0; k < TEST_COUNT(whole); k++) CHECK(split_of(n.p, whole[k]) == TT__WHOLE);
-        /* Attention and the layer beside it read one norm, so they begin together. */
+        /* Attention and the layer next to it read one norm, so their regions begin together. */
         CHECK(collectives(n.p, TT__OP_ALL_REDUCE, false) == (sequence ? 0 : 3));
         CHECK(collectives(n.p, TT__OP_REDUCE_SCATTER, false) == (sequence ? 3 : 0));
         close_net(&n);
     }
 }
 
-/* Where a norm is of a rank's rows and of whole ones, all its rows are whole: its gradient has one layout. */
+/* If a norm is applied to values divided by rows and to whole values, all its values are whole, so that its
+   gradient has one layout. */
 TEST(regions_that_share_parameters)
 {
     for (int frozen = 0; frozen < 2; frozen++) {
@@ -501,17 +504,18 @@ TEST(tables_and_heads)
             CHECK(split_of(n.p, "words") == expected && split_of(n.p, "head_b") == TT__WHOLE);
             if (kind == WORDS) CHECK(split_of(n.p, "head") == expected);
             CHECK(instructions(n.p, TT__OP_MEAN_LOSS) == 1);
-            /* A rank has 600 of the rows, or 300, of which no logits are stored apart. */
+            /* A rank has 600 or 300 of the rows; with 300, no separate logits are stored. */
             CHECK(instructions(n.p, TT__OP_LINEAR_CROSS_ENTROPY) == (ranks == 2));
             CHECK(collectives(n.p, TT__OP_ALL_GATHER, false) == divides);
             CHECK(collectives(n.p, TT__OP_REDUCE_SCATTER, true) == divides);
-            /* Of words and of attention, whose heads of keys four ranks cannot split; of gradients. */
+            /* Sums for words, and for attention, whose key heads four ranks cannot divide; also of
+               gradients. */
             CHECK(collectives(n.p, TT__OP_ALL_REDUCE, false) == 2 * divides + (ranks == 4));
             close_net(&n);
         }
 }
 
-/* The regions of a model, and how many millions of its parameters are split. */
+/* Returns the number of a model's regions. *millions: millions of its parameters that are divided. */
 static int regions(bool vit, const char *size, int ranks, double *millions)
 {
     net n;
@@ -552,22 +556,22 @@ TEST(regions_of_real_architectures)
     double millions;
     tensor_least = 1000000;
     loss_whole = (int64_t)16 << 20;
-    CHECK(regions(false, NULL, 2, &millions) == 12 + 1); /* and the table of words */
+    CHECK(regions(false, NULL, 2, &millions) == 12 + 1); /* and one for the table of words */
     CHECK_NEAR(millions, 42.5 + 23.44, 0.05);
-    CHECK(regions(false, NULL, 4, &millions) == 12); /* which has 4 n + 2 rows */
+    CHECK(regions(false, NULL, 4, &millions) == 12); /* the table has 4 n + 2 rows */
     CHECK(regions(true, "L/16", 2, &millions) == 48);
     CHECK_NEAR(millions, 302.16, 0.01); /* of 303.3 */
     CHECK(regions(true, "L/16", 4, &millions) == 48);
-    CHECK(regions(true, "S/16", 4, &millions) == 12); /* its 6 heads are not split into 4 */
-    CHECK(regions(true, "Ti/16", 2, &millions) == 0); /* too small */
+    CHECK(regions(true, "S/16", 4, &millions) == 12); /* 4 ranks cannot divide its 6 heads */
+    CHECK(regions(true, "Ti/16", 2, &millions) == 0); /* too small to be divided */
     tensor_least = 1;
     CHECK(regions(true, "S/16", 4, &millions) == 12);
     CHECK(regions(true, "S/16", 2, &millions) == 24);
     loss_whole = 0;
 }
 
-/* Rows that are gathered for the forward are gathered again for the backward, unless all is to be kept: less
-   memory is needed than where ranks have all rows. */
+/* Rows that are gathered for the forward are gathered a second time for the backward, unless recompute is
+   "none". This needs less memory than whole rows on each rank. */
 TEST(gathered_again)
 {
     size_t bytes[2][2] = {{0}};
@@ -580,7 +584,7 @@ TEST(gathered_again)
             n.p = tt_compile(n.t, n.loss, &o);
             REQUIRE(n.p != NULL);
             const int gathers = collectives(n.p, TT__OP_ALL_GATHER, true), ends = sequence ? 4 : 0;
-            CHECK(sequence && cheap ? gathers > ends : gathers == ends); /* of each region's end, one */
+            CHECK(sequence && cheap ? gathers > ends : gathers == ends); /* one for each region's end */
             bytes[sequence][cheap] = tt_program_plan(n.p).bytes;
             close_net(&n);
         }
@@ -596,7 +600,7 @@ static void refused(const net *n, const char *text, int line)
 }
 #define REFUSED(n, text) refused(n, text, __LINE__)
 
-/* Damages each collective, bias and split parameter of a program in turn. */
+/* Damages each collective, each bias and each divided parameter of a program, one at a time. */
 TEST(verifier_finds_wrong_layouts)
 {
     static const char *const unsummed = "reads what is yet to be summed over ranks";
@@ -615,7 +619,7 @@ TEST(verifier_finds_wrong_layouts)
             const tt__instr intact = *i;
             if (i->move.over == TT__OVER_TENSOR && (tt__rules_of(i)->phases & TT__REDUCE_PHASE)) {
                 const bool joined = k && i[-1].with_next;
-                i->op = TT__OP_SCALE; /* instead of the sum, what this rank has of it */
+                i->op = TT__OP_SCALE; /* copies this rank's part instead of summing */
                 i->attr.scale = 1;
                 i->with_next = false;
                 if (i->in[0] == i->out[0]) *i = intact;
@@ -634,7 +638,7 @@ TEST(verifier_finds_wrong_layouts)
             if (i->once) {
                 i->once = 0;
                 REFUSED(&n, misfit);
-                if (biases == 0) { /* nor are gradients summed then, whether or not a verifier runs */
+                if (biases == 0) { /* the pass that sums gradients refuses it with verify off, too */
                     n.ctx->options.verify = false;
                     CHECK(tt__pass_tensor_gradients(t) == TT_ERR_INTERNAL);
                     CHECK_ERROR(n.ctx, TT_ERR_INTERNAL, misfit);
@@ -667,7 +671,7 @@ TEST(verifier_finds_wrong_layouts)
 
 /* ----------------------------------------------------------------------------------------------- programs */
 
-/* Evaluation of a program that shares the arena, with frozen layers in between; "cpu" gives the same. */
+/* An evaluation that shares the arena, with frozen layers in between, gives the results of "cpu". */
 TEST(frozen_layers_and_evaluation)
 {
     static float logits[2][SEQS * CLASSES];
@@ -711,7 +715,7 @@ static tt_compile_options options_of_precision(int k, const char *device, int te
     return o;
 }
 
-/* Losses are those of one rank, but for rounding; recomputing changes no bit. */
+/* Losses equal those of one rank up to rounding. Recomputation changes no bits. */
 TEST(precisions_and_recomputation)
 {
     static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
@@ -740,7 +744,7 @@ TEST(precisions_and_recomputation)
         }
 }
 
-/* With data ranks, too: what these split changes no bit. */
+/* With data ranks and tensor ranks, `zero` and a server change no bits. */
 TEST(data_and_tensor_ranks)
 {
     static trained sums[2];
@@ -769,13 +773,14 @@ TEST(data_and_tensor_ranks)
             }
 }
 
-/* Updates in the backward change no bit: of parts of tensors, and of pieces of these. */
+/* Updates in the backward change no bits, for shards over tensor ranks and for shards of these over data
+   ranks. */
 TEST(updates_in_the_backward)
 {
     static trained end;
     for (int kind = 0; kind < NETS; kind++)
         for (int sequence = 0; sequence < 2; sequence++)
-            for (int data = 0; data < 2; data++) { /* ranks */
+            for (int data = 0; data < 2; data++) { /* data ranks */
                 const int zero = data ? (kind + 2 * sequence) % 4 : -1;
                 tt_compile_options o = options_of(data ? "cpu*4" : "cpu*2", 2, sequence);
                 o.optimizer.kind = (kind + zero) % 2 ? TT_ADAMW : TT_SGD;
@@ -792,7 +797,7 @@ TEST(updates_in_the_backward)
 
 /* ----------------------------------------------------------------------------------- programs that share */
 
-/* The result of instruction number `at` of those of an op. */
+/* Returns the result of instruction `at` among those of an op. */
 static tt_value result_of(const net *n, int op, int at)
 {
     const tt_tape *t = n->t;
@@ -802,8 +807,8 @@ static tt_value result_of(const net *n, int op, int at)
     return tt__handle(t, 0);
 }
 
-/* An evaluation that needs a layer whole, after and before a training that does not; and one that ends before
-   the last layers. */
+/* An evaluation that needs a layer whole is refused after a training that divides it, and makes a later
+   training keep it whole. An evaluation may end before the last layers. */
 TEST(programs_split_alike)
 {
     static const char *const sentence = "parameter 'up.0' is split over the tensor ranks by an earlier "
@@ -829,7 +834,7 @@ TEST(programs_split_alike)
         CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, causes[cause]);
         close_net(&n);
     }
-    for (int ranks = 1; ranks <= 2; ranks++) { /* the output first: the training has that layer whole, too */
+    for (int ranks = 1; ranks <= 2; ranks++) { /* output first: the training has that layer whole, too */
         net n;
         tt_stats s;
         REQUIRE(record(&n, SHARED));
@@ -862,8 +867,8 @@ TEST(programs_split_alike)
     }
 }
 
-/* Of a table of which ranks have rows: the loss of the same tape, logits, and a training whose loss is not
-   the root, so that it needs the head whole. */
+/* Three programs share a table that ranks hold by rows: the loss of the tape, the logits, and a training
+   whose loss is not the root, so that it needs whole logits. */
 TEST(programs_share_tables)
 {
     static float logits[2][LONG * 52], value[2][FLOATS];
@@ -912,9 +917,9 @@ TEST(programs_share_tables)
         }
 }
 
-/* Without a gradient, decay alone moves parameters: those of which tensor ranks have rows, or all, as on one
-   rank, by the same random numbers; parts of columns by numbers of their own. A state of one rank is the
-   training that goes on. */
+/* Without gradients only weight decay moves parameters. Whole parameters and parameters divided by rows are
+   rounded with the random numbers of one rank; parameters divided by columns with other numbers. A state of
+   one rank resumes on two. */
 TEST(rounding_of_parts)
 {
     static float value[2][FLOATS], ones[64 * WIDTH];
@@ -955,7 +960,7 @@ TEST(rounding_of_parts)
     }
 }
 
-/* A plan says how many of the parameters are split; where none is, the logger is told. */
+/* A plan tells how many parameters are divided. If none is, the logger gets a warning. */
 TEST(plans_say_what_is_split)
 {
     for (int split = 0; split < 2; split++) {

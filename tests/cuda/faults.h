@@ -1,9 +1,9 @@
-/* Devices that are lost, ops and calls that fail. */
+/* Lost devices, and ops and calls that fail. */
 #pragma once
 
 #ifdef TT_EMULATE
-/* After an error that ends all work on a device every call fails with the first sentence, even if CUDA had
-   forgotten. */
+/* After an error that ends all work on a device, every call fails with the first message, even if CUDA has
+   cleared the error. */
 TEST(a_lost_device_says_so)
 {
     static const int errors[] = {700, 719, 716};
@@ -30,8 +30,7 @@ TEST(a_lost_device_says_so)
     }
 }
 
-/* With TINYTRAIN_CUDA_SYNC=1 each op is waited for, so that an error has the name of the op that it came
-   from. */
+/* With TINYTRAIN_CUDA_SYNC=1 each op is waited for, so that an error names the op that caused it. */
 TEST(an_op_that_fails_is_named)
 {
     static const char *const ops[] = {"run of embedding, whose result has 6 rows and 4 columns",
@@ -60,8 +59,9 @@ TEST(an_op_that_fails_is_named)
     unsetenv("TINYTRAIN_CUDA_SYNC");
 }
 
-/* Call n of CUDA fails, or all from it on do, for each n up to the last of closing. A run that fails says
-   why, and one that does not has the right results. After a single failure the program goes on. */
+/* For each n up to the last call of closing, call n of CUDA fails, alone or with all later calls. A run that
+   fails says why, and a run that succeeds has the right results. After a single failure the program
+   continues. */
 static void sweep(long count)
 {
     small_result reference;
@@ -79,7 +79,7 @@ static void sweep(long count)
         tt_status status = small_run(ctx, &net, &result);
         if (n == 0) reference = result;
         if (status == TT_OK) {
-            tolerated += n > 0 && emu_api_calls() >= n; /* the others fail in the close */
+            tolerated += n > 0 && emu_api_calls() >= n; /* the other faults occur in closing */
             if (!same_results(&result, &reference)) fault_failed(n, count, "TT_OK", "and wrong results");
         } else if ((status != TT_ERR_DEVICE && status != TT_ERR_MEMORY) || tt_error_code(ctx) != status ||
                    !names_the_fault(tt_error(ctx))) {
@@ -95,7 +95,7 @@ static void sweep(long count)
     CHECK(n > 200 && tolerated < n / 2); /* most calls matter */
 }
 
-TEST(any_call_may_fail_once) /* with copies between the memories, too */
+TEST(any_call_may_fail_once) /* includes copies between host and device */
 {
     offload = everything;
     sweep(1);
@@ -111,8 +111,8 @@ TEST(any_call_may_fail_for_ever)
     update = NULL;
 }
 
-/* Any call may fail while products are timed: the step says so or has the right results, the next one goes
-   on, and nothing is left. */
+/* Any call may fail while products are timed: the step fails with a message or has the right results, the
+   next step succeeds, and nothing is leaked. */
 TEST(any_call_may_fail_while_tuning)
 {
     for (int endless = 0; endless < 2; endless++) {
@@ -121,7 +121,7 @@ TEST(any_call_may_fail_while_tuning)
         r.tune = "on";
         r.to = 1;
         r.faults = endless ? 1L << 40 : 1;
-        for (r.fault_met = true; r.fault_met; n += endless ? 501 : 151) { /* most calls repeat others */
+        for (r.fault_met = true; r.fault_met; n += endless ? 501 : 151) { /* most calls repeat earlier ones */
             r.fault = n;
             run_tuned(&r);
         }
@@ -129,8 +129,8 @@ TEST(any_call_may_fail_while_tuning)
     }
 }
 
-/* The same where a trainer's state and its model are saved, and loaded again. A state that could not be
-   written is not there. */
+/* Any call may fail while a trainer's state and its model are saved and loaded: the call fails with a
+   message. A state that could not be written does not exist. */
 TEST(any_call_may_fail_while_saving)
 {
     char state[1100], folder[1100];
@@ -139,7 +139,7 @@ TEST(any_call_may_fail_while_saving)
     for (int endless = 0; endless < 2; endless++) {
         const long count = endless ? 1L << 40 : 1;
         long n = 0;
-        /* One function reads, another writes, each of them many parameters. */
+        /* Reading and writing each have one function, which handles many parameters. */
         for (bool reached = true; reached; n += n < 6 ? 1 : 29) {
             trained t;
             tt_progress progress;

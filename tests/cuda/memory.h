@@ -1,9 +1,9 @@
-/* Memory of the host, of several devices, and managed. */
+/* Host memory, memory of several devices, managed memory. */
 #pragma once
 
 /* -------------------------------------------------------------------------------------- the host's memory */
 
-/* gelu(x) goes to the host's memory and comes back: instructions by hand, as no pass emits them yet. */
+/* gelu(x) goes to the host's memory and comes back, by instructions that the test writes itself. */
 TEST(values_in_the_hosts_memory)
 {
     test_allocator a;
@@ -30,10 +30,10 @@ TEST(values_in_the_hosts_memory)
     o.train = false;
     tt_program *p = tt_compile(t, out, &o);
     REQUIRE(p != NULL);
-    /* The value, of 640 bytes, in whole 256 bytes; twice x; the buffer of the arena. */
+    /* The value's 640 bytes, rounded up to 256 bytes; x twice; the arena's buffer. */
     CHECK_NEAR((double)tt_program_plan(p).host_bytes, 768 + 2 * 640 + 65536, 0);
     CHECK(tt_program_plan(p).instructions == 6);
-    for (int run = 0; run < 4; run++) { /* from the second on a replay */
+    for (int run = 0; run < 4; run++) { /* from the second run on, a replay */
         for (int k = 0; k < 160; k++) x[k] = (float)k / 40 - 2 + (float)run;
         CHECK(tt_set(p, in, x, 40) == TT_OK && tt_run(p, NULL) == TT_OK && tt_get(p, out, y, 160) == TT_OK);
         for (int k = 0; k < 160; k++)
@@ -45,9 +45,8 @@ TEST(values_in_the_hosts_memory)
 }
 
 #ifdef TT_EMULATE
-/* All pinned memory of programs is in their plans: what is copied to the device, twice, what lies in the
-   host's memory, and of the arena parameters there and a buffer, which programs that share one have in
-   common. */
+/* Plans count all pinned memory of programs: two copies of each input, values in the host's memory, and the
+   arena's parameters there and its buffer, which programs that share the arena share. */
 TEST(pinned_memory_is_what_was_planned)
 {
     for (int k = 0; k < 8; k++) {
@@ -73,8 +72,8 @@ TEST(pinned_memory_is_what_was_planned)
 
 /* ---------------------------------------------------------------------------------------- several devices */
 
-/* Programs on two devices of a context give what each gives on the first alone, however their steps
-   alternate. */
+/* Programs on two devices of a context give the results that each gives on the first device alone, in
+   whatever order their steps alternate. */
 TEST(programs_on_two_devices)
 {
     enum { RUNS = 4, ROWS = 8, WIDTH = 16 };
@@ -114,7 +113,7 @@ TEST(programs_on_two_devices)
         }
         for (int k = 0; k < 2; k++)
             CHECK(tt_param_get(tt_param_find(ctx, k ? "second" : "first"), w[both][k]) == TT_OK);
-        /* A parameter is on one device; a device may be absent. */
+        /* A parameter is stored on one device; a device may be absent. */
         tt_compile_options o = tt_compile_options_default();
         if (both) {
             o.device = "cuda:0";
@@ -136,19 +135,19 @@ TEST(programs_on_two_devices)
 }
 #endif
 
-/* Stands between a program and CUDA, and models a device of `room` bytes that lets go of the blocks that were
-   used longest ago. */
+/* Intercepts a program's calls of CUDA, and models a device of `room` bytes that evicts the blocks used
+   longest ago. */
 typedef struct spy_device {
     tt__device_kind kind;
     const tt__arena *a;
     bool kept[1024], there[1024]; /* of each block */
-    bool waits[1024];             /* came, and nothing has used it yet */
+    bool waits[1024];             /* arrived, and not used yet */
     long used[1024], now;
     size_t kept_bytes, waiting;
     long launches, faults, brought, most_waiting;
-    bool prefetched;               /* since the last batch ended */
-    long batch[1024], batches, arrived, turns; /* of prefetches: a block's, all, those waited for, waits */
-    void *of_batch[TT__WINDOWS];               /* events, of the last ones */
+    bool prefetched;               /* since the end of the last batch */
+    long batch[1024], batches, arrived, turns; /* prefetches: a block's; all; those waited for; waits */
+    void *of_batch[TT__WINDOWS];               /* events of the last batches */
 } spy_device;
 static spy_device spy;
 static tt__backend spied;
@@ -160,7 +159,7 @@ static size_t spy_blocks(const void *memory, size_t bytes, size_t *end)
     return first / TT__BLOCK;
 }
 
-/* A block comes, if it is not there, and is the one used last. */
+/* Uses a block: brings it if it is absent, and makes it the one used last. */
 static void spy_use(size_t b)
 {
     size_t bytes = 0, oldest = 0;
@@ -204,7 +203,7 @@ static tt_status spy_prefetch(tt__device *d, int stream, void *memory, size_t by
     return tt__cuda_backend.prefetch(d, stream, memory, bytes);
 }
 
-/* Copies between the memories may bring blocks themselves: their streams do not wait for prefetches. */
+/* Copies between host and device may bring blocks themselves: their streams do not wait for prefetches. */
 static void spy_load(const tt__mat *m, bool computes)
 {
     size_t end;
@@ -284,11 +283,11 @@ static void deep_run(const char *memory, size_t device, uint64_t seed, bool accu
         CHECK(tt_param_get(n.ctx->params[2 * k], to->w[k]) == TT_OK);
     const tt__paging *g = ok ? n.p->arena->paging : NULL;
     CHECK((g != NULL) == (device == LITTLE));
-    if (g) { /* what is kept and what comes fits, and is there when it is used */
+    if (g) { /* kept and prefetched blocks fit, and are present when used */
         CHECK(tt_program_plan(n.p).bytes > device && g->room + spy.kept_bytes <= device);
         CHECK(spy.launches > 0 && spy.batches > 0 && spy.batches <= spy.turns);
-        CHECK(offload ? spy.faults < spy.launches / 50 : spy.faults == 0); /* copies push a few blocks out */
-        /* What copies have brought themselves no launch takes out of what waits. */
+        CHECK(offload ? spy.faults < spy.launches / 50 : spy.faults == 0); /* copies evict a few blocks */
+        /* With offload, copies bring blocks that no launch removes from `waiting`. */
         CHECK(offload || spy.most_waiting <= (long)(g->room / (TT__WINDOWS + 1) * TT__WINDOWS));
         CHECK_NEAR((double)g->prefetched, (double)spy.brought, 0);
     }
@@ -306,8 +305,8 @@ static void deep_run(const char *memory, size_t device, uint64_t seed, bool accu
 #endif
 }
 
-/* Managed memory gives the bits of the device's own, also with some in the host's. Where all fits, nothing is
-   prefetched, and steps are graphs; where it does not, what an instruction needs has come before it. */
+/* Managed memory gives the bits of the device's own memory, also with offload. If all fits, nothing is
+   prefetched and steps are graphs. If not, an instruction's blocks are prefetched before it. */
 TEST(managed_memory_gives_the_same_bits)
 {
     static const struct { const char *memory; size_t device; const char *offload; } runs[] = {
@@ -331,7 +330,7 @@ TEST(managed_memory_gives_the_same_bits)
 }
 
 #ifdef TT_EMULATE
-/* More than what is free is managed only if that is asked for by name. */
+/* Only "managed-oversubscribed" permits more managed memory than is free. */
 TEST(managed_memory_that_does_not_fit_is_refused)
 {
     for (int k = 0; k < 2; k++) {
@@ -351,7 +350,7 @@ TEST(managed_memory_that_does_not_fit_is_refused)
     }
 }
 
-/* What has no managed memory, or not for this, says so. */
+/* Devices and programs that do not support managed memory refuse it with a message. */
 TEST(managed_memory_that_is_not_there)
 {
     static const struct { const char *memory, *device, *error; } cases[] = {
@@ -386,7 +385,7 @@ TEST(managed_memory_that_is_not_there)
     check_nothing_left(0, 1);
 }
 
-/* Each call that managed memory needs fails once: a sentence names it, and the next step is done. */
+/* Each call that managed memory needs fails once: the error names the call, and the next step succeeds. */
 TEST(managed_memory_whose_calls_fail)
 {
     static const struct { const char *call, *said; int nth; } cases[] = {

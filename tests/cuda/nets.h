@@ -1,5 +1,4 @@
-/* What trains in these tests, on the device and beside it on the CPU; what a call of CUDA that fails
-   leaves. */
+/* The nets that these tests train, on the device and on the CPU; checks after a call of CUDA that fails. */
 #pragma once
 
 /* Starts the emulator with `devices` devices of `memory` bytes each; a GPU stays as it is. */
@@ -15,7 +14,8 @@ static void start(int devices, size_t memory, uint64_t seed)
 }
 
 #ifdef TT_EMULATE
-/* The orders that the emulator takes of what CUDA leaves open, by number; a GPU has its own. */
+/* Selects the order, by number, in which the emulator runs work that CUDA leaves unordered. A GPU has its own
+   order. */
 enum { SCHEDULERS = EMU_SCHEDULERS };
 static void schedule(int number) { emu_set_scheduler((emu_scheduler)number); }
 #else
@@ -35,7 +35,7 @@ enum {
     CLASSES = 3
 };
 
-typedef struct made_batch { /* what a tt_batch points to */
+typedef struct made_batch { /* the arrays that a tt_batch points to */
     tt_batch b;
     int32_t ids[MOST_ROWS], positions[MOST_ROWS], types[MOST_ROWS], seq_start[MOST_SEQS + 1],
         labels[MOST_SEQS];
@@ -43,7 +43,7 @@ typedef struct made_batch { /* what a tt_batch points to */
     uint8_t pixels[MOST_SEQS * IMAGE_BYTES];
 } made_batch;
 
-/* Micro-batch `number`: of one of two shapes in turn, with other contents each. */
+/* Makes micro-batch `number`: one of two shapes in turn, with contents of its own. */
 static void make_batch(made_batch *m, int number, bool images, bool last)
 {
     static const int lengths[2][MOST_SEQS] = {{9, 5, 17, 3, 11}, {14, 8, 12, 0, 0}};
@@ -87,7 +87,7 @@ typedef struct trained {
     tt_trainer *trainer;
 } trained;
 
-static const char *offload, *update, *precision, *residual; /* of all programs */
+static const char *offload, *update, *precision, *residual; /* options of all programs */
 static const char everything[] = "optimizer,gradients,parameters,activations";
 
 static bool open_training(trained *t, const char *device, bool images, float dropout, bool accumulate)
@@ -122,7 +122,8 @@ static bool open_training(trained *t, const char *device, bool images, float dro
     o.schedule.kind = TT_CONSTANT;
     o.schedule.lr = 1e-3f;
     o.compile.optimizer.clip_norm = 1;
-    /* Else elements whose gradient is rounding errors alone, as of keys' biases, take steps of full size. */
+    /* Otherwise parameters whose gradients are only rounding errors, such as keys' biases, take full
+       steps. */
     o.compile.optimizer.eps = 1e-5f;
     o.compile.device = device;
     o.compile.accumulate = accumulate;
@@ -181,8 +182,8 @@ static bool train_on(outcome *to, const char *device, bool images, float dropout
     return ok;
 }
 
-/* Twenty steps with both: losses to 1e-5 relative, parameters to 2e-5, a fiftieth of what one step may
-   change. */
+/* Compares twenty steps on the CPU and on CUDA: losses to a relative 1e-5, parameters to 2e-5, a fiftieth of
+   the largest change of one step. */
 static void compare_with_cpu(bool images, float dropout, bool accumulate)
 {
     outcome cpu = {{0}, {0}, NULL, 0}, cuda = cpu;
@@ -194,7 +195,7 @@ static void compare_with_cpu(bool images, float dropout, bool accumulate)
             CHECK_NEAR(cuda.loss[k], cpu.loss[k], 1e-5 * cpu.loss[k]);
             CHECK_NEAR(cuda.norm[k], cpu.norm[k], 1e-4 * cpu.norm[k]);
         }
-        /* It is training. */
+        /* The loss changes. */
         CHECK(cpu.loss[0] > 0.5 && fabs(cpu.loss[STEPS - 1] - cpu.loss[STEPS - 3]) > 1e-3);
         for (size_t k = 0; k < cpu.n; k++) {
             double error = fabs((double)cuda.parameters[k] - cpu.parameters[k]);
@@ -224,12 +225,12 @@ typedef struct small_net {
     tt_param *w, *table;
 } small_net;
 
-/* What a run of a small program gives: losses of its steps, its output and a parameter. */
+/* Results of a run of a small program: losses of its steps, its output and a parameter. */
 typedef struct small_result { double loss[4]; float out[6 * 5], w[5 * 4]; } small_result;
 
 enum { SMALL_ROWS = 200, USUAL_ROWS = 6 };
 
-/* Inputs of so many rows; other numbers, other contents. */
+/* Sets inputs of `rows` rows, whose contents depend on `number`. */
 static tt_status small_set(small_net *n, int rows, int number)
 {
     float x[SMALL_ROWS * 4];
@@ -280,10 +281,10 @@ static void small_close(small_net *n)
 }
 
 #ifdef TT_EMULATE
-static bool reads_later; /* small_run asks for no step's results before the next is begun */
+static bool reads_later; /* small_run reads no step's results before the next step begins */
 
-/* Opens, compiles, allocates, takes four steps (the second makes a graph, the third replays it, the fourth
-   has other rows), reads. */
+/* Opens, compiles, allocates, and takes four steps (the second makes a graph, the third replays it, the
+   fourth has another number of rows). Reads the results. */
 static tt_status small_run(tt_context *ctx, small_net *n, small_result *to)
 {
     tt_stats stats;
@@ -309,7 +310,7 @@ static void fault_failed(long n, long count, const char *what, const char *more)
     test__check(false, "test_cuda.c", 0, text);
 }
 
-/* A sentence that names the device, and the call or product that failed. */
+/* Tells whether a message names the device, and the call or product that failed. */
 static bool names_the_fault(const char *text)
 {
     return strstr(text, "device 'cuda'") &&
@@ -331,7 +332,7 @@ enum {
     DEEP_WIDTH = 64,
     DEEP_ROWS = 32,
     DEEP_STEPS = 4,
-    LITTLE = 800 << 10, /* bytes of a device; a GPU has an AMPLE amount */
+    LITTLE = 800 << 10, /* bytes of a small emulated device; a GPU always has AMPLE bytes */
     AMPLE = 16 << 20
 };
 
@@ -343,7 +344,7 @@ typedef struct deep_net {
     tt_program *p;
 } deep_net;
 
-/* Layers whose parameters, gradients and state, with the resident workspace, are more than LITTLE bytes. */
+/* Opens a net whose parameters, gradients and state, with the resident workspace, exceed LITTLE bytes. */
 static tt_status deep_open(deep_net *n, const char *memory, bool accumulate)
 {
     static const int64_t dims[2] = {DEEP_WIDTH, DEEP_WIDTH}, width = DEEP_WIDTH;

@@ -4,7 +4,7 @@
 #ifdef TT_EMULATE
 /* -------------------------------------------------------------------------------------------------- waits */
 
-static emu_counts since(emu_counts before) /* what was counted since then */
+static emu_counts since(emu_counts before) /* what was counted since `before` */
 {
     emu_counts now = emu_get_counts();
     now.host_syncs -= before.host_syncs;
@@ -15,8 +15,8 @@ static emu_counts since(emu_counts before) /* what was counted since then */
     return now;
 }
 
-/* Once every shape has been met twice, a step whose results are asked for waits once, for these, and so does
-   each such micro-batch; others wait for events alone. None allocates. */
+/* Once every shape has occurred twice, the host waits once per step or micro-batch whose results are asked
+   for, and otherwise only for events. No step allocates. */
 TEST(a_step_waits_once_for_its_results)
 {
     for (int accumulate = 0; accumulate < 2; accumulate++)
@@ -32,7 +32,7 @@ TEST(a_step_waits_once_for_its_results)
                 CHECK(one_step(&t, k, true, accumulate, asked ? &stats : NULL) == TT_OK);
             n = since(n);
             CHECK_NEAR((double)n.host_syncs, !asked ? 0 : accumulate ? 4 * 3 : 4, 0);
-            /* A micro-batch each, the norm, and an update. */
+            /* A graph for each micro-batch, for the norm, and for the update. */
             CHECK_NEAR((double)n.graph_launches, accumulate ? 4 * 4 : 4 * 3, 0);
             CHECK(n.pageable_async == 0 && n.allocations == 0 && n.kernels > 0);
             close_training(&t);
@@ -40,8 +40,9 @@ TEST(a_step_waits_once_for_its_results)
 }
 #endif
 
-/* Micro-batches whose results nobody asks for do not wait, and the next inputs may not overwrite those that
-   are still being copied: the same bits as with a wait after each, in every order that CUDA allows. */
+/* Micro-batches whose results are not asked for do not wait. The next inputs must not overwrite inputs that
+   are still being copied: the bits equal those with a wait after each micro-batch, in every order that CUDA
+   allows. */
 TEST(micro_steps_that_do_not_wait_keep_their_inputs)
 {
     for (int scheduler = 0; scheduler < SCHEDULERS; scheduler++) {
@@ -68,8 +69,8 @@ TEST(micro_steps_that_do_not_wait_keep_their_inputs)
     }
 }
 
-/* The same of steps: bits, statistics and counts are those of steps that are waited for, one step later, and
-   what is copied for the next step while one is under way does not disturb that. */
+/* Steps whose results are read one step later give the bits, statistics and counts of steps that are waited
+   for. Copies for the next step do not disturb a step in flight. */
 TEST(steps_are_read_one_later)
 {
     for (int scheduler = 0; scheduler < SCHEDULERS; scheduler++) {
@@ -103,8 +104,8 @@ TEST(steps_are_read_one_later)
     }
 }
 
-/* A loss that is not finite is an error of whatever comes after its step, which does nothing else: the same
-   sentence as at once, and parameters as they were. */
+/* If a loss is not finite, the call after its step returns the error and does nothing else. The message is
+   that of a step that is waited for, and parameters are unchanged. */
 TEST(errors_are_read_one_later)
 {
     static const char *const after[] = {"at once", "a step", "tt_wait", "tt_get", "tt_program_save"};
@@ -131,14 +132,14 @@ TEST(errors_are_read_one_later)
         if (k == 0) snprintf(sentence, sizeof sentence, "%s", tt_error(ctx));
         if (!CHECK(strcmp(tt_error(ctx), sentence) == 0)) printf("%s: %s\n", after[k], tt_error(ctx));
         CHECK(tt_param_get(net.w, w) == TT_OK && memcmp(w, before, sizeof w) == 0);
-        CHECK(tt_wait(net.p, &stats) == TT_OK && stats.step == 1); /* it is told once */
+        CHECK(tt_wait(net.p, &stats) == TT_OK && stats.step == 1); /* the error is reported once */
         CHECK(small_step(&net, 1, &stats) == TT_OK && stats.step == 2);
         small_close(&net);
         TEST_CLOSE(ctx, &a);
     }
 }
 
-/* A source of so many steps, of which one (from 0; -1: none) has a target that does not count. */
+/* A source of few steps. bad: the step, from 0, whose only target is ignored; -1: none. */
 typedef struct few_steps { made_batch m; int next, bad; } few_steps;
 enum { FEW_STEPS = 5 };
 
@@ -170,8 +171,8 @@ static void tell(void *user, const tt_fit_event *e)
     if (t->n <= FEW_STEPS) t->loss[t->n++] = e->loss;
 }
 
-/* tt_fit tells of each step once and in turn, with the statistics of steps that are waited for; also of one
-   that fails, behind which it goes on. */
+/* tt_fit reports each step once and in order, with the statistics of steps that are waited for. It also
+   reports a failing step, and continues after it. */
 TEST(fit_counts_each_step)
 {
     for (int bad = -1; bad < FEW_STEPS; bad += 2) {
@@ -217,7 +218,8 @@ TEST(fit_counts_each_step)
 }
 
 #ifdef TT_EMULATE
-/* Steps with so many lengths in turn, `rounds` times over; how many graphs were launched. */
+/* Runs steps of `lengths` different lengths in turn, `rounds` times over. Returns the number of graphs
+   launched. */
 static long graphs_of_lengths(int lengths, int rounds)
 {
     test_allocator a;
@@ -233,8 +235,8 @@ static long graphs_of_lengths(int lengths, int rounds)
     return since(before).graph_launches;
 }
 
-/* The norm and the update are a graph each whatever the lengths; the rest of a step is one for each length
-   that is met again, unless there are more lengths than graphs: then some of them keep theirs. */
+/* The norm and the update have one graph each for all lengths. The rest of a step has a graph for each length
+   that occurs again; with more lengths than graphs, some lengths keep their graphs. */
 TEST(lengths_that_are_met_again_are_replayed)
 {
     CHECK_NEAR((double)graphs_of_lengths(9, 3), 2 * (3 * 9 - 1) + 2 * 9, 0);
@@ -242,7 +244,8 @@ TEST(lengths_that_are_met_again_are_replayed)
     CHECK(graphs_of_lengths(100, 5) > 2 * (5 * 100 - 1) + 3 * 100 / 4);
 }
 
-/* What a step has found is read before its parameters are updated: the next step is launched meanwhile. */
+/* A step's results are read before its parameters are updated, so that the next step can be launched
+   meanwhile. */
 TEST(results_are_there_before_the_update)
 {
     test_allocator a;
@@ -267,7 +270,7 @@ static void count_log(void *user, tt_log_level level, const char *id, const char
                       (strstr(message, "cudaError") || strstr(message, "TINYTRAIN_CUDA_SYNC"));
 }
 
-/* A device that cannot make graphs runs the instructions one by one, and says so once. */
+/* A device that cannot make graphs runs the instructions one by one, and logs this once. */
 TEST(steps_go_on_without_graphs)
 {
     static const char *const calls[] = {"cudaStreamBeginCapture", "cudaStreamEndCapture",
@@ -305,9 +308,9 @@ static void keep_log(void *user, tt_log_level level, const char *id, const char 
     snprintf(kept->text, sizeof kept->text, "%s", message);
 }
 
-/* A launch that fails while it is recorded: the program goes on without graphs, and the warning has that
-   launch's sentence, not the one of the end of the capture. Where the device is lost nothing goes on, so
-   there is no warning, and the error has that sentence. */
+/* If a launch fails during capture, the program continues without graphs, and the warning has the launch's
+   message, not the message of the end of the capture. If the device is lost, nothing continues: there is no
+   warning, and the error has the launch's message. */
 TEST(a_launch_that_fails_in_a_capture_is_named)
 {
     for (int lost = 0; lost < 2; lost++) {

@@ -1,7 +1,7 @@
-/* Training beside the CPU's, and single kernels of it. */
+/* Training compared with the CPU's, and some single kernels. */
 #pragma once
 
-/* Indices reach a kernel only if they are in range, also where a view of an input reads them. */
+/* Indices are checked before a kernel reads them, also if it reads them through a view of an input. */
 TEST(indices_behind_a_view_are_checked)
 {
     test_allocator a;
@@ -30,8 +30,8 @@ TEST(indices_behind_a_view_are_checked)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A bias of so many outputs that, on the emulator, there is no room for a partial sum of each of them; the
-   weight is frozen, so that no matrix product makes its gradient. */
+/* On the emulator this bias has too many outputs for their partial sums to fit. The weight is frozen, so that
+   no product computes the bias's gradient. */
 TEST(bias_of_very_many_columns)
 {
     enum { OUTPUTS = 140000, ROWS = 8 };
@@ -76,7 +76,7 @@ TEST(bias_of_very_many_columns)
     free(zeros);
 }
 
-/* Kernels whose partial sums, or bits of rows, would not fit take so many columns or rows and refuse more. */
+/* Measured costs of a GPU are valid; an absent device is an error. */
 TEST(costs_of_a_gpu)
 {
     test_allocator a;
@@ -118,7 +118,7 @@ TEST(largest_batch_of_what_is_free)
         tt_program_free(p);
         tt_tape_free(t);
     }
-    CHECK(bytes[0] < available && 2 * bytes[1] > available); /* others may take some of it meanwhile */
+    CHECK(bytes[0] < available && 2 * bytes[1] > available); /* others may use some of it meanwhile */
     o.device = "cuda:15";
     CHECK(tt_largest_batch(ctx, record_rows, NULL, &o, 4) == 0);
     CHECK_ERROR(ctx, TT_ERR_DEVICE, "device 'cuda:15'");
@@ -168,8 +168,8 @@ TEST(sizes_that_kernels_refuse)
     }
 }
 
-/* GELU and its slope in f32 beside those in double precision. A step of SGD takes the gradient off what was
-   there, so what is missing afterwards is the slope; the target makes the gradient of each result 1. */
+/* Compares GELU and its derivative in f32 with double precision. A step of SGD subtracts the gradient from
+   the parameter, so the difference is the derivative; the target makes the gradient of each result 1. */
 TEST(gelu_is_as_exact_as_said)
 {
     enum { N = 4096 };
@@ -209,7 +209,7 @@ TEST(gelu_is_as_exact_as_said)
             const double density = exp(-v * v / 2) * 0.3989422804014327;
             const double exact = slope ? share + v * density : v * share;
             const double got = slope ? v - after[k] : result[k];
-            /* the target is rounded to an integer's size, and what the step leaves once more */
+            /* f32 rounds the target, and rounds the parameter after the step once more */
             const double error = fabs(got - exact) - (slope ? 1.3e-7 + 6e-8 * fabs(v) : 0);
             const double most = fabs(v) > 4 ? 1e-7 * fabs(v) : 3e-7;
             if (!(error / most <= worst)) worst = error / most;
@@ -225,7 +225,7 @@ TEST(gelu_is_as_exact_as_said)
 TEST(trains_distilbert_as_the_cpu_does) { compare_with_cpu(false, 0.1f, true); }
 TEST(trains_vit_as_the_cpu_does) { compare_with_cpu(true, 0, false); }
 
-/* Also where the CPU updates what the GPU trains, whatever else lies in the host's memory. */
+/* Training agrees if the CPU updates parameters in the host's memory, with any other tensors offloaded. */
 TEST(trains_with_updates_in_the_hosts_memory)
 {
     update = "host";
@@ -236,7 +236,7 @@ TEST(trains_with_updates_in_the_hosts_memory)
 }
 
 #ifdef TT_EMULATE
-/* The description names the device that was asked for, if it is there. */
+/* The description names the device asked for, if it exists. */
 TEST(the_device_that_is_described)
 {
     test_allocator a;

@@ -1,10 +1,10 @@
-/* Algorithms of products that are timed, kept in files and shared by ranks. */
+/* Timed algorithms of products, stored in files and shared by ranks. */
 #pragma once
 
 #ifdef TT_EMULATE
 /* ----------------------------------------------------------------------------------------------- products */
 
-/* A fault may have a product made by other means. */
+/* Compares results with a tolerance, since a fault may change the kernel of a product. */
 static bool same_results(const small_result *a, const small_result *b)
 {
     bool same = true;
@@ -15,8 +15,8 @@ static bool same_results(const small_result *a, const small_result *b)
     return same;
 }
 
-/* What cublasLtMatmul refuses although its heuristic offered it is made by another of the algorithms that it
-   offers, or by the kernel that makes any product. */
+/* If cublasLtMatmul refuses an algorithm that its heuristic offered, another offered algorithm or the
+   fallback kernel makes the product. */
 TEST(products_that_cublaslt_refuses)
 {
     enum { NOT_SUPPORTED = 15, INVALID_VALUE = 7, ALL = 0x1e };
@@ -42,8 +42,8 @@ TEST(products_that_cublaslt_refuses)
     }
 }
 
-/* A training step of each model in each precision: no product goes to the kernel that makes any product, by
-   the rules of cuBLASLt that the emulator has; language models compute their loss in chunks. */
+/* In a training step of each model in each precision, no product needs the fallback kernel, by cuBLASLt's
+   rules as the emulator has them. Language models compute their loss in chunks. */
 TEST(no_product_of_a_model_needs_that_kernel)
 {
     static const struct { const char *name, *residual; } precisions[] = {
@@ -61,7 +61,7 @@ TEST(no_product_of_a_model_needs_that_kernel)
         tt_array array = {"targets", targets, 0};
         tt_train_options o = tt_train_options_default();
         tt_lm_config config = tt_lm_config_default(kind == 2 ? "gpt2" : "llama");
-        config.vocab_size = VOCAB + 1; /* odd, as GPT-2's */
+        config.vocab_size = VOCAB + 1; /* odd, as in GPT-2 */
         config.hidden_size = 24;
         config.heads = config.key_heads = 3;
         config.layers = 2;
@@ -86,7 +86,7 @@ TEST(no_product_of_a_model_needs_that_kernel)
             o.compile.precision = precision;
             o.compile.residual = residual;
             o.compile.loss_scale.init = 16;
-            o.compile.tune = "on"; /* which finds those of the loss, too */
+            o.compile.tune = "on"; /* also times the loss's products */
             o.max_seqs = MOST_SEQS;
             o.max_tokens = MOST_ROWS;
             t.trainer = tt_trainer_new(t.ctx, &model, &o);
@@ -110,11 +110,11 @@ TEST(no_product_of_a_model_needs_that_kernel)
     loss_whole = 16 << 20;
 }
 
-/* Each shape is asked for once, however many there are; shapes of more than 128 rows together with those of
-   the same multiple of 128. */
+/* The heuristic is asked once for each shape, however many there are. Shapes of more than 128 rows share the
+   answer for the next multiple of 128. */
 TEST(algorithms_are_chosen_once)
 {
-    enum { WIDTH = 8 }; /* even, so that products are not of copies of few rows */
+    enum { WIDTH = 8 }; /* even: a product of few rows needs no padded copies */
     static const int64_t dims[2] = {WIDTH, WIDTH};
     static float data[SMALL_ROWS * WIDTH];
     const tt_init normal = {TT_INIT_NORMAL, 0.5f};
@@ -151,25 +151,25 @@ TEST(algorithms_are_chosen_once)
 enum { TUNED_ROWS = 400, TUNED_IN = 16, TUNED_HIDDEN = 24, TUNED_STEPS = 6 };
 enum { TUNED_WEIGHTS = 2 * TUNED_IN * TUNED_HIDDEN + TUNED_HIDDEN + TUNED_IN };
 
-static const double alike[4] = {1000, 1000, 1000, 1000}; /* us: slices, at random, are less than 1% of it */
+static const double alike[4] = {1000, 1000, 1000, 1000}; /* us; the random slices are below 1% of this */
 
 typedef struct tuned_run {
     const char *device, *tune;
-    int fastest;              /* of cuBLASLt's algorithms 1 to 4; 0: they take as long */
-    double epilogue_us;       /* that GELU, its slope or sums take in a product */
+    int fastest;              /* one of cuBLASLt's algorithms 1 to 4; 0: all are equal */
+    double epilogue_us;       /* time of GELU, its slope or sums in a product */
     size_t memory;            /* of a device; 0: 64 MiB */
-    int from, to;             /* steps; behind the first 0, from the state in `state`, which the run writes */
+    int from, to;             /* steps; if from > 0, from the state in `state`, which the run writes */
     const char *state;
     bool accumulate;
-    bool erf;                 /* GELU by erf, which is in no product */
-    tt_status status;         /* that is expected */
+    bool erf;                 /* GELU by erf, for which products have no epilogue */
+    tt_status status;         /* expected status */
     const char *error;        /* a part of the expected error message */
-    unsigned refused;         /* algorithms, by their bits, after the first step */
-    long fault, faults;       /* from the first step on calls number `fault` ... fault + faults - 1 fail */
+    unsigned refused;         /* bits of algorithms refused after the first step */
+    long fault, faults;       /* from the first step on, calls fault ... fault + faults - 1 fail */
     /* Results */
     float w[TUNED_WEIGHTS];
     double loss[TUNED_STEPS];
-    emu_counts first, later;  /* of the first step, which times; of those after it */
+    emu_counts first, later;  /* of the first step, which times; of later steps */
     char log[256];            /* the last line */
     bool fault_met;
 } tuned_run;
@@ -183,12 +183,12 @@ static void tuned_log(void *user, tt_log_level level, const char *id, const char
 
 static tt_status tuned_step(tuned_run *r, tt_program *p, tt_value x, tt_value y, int step)
 {
-    static const int rows[TUNED_STEPS] = {400, 400, 390, 130, 400, 400}; /* all but 130 count as 512 */
+    static const int rows[TUNED_STEPS] = {400, 400, 390, 130, 400, 400}; /* all but 130 are timed as 512 */
     static float xs[TUNED_ROWS * TUNED_IN], ys[TUNED_ROWS * TUNED_IN];
     const int n = rows[step], ranks = p->arena->data, micros = r->accumulate ? 4 : 1;
     tt_stats stats;
     tt_status status = TT_OK;
-    for (int m = 0; m < micros && status == TT_OK; m++) { /* on the ranks in turn */
+    for (int m = 0; m < micros && status == TT_OK; m++) { /* for each rank in turn */
         for (int e = 0; e < n * TUNED_IN; e++) xs[e] = (float)((e * 37 + step * 11 + m * 5) % 101) / 50 - 1;
         for (int e = 0; e < n * TUNED_IN; e++) ys[e] = xs[(e * 7 + 3) % (n * TUNED_IN)];
         status = tt_set_rank(p, m % ranks, x, xs, n);
@@ -243,7 +243,7 @@ static bool run_tuned(tuned_run *r)
                               names_the_fault(tt_error(ctx));
             if (!told) fault_failed(r->fault, r->faults, tt_status_name(status), tt_error(ctx));
             if (r->faults > 1) break;
-            status = tuned_step(r, p, x, y, k); /* which goes on */
+            status = tuned_step(r, p, x, y, k); /* the step after the fault succeeds */
         }
         if (k == r->from) {
             r->first = emu_get_counts();
@@ -263,7 +263,7 @@ static bool run_tuned(tuned_run *r)
     if (!ok) printf("%s, not %s: %s\n", tt_status_name(status), tt_status_name(r->status), tt_error(ctx));
     CHECK(ok && (status != TT_OK || w == r->w + TUNED_WEIGHTS));
     for (int d = 1; d < (p ? p->settings.crew->ranks : 0) && status == TT_OK && r->tune; d++) {
-        char *first = tt__tuned_text(p, 0), *other = tt__tuned_text(p, d); /* all devices know the same */
+        char *first = tt__tuned_text(p, 0), *other = tt__tuned_text(p, d); /* equal on all devices */
         if (!CHECK(first && other && strcmp(first, other) == 0 && strstr(first, " products")))
             printf("%s\n%s", first, other);
         tt__free(ctx, first);
@@ -281,8 +281,8 @@ static bool same_bits(const tuned_run *a, const tuned_run *b)
     return memcmp(a->w, b->w, sizeof a->w) == 0 && memcmp(a->loss, b->loss, sizeof a->loss) == 0;
 }
 
-/* Whichever algorithm is the fastest makes all products of as many rows as there may be, also where it does
-   not add up in the order of the first; those that take as long make way for the first that is offered. */
+/* The fastest algorithm makes all products of up to the largest number of rows, also if it sums in another
+   order than the first. Among equally fast algorithms the first offered is used. */
 TEST(the_fastest_algorithm_is_taken)
 {
     static tuned_run off, run[5];
@@ -294,22 +294,22 @@ TEST(the_fastest_algorithm_is_taken)
     for (int k = 0; k < 5; k++) {
         run[k].tune = "on";
         run[k].erf = true;
-        run[k].epilogue_us = 5000; /* so that all have the same kernels of our own */
+        run[k].epilogue_us = 5000; /* so that all runs use separate kernels for epilogues */
         run[k].fastest = k;
         run[k].to = TUNED_STEPS;
         run_tuned(&run[k]);
         CHECK(run[k].first.gemms > 20 * off.first.gemms && run[k].later.gemms == off.later.gemms);
         const emu_counts *n = &run[k].later;
-        CHECK(n->by_algorithm[k ? k : 1] == n->gemms - (k > 1 ? off.first.gemms : 0)); /* but of 130 rows */
+        CHECK(n->by_algorithm[k ? k : 1] == n->gemms - (k > 1 ? off.first.gemms : 0)); /* not 130 rows */
         CHECK(k < 2 || n->by_algorithm[1] == off.first.gemms);
-        CHECK(same_bits(&run[k], &off) == (k != 2 && k != 3)); /* which sum otherwise; timing has no trace */
+        CHECK(same_bits(&run[k], &off) == (k != 2 && k != 3)); /* 2, 3 sum otherwise; timing changes no bit */
         CHECK(fabs(run[k].loss[5] - off.loss[5]) <= 0.02 * off.loss[5]);
     }
     CHECK(off.loss[5] < 0.9 * off.loss[0]);
 }
 
-/* GELU, its slope and the sums that a bias gets are part of a product where that is faster than kernels of
-   our own behind it, and else are not. Where nothing is timed, GELU alone is. */
+/* GELU, its slope and the sums for a bias are part of a product only where this is faster than a separate
+   kernel after it. Without timing only GELU is part of a product. */
 TEST(epilogues_are_taken_where_they_pay)
 {
     static tuned_run run[2], off;
@@ -328,8 +328,8 @@ TEST(epilogues_are_taken_where_they_pay)
     CHECK(fabs(run[0].loss[5] - run[1].loss[5]) <= 0.02 * run[0].loss[5]);
 }
 
-/* A run that goes on from a state has the bits of one that was never stopped, though timing would come to
-   other algorithms by then: it times nothing. */
+/* A run that resumes from a state has the bits of an uninterrupted run, although timing would now choose
+   other algorithms: it does not time. */
 TEST(resumed_runs_keep_their_algorithms)
 {
     static tuned_run whole, part, rest, other, without;
@@ -345,18 +345,18 @@ TEST(resumed_runs_keep_their_algorithms)
     part.state = rest.state = path;
     run_tuned(&whole);
     run_tuned(&other);
-    CHECK(!same_bits(&whole, &other)); /* so that the bits tell */
+    CHECK(!same_bits(&whole, &other)); /* otherwise equal bits prove nothing */
     run_tuned(&part);
     run_tuned(&rest);
     memcpy(rest.loss, part.loss, sizeof *rest.loss * (size_t)part.to);
     CHECK(same_bits(&whole, &rest));
     CHECK(rest.first.by_algorithm[3] == rest.first.gemms && rest.first.gelus == 0);
     const long resumed = rest.first.gemms;
-    /* Its own state has them too. */
+    /* The resumed run's state has the algorithms as well. */
     rest.from = 5;
     run_tuned(&rest);
     CHECK(rest.first.by_algorithm[3] == rest.first.gemms);
-    /* A run without `tune` goes on by other algorithms, and says so. */
+    /* A run without `tune` resumes with other algorithms, and logs this. */
     without.from = 2;
     without.to = 3;
     without.state = path;
@@ -365,13 +365,13 @@ TEST(resumed_runs_keep_their_algorithms)
     CHECK(strstr(without.log, "is of a run with tune, and this one is without it"));
     rest.from = 2;
     rest.to = 3;
-    run_tuned(&rest); /* from the state of the one without */
-    CHECK(strstr(rest.log, "timed")); /* the later line: it has timed, as nothing was known */
+    run_tuned(&rest); /* from the state of the run without `tune` */
+    CHECK(strstr(rest.log, "timed")); /* the last line: it has timed, as the state has no algorithms */
     remove(path);
 }
 
-/* The file that `tune` names holds the choices of the products that were timed: a later program does not time
-   them again, and adds its other products. */
+/* The file that `tune` names stores the chosen algorithms. A later program does not time these products
+   again, and adds its other products. */
 TEST(a_file_keeps_what_was_timed)
 {
     static tuned_run first, second, more, again;
@@ -384,7 +384,7 @@ TEST(a_file_keeps_what_was_timed)
     more.to = 2;
     first.fastest = 3;
     second.fastest = more.fastest = again.fastest = 2;
-    more.accumulate = true; /* has products that add */
+    more.accumulate = true; /* its products add to their results */
     tuned_run *const runs[] = {&first, &second, &more, &again};
     for (int k = 0; k < 4; k++) {
         run_tuned(runs[k]);
@@ -395,7 +395,7 @@ TEST(a_file_keeps_what_was_timed)
         if (k == 1) CHECK(size[0] > 1000 && size[0] == size[1]);
     }
     CHECK(size[2] > size[0]);
-    CHECK(same_bits(&first, &second) && same_bits(&first, &again)); /* though another has added to the file */
+    CHECK(same_bits(&first, &second) && same_bits(&first, &again)); /* another run has added to the file */
     CHECK(second.first.by_algorithm[3] == second.first.gemms && strcmp(second.log, "") == 0);
     CHECK(more.first.by_algorithm[2] > 0);
     remove(path);
@@ -418,8 +418,8 @@ static void write_text(const char *path, const char *text, size_t n)
     if (f) fclose(f);
 }
 
-/* Damaged files, cut off at any place, of another device, or with lines that are wrong, are refused before
-   anything is timed, by a sentence that names the file and the line; and they stay as they are. */
+/* Damaged files are refused before anything is timed: files cut off anywhere, of another device, or with
+   wrong lines. The error names the file and the line, and the file is unchanged. */
 TEST(a_file_that_is_damaged_is_refused)
 {
     static const struct { const char *find, *with, *error; tt_status status; } wrong[] = {
@@ -459,11 +459,11 @@ TEST(a_file_that_is_damaged_is_refused)
         bad.error = wrong[k].error;
         if (!run_tuned(&bad)) printf("case %d\n", k);
         CHECK(memcmp(read_text(path, &now), text, (size_t)length) == 0 && now == (size_t)length);
-        CHECK(bad.first.by_algorithm[1] == 0); /* nothing has run */
+        CHECK(bad.first.by_algorithm[1] == 0); /* no product has run */
     }
-    /* The last product twice. */
+    /* The last product occurs twice. */
     char *end = strrchr(whole, '\n');
-    while (end > whole && end[-1] != '\n') end--; /* of the last line */
+    while (end > whole && end[-1] != '\n') end--; /* beginning of the last line */
     char *line = end - 1;
     while (line > whole && line[-1] != '\n') line--;
     sprintf(text, "%.*s%.*s%s", (int)(end - whole), whole, (int)(end - line), line, end);
@@ -482,7 +482,7 @@ TEST(a_file_that_is_damaged_is_refused)
     bad.error = NULL;
     run_tuned(&bad);
     CHECK(memcmp(bad.w, good.w, sizeof good.w) == 0);
-    /* A folder that is not there. */
+    /* The folder does not exist. */
     bad.tune = "nowhere/at/all/tuned.txt";
     bad.status = TT_ERR_FILE;
     bad.error = "nowhere/at/all";
@@ -496,8 +496,8 @@ TEST(a_file_that_is_damaged_is_refused)
     free(text);
 }
 
-/* A file's algorithm that cuBLASLt does not have, and one that cublasLtMatmul refuses, give way to what is
-   offered. */
+/* An algorithm of a file that cuBLASLt does not have, or that cublasLtMatmul refuses, is replaced by an
+   algorithm that the heuristic offers. */
 TEST(tuned_algorithms_that_are_refused_give_way)
 {
     static tuned_run off, refused, unknown;
@@ -526,8 +526,8 @@ TEST(tuned_algorithms_that_are_refused_give_way)
     remove(path);
 }
 
-/* Where there is no memory to time in, products are made as without `tune`, for the same bits, and the logger
-   is warned; the plan's bytes are enough. */
+/* Without memory for timing, products are made as without `tune`, with the same bits, and the logger gets a
+   warning. The planned bytes are enough. */
 TEST(tuning_without_memory_does_without)
 {
     static tuned_run off, on;
@@ -541,7 +541,7 @@ TEST(tuning_without_memory_does_without)
     if (!CHECK(strstr(on.log, "products were not timed, as the device has no memory left"))) puts(on.log);
 }
 
-/* All ranks make a product in the same way, so that two of them have the bits of one. */
+/* All ranks use the same algorithm for a product, so that two ranks have the bits of one. */
 TEST(ranks_share_what_was_timed)
 {
     static tuned_run one, two, same;
@@ -556,7 +556,7 @@ TEST(ranks_share_what_was_timed)
     run_tuned(&same);
     CHECK(one.later.by_algorithm[3] == one.later.gemms && two.later.by_algorithm[3] == two.later.gemms);
     CHECK(memcmp(one.w, two.w, sizeof one.w) == 0 && memcmp(one.w, same.w, sizeof one.w) == 0);
-    CHECK(two.first.gemms < one.first.gemms * 3 / 2); /* the second has timed nothing */
+    CHECK(two.first.gemms < one.first.gemms * 3 / 2); /* the second rank has timed nothing */
 }
 #else
 TEST(products_that_cublaslt_refuses) { NEEDS_EMULATOR; }

@@ -1,7 +1,9 @@
-/* Plain loops in double precision, and beside them what records the op: attention and rotary embeddings. */
+/* Attention and rotary embeddings: each op as plain loops in double precision (eval_*) and a function that
+   records it. */
 #pragma once
 
-/* By complex numbers. n->k: columns that turn, and one if odd; n->a: 1 for neighbours. */
+/* Rotates pairs of columns as complex numbers. n->k: columns that rotate (one more if odd); n->a: 1 for
+   neighbours. */
 TEST_PLAIN static void eval_rotary(node *n)
 {
     const int size = n->cols / g->size->heads, pairs = (n->k + 1) / 2;
@@ -19,7 +21,7 @@ TEST_PLAIN static void eval_rotary(node *n)
     note(n, 2 * IN(0)->magnitude);
 }
 
-/* x turned by positions below 20, in so many columns of each head, or in all (at most 512). */
+/* Rotates x by positions below 20: `columns` columns of each head, or all of them (at most 512). */
 static int rotary(int x, int columns, bool neighbours)
 {
     int size = g->nodes[x].cols / g->size->heads, index = new_index(g->nodes[x].kind, g->nodes[x].rows, 20);
@@ -32,7 +34,7 @@ static int rotary(int x, int columns, bool neighbours)
     return at;
 }
 
-/* As transformers' build_alibi_tensor. */
+/* Returns the slope of a head as transformers' build_alibi_tensor computes it. */
 static double alibi_slope(int head, int heads)
 {
     const int power = (int)exp2(floor(log2(heads)));
@@ -42,7 +44,7 @@ static double alibi_slope(int head, int heads)
 
 static double in_bf16(double x) { return tt__from_bf16(tt__to_bf16((float)x)); }
 
-/* How often row i of a sequence sees row j, by blocks. */
+/* Returns how often row i of a sequence sees row j under block-sparse attention. */
 TEST_PLAIN static int times_seen(const tt_attention_options *o, int head, int i, int j, int length)
 {
     if (o->block == 0 || length <= o->dense) return 1;
@@ -58,7 +60,7 @@ TEST_PLAIN static int times_seen(const tt_attention_options *o, int head, int i,
 TEST_PLAIN static void eval_attention(node *n)
 {
     int heads = n->k, size = n->cols / heads, width = n->cols;
-    int key_width = IN(1)->cols, group = width / key_width; /* heads of q that one of k serves */
+    int key_width = IN(1)->cols, group = width / key_width; /* heads of q per head of k */
     const int32_t *start = g->nodes[g->starts].index;
     uint64_t key = node_key(n);
     double *w = (double *)malloc(sizeof(double) * (size_t)n->rows);
@@ -99,8 +101,8 @@ TEST_PLAIN static void eval_attention(node *n)
     note(n, IN(2)->magnitude);
 }
 
-/* q has a head for each `D / heads` columns; k and v may have fewer. `with` has the
-   rest. */
+/* Records attention. q has a head for each `head_size` columns; k and v may have fewer. `with` holds all
+   other options. */
 static int attention_of(int q, int k, int v, float scaling, float p, const tt_attention_options *with)
 {
     int from = starts(), heads = g->nodes[q].cols / g->size->head_size;
@@ -131,8 +133,8 @@ static int attention_with(int q, int k, int v, bool causal, float scaling, float
     return attention_of(q, k, v, scaling, p, &o);
 }
 
-/* Block-sparse attention, the first blocks of a sequence with lists that overlap with what is seen anyway,
-   have a block twice, or one that most sequences do not have. */
+/* Records block-sparse attention. The lists of a sequence's first blocks overlap with blocks that are seen
+   anyway, name a block twice, or name one that most sequences do not have. */
 static int attention_by_blocks(int q, int k, int v, float scaling, float p, int block, int dense, int listed)
 {
     enum { LIST_ROWS = 40, LISTS = 9 * LIST_ROWS * 4 };

@@ -1,9 +1,9 @@
-/* The ways to compute attention: windows and blocks and their FLOPs, products of bf16, tiles, warpgroups,
+/* The kernels of attention: windows and blocks and their FLOPs, bf16 dot products, tiles, warpgroups,
    gradients of biases. */
 #pragma once
 
-/* Sizes with heads of 33 to 64, whole sequences and listed queries, in both dtypes by turns, and of 97 to
-   128, in both. */
+/* Runs head sizes of 33 to 64, for whole sequences and listed queries, with the two dtypes in turn, and head
+   sizes of 97 to 128 with both dtypes. */
 TEST(attention_by_warpgroups)
 {
     char why[200];
@@ -16,7 +16,7 @@ TEST(attention_by_warpgroups)
     for (int c = 0; c < CASE_COUNT && has; c++)
         for (int s = 0; s < SIZES; s++) {
             const char *name = cases[c].name;
-            const bool other = tt__match("*alibi*", name) || tt__match("*blocks*", name); /* other kernels' */
+            const bool other = tt__match("*alibi*", name) || tt__match("*blocks*", name); /* other kernels */
             const int head_size = sizes[s].head_size;
             const bool wide = (head_size > 32 && head_size <= 64) || (head_size > 96 && head_size <= 128);
             if (cases[c].op != TT__OP_ATTENTION || other || !wide || !asked_for(&cases[c])) continue;
@@ -36,7 +36,7 @@ TEST(attention_by_warpgroups)
     if (!has) SKIP(why);
 }
 
-/* The work of a window is counted by the rows that each row sees, of whole sequences and of listed rows. */
+/* A window's FLOPs are counted by the rows that each row sees, for whole sequences and for listed rows. */
 TEST(attention_window_flops)
 {
     for (int c = 0; c < 8; c++) {
@@ -63,7 +63,7 @@ TEST(attention_window_flops)
                 rows[row] = row;
                 for (int key = starts[s]; key < starts[s + 1]; key++) {
                     const bool seen = !cut || abs(row - key) < window;
-                    if (causal && !cut && !listed) expected += 0.5; /* as everybody counts it */
+                    if (causal && !cut && !listed) expected += 0.5; /* the usual count */
                     else expected += seen && (key <= row || !causal);
                 }
             }
@@ -74,7 +74,7 @@ TEST(attention_window_flops)
     }
 }
 
-/* The work of block-sparse attention is that of the blocks that are seen, of listed ones as whole ones. */
+/* The FLOPs of block-sparse attention are those of the blocks that are seen; listed blocks count as whole. */
 TEST(attention_blocks_flops)
 {
     static int32_t starts[] = {0, 30, 37, 100}, lists[2 * 9 * 2];
@@ -90,7 +90,7 @@ TEST(attention_blocks_flops)
         o.dense = i.attr.dense = 20;
         o.listed = i.attr.listed = c / 2 ? 2 : 0;
         o.list_rows = i.attr.list_rows = 4;
-        o.lists = lists; /* block 0, which is whole */
+        o.lists = lists; /* block 0, which is a whole block */
         i.attr.heads = i.attr.key_heads = 2;
         for (int k = 0; k < 5; k++) {
             const tt__mat m = {NULL, TT_F32, 100, 6, 6}, start = {starts, TT_I32, 4, 1, 1},
@@ -110,7 +110,7 @@ TEST(attention_blocks_flops)
     }
 }
 
-/* ... and in a plan, for sequences of one length: FLOPs and, by the costs, seconds of a step. */
+/* A plan's FLOPs and, by the costs, seconds of a step count a window's rows, for sequences of one length. */
 TEST(attention_window_plan)
 {
     const double length = 256, window = 32;
@@ -137,7 +137,7 @@ TEST(attention_window_plan)
         REQUIRE(p != NULL);
         flops[k] = tt_program_plan(p).flops;
         seconds[k] = tt_program_plan(p).compute_seconds;
-        if (k == 1) { /* two products forward and four backward, of two FLOPs for each number */
+        if (k == 1) { /* two products forward and four backward, 2 FLOPs for each number */
             const double saved = 12 * 2 * 16 * (length * length / 2 - seen);
             CHECK_NEAR(flops[0] - flops[1], saved, 1e-9 * saved);
             CHECK_NEAR(seconds[0] - seconds[1], saved / costs.attention_f32, 1e-6 * seconds[0]);
@@ -148,13 +148,13 @@ TEST(attention_window_plan)
     }
 }
 
-/* Attention by dot products and by tiles against attention in fp32 of the same bf16 numbers: several blocks
+/* Compares attention by dot products or tiles with attention in fp32 of the same bf16 numbers: several blocks
    of keys and queries, head sizes that fill no tile. */
 static void attention_of_bf16(const char *by)
 {
     enum { ROWS = 434, WIDTH = 160, MOST = ROWS * WIDTH, LISTED = 40 };
     static const int sizes[] = {64, 32, 80, 20, 160, 1};
-    /* LISTED: as many queries, in any order */
+    /* index: LISTED queries, in any order */
     static int32_t starts[] = {0, 300, 301, 400, ROWS}, index[LISTED];
     static uint16_t x[4][MOST], grad[2][3][MOST], kept[MOST];
     static float out[2][MOST], lse[2][ROWS * WIDTH];
@@ -256,8 +256,8 @@ TEST(attention_by_tiles)
     attention_of_bf16("avx512_tiles");
 }
 
-/* Gradients of the biases of q, k and v, of layers of their own or of one for the three, after two
-   micro-batches; how many of the tape's instructions sum columns of attention's gradients. */
+/* Returns how many of the tape's instructions sum columns of attention's gradients. Writes to `got` the
+   gradients of the biases of q, k and v after two micro-batches; packed: one layer makes all three. */
 enum { BIASED_ROWS = 75, BIASED_HEAD = 24, BIASED_LISTED = 9 };
 static int biases_of_attention(const char *isa, const char *precision, bool packed, int key_heads,
                                bool listed, float *got)
@@ -341,11 +341,12 @@ TEST(biases_of_attention_cuda)
                  packed ? ", packed" : "", listed ? ", listed queries" : "");
         biases_of_attention("portable", precision[c % 4], packed, key_heads, listed, got[0]);
         const int found = biases_of_attention("cuda", precision[c % 4], packed, key_heads, listed, got[1]);
-        /* Of a packed gradient, listed queries' rows are not all: others add to it. */
+        /* When queries are listed and the gradient is packed, rows of q's gradient get other
+           contributions. */
         const int expected = c % 4 == 0 || (listed && packed) ? 0 : 3;
         report(found == expected, "attention's backward has %d sums of columns, not %d", found, expected);
         for (int k = 0, from = 0; k < 3; from += k++ ? keys : width) {
-            double most = 0, off = 0; /* those of keys are 0 but for rounding */
+            double most = 0, off = 0; /* gradients of keys' biases are 0 up to rounding */
             for (int e = 0; e < (k == 1 ? width : k ? keys : width); e++)
                 most = fmax(most, fabs((double)got[0][(k == 1 ? 0 : from) + e]));
             for (int e = 0; e < (k ? keys : width); e++)

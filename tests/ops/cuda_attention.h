@@ -1,4 +1,4 @@
-/* Attention's backward on CUDA: column sums, warpgroups. */
+/* Attention's backward on CUDA: sums of columns, warpgroups. */
 #pragma once
 
 #ifdef TINYTRAIN_CUDA
@@ -10,7 +10,8 @@ typedef struct attention_sums_case {
     bool causal, alibi, add, wgmma;
 } attention_sums_case;
 
-/* The sums of the columns of result o of l, which has `old` added to them: of its numbers as they are. */
+/* Checks that the sums of columns of result o of l equal the sums of o's numbers as stored, plus `old` if it
+   has data. */
 static void check_column_sums(const tt__launch *l, int o, const tt__mat *old)
 {
     const tt__mat *y = &l->out[o], *sums = &l->out[3 + o];
@@ -35,7 +36,7 @@ static void check_column_sums(const tt__launch *l, int o, const tt__mat *old)
     report(wrong == 0, "%d of %d sums of result %d are wrong", wrong, (int)y->cols, o);
 }
 
-/* The forward and the numbers that come of it are the CPU's. */
+/* Runs the backward on CUDA and checks its sums of columns. The CPU computes the forward. */
 static void attention_sums_on_cuda(tt__launch *l, const attention_sums_case *c, tt_dtype dtype,
                                    tt_dtype of_sums, uint64_t *s)
 {
@@ -45,7 +46,7 @@ static void attention_sums_on_cuda(tt__launch *l, const attention_sums_case *c, 
     int32_t *numbers = starts + c->seqs + 1;
     tt__mat old[3];
     tt__instr i = tt__new_instr(TT__OP_ATTENTION);
-    for (int k = 0; k <= c->seqs; k++) /* of other lengths each, none for one */
+    for (int k = 0; k <= c->seqs; k++) /* sequences of different lengths, some empty */
         starts[k] = k < c->seqs ? (int32_t)((int64_t)k * c->rows / c->seqs - (k % 2 && c->rows > 2 * c->seqs))
                                 : c->rows;
     for (int k = 0; k < c->listed; k++) numbers[k] = (int32_t)(test_random(s) % (uint32_t)c->rows);
@@ -96,9 +97,9 @@ static void attention_sums_on_cuda(tt__launch *l, const attention_sums_case *c, 
     free(starts);
 }
 
-/* Each kernel of attention's backward leaves the sums of columns of what it writes: of queries, or keys, that
-   fill no tile, of sequences without any, of few queries, of heads that share keys, of more parts than there
-   is room for, and of gradients that are added to. */
+/* Each kernel of attention's backward leaves the sums of columns of each gradient: for queries or keys that
+   fill no tile, empty sequences, few queries, heads that share keys, more partial sums than there is room
+   for, and gradients that are added to. */
 TEST(cuda_column_sums_of_attention)
 {
     static const attention_sums_case cases_of[] = {
@@ -150,7 +151,8 @@ typedef struct wide_case {
     bool causal, drops;
 } wide_case;
 
-/* As the CPU's, with the second of the sequences not a number in each operand, which the others don't see. */
+/* Compares the backward on CUDA with the CPU's. On CUDA the second sequence is NaN in each operand, and the
+   other sequences must not see it. */
 static void wide_backward_on_cuda(tt__launch *l, const wide_case *c, tt_dtype dtype, uint64_t *s)
 {
     enum { OUTS = 3, SEQS = 4 };
@@ -184,7 +186,7 @@ static void wide_backward_on_cuda(tt__launch *l, const wide_case *c, tt_dtype dt
         l->out[k] = some(dtype, rows, k ? key_width : width, 0, 0, s);
         cpu.out[k] = some(dtype, rows, k ? key_width : width, 0, 0, s);
     }
-    i.workspace = (size_t)16 << 20; /* as run_on_cpu gives it */
+    i.workspace = (size_t)16 << 20; /* the size that run_on_cpu provides */
     report(run_on_cpu(&cpu), "the backward on the CPU");
     for (int k = 0; k < 6; k++)
         if (k != 4)
@@ -207,7 +209,8 @@ static void wide_backward_on_cuda(tt__launch *l, const wide_case *c, tt_dtype dt
     free_operands(l);
 }
 
-/* Sequences of one block, of several, and of more than there are slots for, to which later passes add. */
+/* Sequences of one block, of several, and of more blocks than there are slots, to whose sums later sweeps
+   add. */
 TEST(cuda_backward_by_warpgroups)
 {
     static const wide_case cases_of[] = {

@@ -1,4 +1,4 @@
-/* Dropout on CUDA: kept for keys, in one launch with a norm. */
+/* Dropout on CUDA: bits kept for the gradients of keys; one launch with a norm. */
 #pragma once
 
 #ifdef TINYTRAIN_CUDA
@@ -7,10 +7,10 @@
 typedef struct kept_case {
     const char *name;
     int head, heads, key_heads, first_head, starts[6];
-    bool causal, wgmma, listed; /* listed: each second row is a query */
+    bool causal, wgmma, listed; /* listed: every second row is a query */
 } kept_case;
 
-/* Bits in the workspace, behind the sums of dout * out, that are not those that Philox gives. */
+/* Returns how many bits in the workspace (they follow the sums of dout * out) differ from Philox's. */
 static int wrong_bits(const kept_case *c, const tt__instr *i, const tt__run *run, const unsigned char *bits)
 {
     const uint64_t key = dropout_key(run->seed, (uint64_t)run->step, (uint64_t)run->micro, i->random);
@@ -33,7 +33,7 @@ static int wrong_bits(const kept_case *c, const tt__instr *i, const tt__run *run
     return wrong;
 }
 
-/* The largest difference of n numbers of 16 bits, where the largest of a is 1. */
+/* Returns the largest difference of n 16-bit numbers, relative to the largest number of a. */
 static double most_apart(const void *a, const void *b, tt_dtype dtype, int64_t n)
 {
     double apart = 0, most = 0;
@@ -49,10 +49,10 @@ static double most_apart(const void *a, const void *b, tt_dtype dtype, int64_t n
     return apart / most;
 }
 
-/* The backward with room for the bits gives the same bits of dq, dk and dv as without, also where only dq is
-   wanted; dk and dv alone, for which another kernel adds up dout * out, are as near as 16 bits are. It leaves
-   the bits that tt__cuda_attention_bits counts. Where a head is not of 64 columns, rows of out begin at no
-   multiple of 16 bytes. */
+/* Checks that the backward gives the same bits of dq, dk and dv with and without room for dropout's bits,
+   also if only dq is wanted. If only dk and dv are wanted, another kernel sums dout * out, and they agree up
+   to a 16-bit rounding. The backward leaves the bits that tt__cuda_attention_bits counts. If heads do not
+   have 64 columns, rows of `out` begin at no multiple of 16 bytes. */
 static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dtype, const tt__run *run,
                                  uint64_t *s)
 {
@@ -93,14 +93,14 @@ static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dty
     const size_t bits = (size_t)tt__cuda_attention_bits(&i.attr, &l->in[1], 5), room = deltas + bits;
     unsigned char *after = (unsigned char *)calloc(1, room);
     report(bits > 0 && bits <= (size_t)(queries * width) * 2, "%zu bytes of bits", bits);
-    i.attr.dropout = 0; /* no kernel leaves bits */
+    i.attr.dropout = 0; /* with a rate of 0 no kernel leaves bits */
     report(tt__cuda_attention_bits(&i.attr, &l->in[1], 5) == 0, "bits of a rate that drops none");
     i.attr.dropout = 0.3f;
-    i.workspace = room - 1; /* so none of the place of bits is touched */
+    i.workspace = room - 1; /* one byte too few, so the bits' part of the workspace is not used */
     report(run_on_cuda(l, deltas), "fails without room");
     i.workspace = room;
     for (int k = 0; k < OUTS; k++) without[k] = l->out[k].data;
-    for (int wanted = 0; wanted < 3; wanted++) { /* all; dq; dk and dv */
+    for (int wanted = 0; wanted < 3; wanted++) { /* dq, dk and dv; dq only; dk and dv only */
         for (int k = 0; k < OUTS; k++)
             l->out[k] = some(dtype, k ? rows : queries, k ? key_width : width, 0, 0, s);
         for (int k = 0; k < OUTS; k++) {
@@ -132,8 +132,8 @@ static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dty
     free_operands(l);
 }
 
-/* Of sequences of any length, none, or a tile's, heads that share keys, some of all ranks' heads, and listed
-   queries, for which each kernel draws. */
+/* Sequences of any length, empty ones, sequences of one tile, heads that share keys, some of all ranks'
+   heads, and listed queries, for which each kernel draws its own bits. */
 TEST(cuda_dropout_kept_for_keys)
 {
     static const kept_case cases_of[] = {
@@ -165,13 +165,14 @@ TEST(cuda_dropout_kept_for_keys)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Dropout and a norm of its result, or a norm's backward and dropout of its dx, in one call and in two leave
-   the same bits in memory. Matrices of the rows lie one behind the other; places: which of these each has,
-   and `shift`: of the second launch's result, rows from there on. */
+/* Places of the matrices of one test: dropout and a norm of its result, or a norm's backward and dropout of
+   its dx, leave the same bits in memory in one call as in two. The matrices of rows are stored one after
+   another; each field is the index of a matrix. `shift`: rows by which the second launch's result begins
+   later. */
 typedef struct norm_places {
     const char *what;
     int from, residual, h, y; /* forward: operands and result of dropout, result of the norm */
-    int dy, dx, masked;       /* backward, of which h is an operand */
+    int dy, dx, masked;       /* backward; h is an operand here as well */
     int shift;
 } norm_places;
 
@@ -297,9 +298,10 @@ TEST(cuda_dropout_with_norms)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Trains three blocks with dropout for two steps; their norms come behind it (as BERT's) or in front of what
-   it drops (as GPT-2's). Writes the parameters and returns how many launches are of dropout and a norm.
-   apart: none is, and storages are overwritten as soon as they are dead. */
+/* Trains three blocks with dropout for two steps. Norms follow the dropout's sum (as in BERT) or precede the
+   layer whose result is dropped (as in GPT-2). Writes the parameters and returns the number of launches of
+   both dropout and a norm. apart: every instruction has its own launch, and storage is overwritten once it is
+   dead. */
 enum { NORMED_D = 24, NORMED_BLOCKS = 3, NORMED_PARAMS = 4 * NORMED_BLOCKS };
 static int blocks_with_dropout(const char *precision, bool behind, bool apart, float *to)
 {
@@ -355,7 +357,7 @@ static int blocks_with_dropout(const char *precision, bool behind, bool apart, f
     return found;
 }
 
-/* In programs the two are one launch, for the same bits. */
+/* Programs launch dropout and a norm together, with the same bits as apart. */
 TEST(cuda_programs_with_dropout_and_norms)
 {
     static const char *const precision[] = {"32-true", "bf16-mixed", "bf16-true"};
@@ -364,7 +366,8 @@ TEST(cuda_programs_with_dropout_and_norms)
         snprintf(where, sizeof where, "%s, norms %s", precision[c / 2], c % 2 ? "behind" : "in front");
         const int together = blocks_with_dropout(precision[c / 2], c % 2, false, of[0]);
         const int apart = blocks_with_dropout(precision[c / 2], c % 2, true, of[1]);
-        /* Forward and backward, but of what comes behind the last norm in front, or before the first one. */
+        /* Each pair forward and backward. With norms in front, the last dropout has no norm after it and the
+           first norm no dropout before it. */
         const int expected = c % 2 ? 2 * NORMED_BLOCKS : 2 * (NORMED_BLOCKS - 1);
         report(together == expected && apart == 0, "%d launches are of both, not %d", together, expected);
         report(memcmp(of[0], of[1], sizeof of[0]) == 0, "parameters differ");

@@ -1,10 +1,10 @@
-/* Single launches on CUDA beside the CPU's, for each dtype. */
+/* Single launches on CUDA, compared with the CPU's, for each dtype. */
 #pragma once
 
 #ifdef TINYTRAIN_CUDA
 /* ------------------------------------------------------------- one instruction on the CPU and on a GPU */
 
-/* A matrix of numbers between two, to be freed. */
+/* Returns a matrix of random numbers between `from` and `to`; the caller frees it. */
 static tt__mat some(tt_dtype dtype, int64_t rows, int64_t cols, float from, float to, uint64_t *random)
 {
     tt__mat m = {calloc((size_t)(rows * cols), tt_dtype_bytes(dtype)), dtype, rows, cols, cols};
@@ -39,8 +39,8 @@ static bool run_on_cpu(tt__launch *l)
     return status == TT_OK;
 }
 
-/* Both give the same, within `units` of the last place of each result's largest number. Frees the
-   operands. */
+/* Checks that the CPU and CUDA give the same results, within `units` units in the last place of each result's
+   largest number. Frees the operands. */
 static void same_on_both(tt__launch *l, double units, const char *what)
 {
     tt__launch cpu = *l;
@@ -70,14 +70,14 @@ static void same_on_both(tt__launch *l, double units, const char *what)
     free_operands(l);
 }
 
-/* Attention of two sequences, and its backward, of one head of `size` columns. The number of rows chooses the
-   kernels of the backward. near: with a window and a bias, which have kernels of their own. far: scores are
-   far below 0, and numbers need be finite only. */
+/* Compares attention of two sequences with one head of `size` columns, and its backward. The number of rows
+   chooses the kernels of the backward. near: with a window and a bias, which have their own kernels. far:
+   scores are far below 0, and numbers need only be finite. */
 static void attention_on_both(tt__launch *l, tt_dtype dtype, int size, const int32_t *starts,
                               bool near, bool far, uint64_t *s)
 {
     const int rows = starts[2];
-    const float at = far ? 8 : 0; /* scores around -400, whose exponentials are 0 and of -scores infinite */
+    const float at = far ? 8 : 0; /* scores around -400: exp(score) is 0, and exp(-score) is infinite */
     const double units = far ? INFINITY : dtype == TT_F16 ? 8 : 4;
     tt__instr i = tt__new_instr(TT__OP_ATTENTION);
     tt__mat kept = some_indices(starts, 3);
@@ -99,7 +99,7 @@ static void attention_on_both(tt__launch *l, tt_dtype dtype, int size, const int
     l->out[0] = some(dtype, rows, size, 0, 0, s);
     l->out[1] = some(TT_F32, rows, 1, 0, 0, s);
     report(run_on_cpu(l), "attention on the CPU");
-    const tt__launch forward = *l; /* whose operands are those of both */
+    const tt__launch forward = *l; /* the backward below reads these operands and results on both devices */
     memset(l->out, 0, sizeof l->out);
     for (int k = 0; k < 4; k++)
         l->in[k] = k == 3 ? some_indices(starts, 3) : some(dtype, rows, size, -1, 1, s);
@@ -116,7 +116,8 @@ static void attention_on_both(tt__launch *l, tt_dtype dtype, int size, const int
     same_on_both(l, 2 * units, "attention_backward");
 }
 
-/* For instructions that run on both: their launch, of a run with a seed, and a device to run them on. */
+/* Prepares a launch for run_on_cpu and run_on_cuda, in a run with a seed. Returns a context whose CPU runs
+   it. */
 static tt_context *open_for_launches(test_allocator *a, tt__run *run, tt__launch *l)
 {
     tt_context_options co = test_options(a);
@@ -133,8 +134,8 @@ static tt_context *open_for_launches(test_allocator *a, tt__run *run, tt__launch
     return ctx;
 }
 
-/* The kernels that are compiled for certain dtypes and sizes, each of them: what tests of whole programs meet
-   of these is left to chance. */
+/* Runs each kernel that is compiled for a certain dtype or size. Tests of whole programs run only some of
+   these kernels, by chance. */
 TEST(cuda_kernels_of_each_dtype)
 {
     enum { ROWS_ = 5, MORE_ROWS = 37, D = 40 };
@@ -209,7 +210,7 @@ TEST(cuda_kernels_of_each_dtype)
             l.out[1] = some(TT_F32, ROWS_, 2, 0, 0, &s);
             same_on_both(&l, 16, "layernorm");
             i.op = TT__OP_LAYERNORM_BACKWARD;
-            for (int sums = 0; sums < 2; sums++) { /* with them, adds to dx and to the sums */
+            for (int sums = 0; sums < 2; sums++) { /* with sums, the kernel adds to dx and to the sums */
                 const int rows = sums ? MORE_ROWS : ROWS_;
                 l.in[0] = some(x, rows, width[w], -3, 3, &s);
                 l.in[1] = some(x, rows, width[w], -3, 3, &s);

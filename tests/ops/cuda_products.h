@@ -1,10 +1,10 @@
-/* Products on CUDA: epilogues, those of one x, TF32; tensors that share launches. */
+/* Products on CUDA: epilogues, products of one operand, TF32; tensors that share launches. */
 #pragma once
 
 #ifdef TINYTRAIN_CUDA
 #ifdef TT_EMULATE
-/* What cuBLASLt did in a micro-batch of gelu(second(act(first(gelu(x))))) and its backward. The loss reads
-   something else, since what it reads is never 16-bit. */
+/* Counts the calls of cuBLASLt in a micro-batch of gelu(second(act(first(gelu(x))))) and its backward. The
+   loss reads a scaled copy, since an operand of a loss is never 16-bit. */
 static bool count_products(int act(int), int width, bool biases, const precision_case *precision,
                            emu_counts *got)
 {
@@ -29,7 +29,7 @@ static bool count_products(int act(int), int width, bool biases, const precision
 
 enum { ANY_NUMBER = -1 };
 
-/* tunes: what was timed is in a file, so that it is not counted. */
+/* tunes: products are tuned; a first run writes the timings to a file, so that they are not counted. */
 static void check_products(bool tunes, int act(int), int width, bool biases, const precision_case *precision,
                            int products, int gelus, int slopes, int bias_gradients)
 {
@@ -55,22 +55,24 @@ static void check_products(bool tunes, int act(int), int width, bool biases, con
 static int twice(int x) { return scale(x, 2); }
 #endif
 
-/* The epilogues are used where they fit, and only there: for GELU by tanh, not by erf, with rows of a
-   multiple of 8 elements, and, where timing has found them to be the fastest, as on the emulator, for its
-   slope and for a bias gradient of the dtype of the result whose dy no other kernel sums, all of which the
-   emulator counts. The results are right with them: also of micro-batches that add to gradients. */
+/* The epilogues are used where they fit, and only there. GELU by tanh, not by erf, needs rows of a multiple
+   of 8 elements. Where timing finds an epilogue fastest, as on the emulator, it also computes GELU's
+   derivative and the bias gradient, if that has the dtype of the result and no other kernel sums its dy. The
+   emulator counts all of these. The results with epilogues are right, also in micro-batches that add to
+   gradients. */
 TEST(cuda_epilogues)
 {
     for (int k = 0; k < PRECISIONS; k++) {
         const precision_case *precision = &precisions[k];
 #ifdef TT_EMULATE
-        /* A bias gradient of another dtype has kernels of its own, which may as well do the slope. */
+        /* A bias gradient of another dtype has its own kernels, which may also compute GELU's derivative. */
         const bool mixed = strstr(precision->name, "mixed") != NULL;
         check_products(true, gelu_tanh, 24, true, precision, 6, 1, mixed ? ANY_NUMBER : 1, !mixed);
         check_products(true, gelu_tanh, 24, false, precision, 6, 1, 1, 0);
         check_products(true, twice, 24, true, precision, 6, 0, 0, 1);
         check_products(false, gelu_tanh, 24, true, precision, 6, 1, 0, 0);
-        /* Uneven: each of the six of three times at most 5 rows (TT__CUDA_LOSS_CHUNK). */
+        /* Uneven rows: each of the six products is split into three of at most 5 rows
+           (TT__CUDA_LOSS_CHUNK). */
         check_products(false, gelu_tanh, 23, true, precision, 18, 0, 0, 0);
         check_products(false, gelu, 24, true, precision, 6, 0, 0, 0);
 #endif
@@ -94,8 +96,8 @@ TEST(cuda_epilogues) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #ifdef TINYTRAIN_CUDA
 enum { SHARED_LAYERS = 6, SHARED_WIDTH = 40 };
 
-/* Two steps of a chain of linear layers with biases; the parameters after them, and the launches of the
-   second update. */
+/* Trains a chain of linear layers with biases for two steps. Writes the parameters and returns the number of
+   launches of the second update. alone: every instruction has its own launch. */
 static long train_chain(tt_optimizer_kind kind, const char *precision, bool alone, float *to)
 {
     test_allocator a;
@@ -157,13 +159,14 @@ enum { JOINED_D = 64, JOINED_ROWS = 11, JOINED_PARAMS = 8 };
 
 typedef struct joined_case {
     const char *precision, *update;
-    int key_heads;  /* of 4 */
+    int key_heads;  /* of 4 heads */
     bool biases, accumulate;
     const char *recompute;
 } joined_case;
 
-/* Two steps of an attention layer, whose q, k and v are of one x; the parameters after them, and the products
-   of the second forward and backward. alone: products are launched one by one. */
+/* Trains an attention layer, whose q, k and v are products of one operand, for two steps. Writes the
+   parameters and returns the number of products of the second step's last forward and backward. alone: every
+   product has its own launch. */
 static long train_attention(const joined_case *c, bool alone, float *to)
 {
     static const char *const names[JOINED_PARAMS] = {"q.w", "q.b", "k.w", "k.b",
@@ -208,14 +211,14 @@ static long train_attention(const joined_case *c, bool alone, float *to)
     o.update = c->update;
     o.recompute = c->recompute;
     o.loss_scale.init = 16;
-    o.optimizer.kind = TT_SGD; /* whose updates differ no more than gradients do */
+    o.optimizer.kind = TT_SGD; /* SGD's updates differ no more than gradients do */
     tt_program *p = tt_compile(t, loss, &o);
     if (!CHECK(p != NULL)) printf("%s\n", tt_error(ctx));
     for (int k = 0; p && k < p->built.t->n_code && alone; k++) p->built.t->code[k].with_next = false;
     if (p) p->poison = true;
     for (int step = 0; step < 2 && p; step++) {
         for (int micro = 0; micro <= c->accumulate; micro++) {
-            /* Rows are fewer than there is room for, and of the second micro-batch fewer still. */
+            /* There are fewer rows than room for rows, and still fewer in the second micro-batch. */
             const int64_t n = micro ? 4 : JOINED_ROWS;
             CHECK(tt_set(p, x, values[0], n) == TT_OK && tt_set(p, y, values[1], n) == TT_OK &&
                   tt_set(p, start, starts, micro ? 2 : 4) == TT_OK);
@@ -240,7 +243,7 @@ static long train_attention(const joined_case *c, bool alone, float *to)
     return products;
 }
 
-/* Products of one x are one, forward and backward, for the same bits on the emulator as three. */
+/* Three products of one operand become one, forward and backward, with the same bits on the emulator. */
 TEST(cuda_products_of_one_x)
 {
     enum { N = JOINED_PARAMS * JOINED_D * JOINED_D };
@@ -264,7 +267,8 @@ TEST(cuda_products_of_one_x)
         for (int e = 0; e < N; e++) close = close && fabs((double)one[e] - (double)all[e]) <= most;
         CHECK(close);
 #ifdef TT_EMULATE
-        /* Of four linear layers a product forward and a weight's gradient, of three the gradient of x. */
+        /* Four linear layers have a forward product and a weight gradient each; three have a gradient of
+           x. */
         CHECK(alone == 4 + 4 + 3 && together == alone - 2 - 2);
         if (together != alone - 4) printf("case %d: %ld products, of %ld\n", k, together, alone);
 #else
@@ -275,7 +279,7 @@ TEST(cuda_products_of_one_x)
     free(all);
 }
 
-/* Norms and updates of many parameters share launches, for the same bits as one by one. */
+/* Norms and updates of many parameters share launches, with the same bits as one launch each. */
 TEST(cuda_tensors_share_launches)
 {
     enum { N = 2 * SHARED_LAYERS * SHARED_WIDTH * SHARED_WIDTH };
@@ -287,7 +291,8 @@ TEST(cuda_tensors_share_launches)
         long alone = train_chain(kind, names[k / 2], true, one),
              together = train_chain(kind, names[k / 2], false, all);
         CHECK(memcmp(one, all, N * sizeof(float)) == 0 && memcmp(one, start, N * sizeof(float)) != 0);
-/* Of 12 parameters, 5 at a time: 2 launches for squares, 1 for the update; and clip, next_loss_scale. */
+/* 12 parameters, 5 per launch: 2 launches for squares, 1 for the update; one each for clip and
+   next_loss_scale. */
 #ifdef TT_EMULATE
         CHECK(alone == 12 * 3 + 1 + (k / 2 == 3) && together == 3 * 3 + 1 + (k / 2 == 3));
 #else
@@ -303,8 +308,8 @@ TEST(cuda_products_of_one_x) { SKIP("this build is without TINYTRAIN_CUDA"); }
 TEST(cuda_tensors_share_launches) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
-/* A linear layer (33, 70) -> (33, 50) on a device; its products that were in TF32, as the emulator counts
-   them. */
+/* Runs a linear layer (33, 70) -> (33, 50) on a device. Returns the number of its products in TF32, as the
+   emulator counts them. */
 static long run_linear_layer(const char *device, const char *matmul, float *y)
 {
     enum { ROWS_ = 33, IN_ = 70, OUT_ = 50 };
@@ -345,8 +350,8 @@ static long run_linear_layer(const char *device, const char *matmul, float *y)
     return tf32;
 }
 
-/* Products of fp32 matrices in TF32 differ from those in fp32, by as much as operands of 11 bits do: 2^-11 of
-   each term, here up to 4. The CPU computes the same with either. */
+/* Products of fp32 matrices in TF32 differ from those in fp32 by as much as a rounding of the operands to 11
+   bits causes: 2^-11 of each term, which is at most 4. On the CPU both settings give the same bits. */
 TEST(matmul_in_tf32)
 {
     enum { N = 33 * 50 };
@@ -369,7 +374,7 @@ TEST(matmul_in_tf32)
         all += (double)exact[k] * exact[k];
     }
     CHECK(other > N / 2 && far == 0 && far_fp32 == 0);
-    /* Both operands rounded by up to 2^-11, a third of that squared on average. */
+    /* Both operands are rounded by up to 2^-11; the mean square is a third of that value squared. */
     CHECK(squares > all * 0x1p-26 && squares < all * 0x1p-20);
 #ifdef TT_EMULATE
     CHECK(without == 0 && with > 0);

@@ -1,4 +1,5 @@
-/* Plain loops in double precision, and beside them what records the op: element by element. */
+/* Ops on single elements: each op as plain loops in double precision (eval_*) and a function that records
+   it. */
 #pragma once
 
 TEST_PLAIN static void eval_activation(node *n)
@@ -10,7 +11,7 @@ TEST_PLAIN static void eval_activation(node *n)
         if (n->k == TT__ACT_GELU) y = x / 2 * (1 + erf(x / sqrt(2.0)));
         if (n->k == TT__ACT_GELU_TANH)
             y = x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
-        /* No difference across the kink. */
+        /* Finite differences must not cross the kink. */
         if (n->k == TT__ACT_RELU) y = (g->differencing ? n->index[k] : x > 0) ? x : 0;
         if (n->k == TT__ACT_TANH) y = tanh(x);
         if (n->k == TT__ACT_SILU) y = x / (1 + exp(-x));
@@ -114,7 +115,7 @@ static int scale(int x, float s)
     return at;
 }
 
-static int cast(int x) /* recorded by passes only */
+static int cast(int x) /* only passes record a cast */
 {
     int at = new_node(eval_scale, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, 0, 0);
     tt__instr i = tt__new_instr(TT__OP_CAST);

@@ -1,8 +1,8 @@
-/* Quantizing to fp8, products and training in it. */
+/* fp8: quantizing, products, training. */
 #pragma once
 
-/* fp8 by its definition: 3 or 2 bits of mantissa, exponents from -6 or -14 on, E4M3 up to 448, E5M2 up to
-   57344. */
+/* Rounds x to fp8 by the definition of fp8: 3 or 2 bits of mantissa, exponents from -6 or -14, E4M3 up to
+   448, E5M2 up to 57344. */
 static double to_fp8(double x, bool e5m2)
 {
     int e;
@@ -13,7 +13,7 @@ static double to_fp8(double x, bool e5m2)
     return y > most ? most : y < -most ? -most : y;
 }
 
-/* The number that fp8 stands for; NaN. */
+/* Returns the number that an fp8 byte encodes, or NaN. */
 static double from_fp8(uint8_t q, bool e5m2)
 {
     const int bits = e5m2 ? 2 : 3, e = (q & 0x7f) >> bits, mantissa = q & ((1 << bits) - 1);
@@ -28,7 +28,8 @@ typedef struct fp8_result {
     float unscale, largest[FP8_TENSORS];
 } fp8_result;
 
-/* Runs QUANTIZE of x (rows, cols), row 1 of a history. history: NULL, or the largest known of each. */
+/* Runs QUANTIZE on x (rows, cols), whose largest numbers are row 1 of a history. history: NULL, or the
+   largest known number of each tensor. */
 static bool quantize_on(bool cuda, const tt__mat *x, bool e5m2, bool plain, bool turned, const float *history,
                         fp8_result *to)
 {
@@ -65,14 +66,14 @@ static bool quantize_on(bool cuda, const tt__mat *x, bool e5m2, bool plain, bool
     return ok;
 }
 
-/* QUANTIZE by its definition on the CPU, and with the same bits on CUDA: odd sizes, one row, one column, both
-   copies or one; scales from the tensor at hand, or from what a history knows, too large or too small; all
-   zeros; what is not finite. */
+/* On the CPU, QUANTIZE follows the definition of fp8, and CUDA gives the same bits. Covers odd sizes, one
+   row, one column, both copies or one; scales from the tensor itself or from a history that is too large or
+   too small; all zeros; infinity and NaN. */
 TEST(quantize)
 {
     static const int sizes[][2] = {{1, 1}, {1, 70}, {70, 1}, {16, 16}, {33, 80}, {129, 65}, {5, 144}};
     static const char *const values[] = {"numbers", "zeros", "an infinity", "NaN", "tiny numbers"};
-    /* Of the tensor: nothing, a number below and one above the largest. */
+    /* Largest number that the history knows: none, 0, one below and one above the tensor's largest. */
     static const float known[] = {-1, 0, 0.5f, 300};
     static fp8_result got[2];
     static float wide[FP8_ROWS * FP8_COLS];
@@ -81,7 +82,7 @@ TEST(quantize)
         const int *size = sizes[c % TT__COUNT(sizes)], how = c / TT__COUNT(sizes) % TT__COUNT(values);
         const float history = known[c / (TT__COUNT(sizes) * TT__COUNT(values)) % TT__COUNT(known)];
         const bool e5m2 = c >= TT__COUNT(sizes) * TT__COUNT(values) * TT__COUNT(known);
-        const int rows = size[0], cols = size[1], count = rows * cols, copies = c % 3; /* both, or one */
+        const int rows = size[0], cols = size[1], count = rows * cols, copies = c % 3; /* 0: q, across */
         const tt_dtype dtype = c % 5 == 0 ? TT_F32 : c % 2 ? TT_BF16 : TT_F16;
         const float histories[FP8_TENSORS] = {1e9f, history, 1e-9f};
         const double most = e5m2 ? 57344 : 448;
@@ -139,7 +140,7 @@ TEST(quantize)
                    "the largest is %g, not %g", got[0].largest[1], largest);
         report(got[0].largest[0] == 0.25f && got[0].largest[2] == 0.25f, "another tensor's largest");
         if (has_isa("cuda")) {
-            /* The bits of NaN are not the same. */
+            /* NaN may have different bits. */
             const bool nan = isnan(got[0].unscale) || isnan(got[0].largest[1]);
             bool same = nan ? isnan(got[1].unscale) == isnan(got[0].unscale)
                             : memcmp(&got[0].unscale, &got[1].unscale, sizeof(float)) == 0;
@@ -153,8 +154,8 @@ TEST(quantize)
     }
 }
 
-/* A spike enters the scale a step later, and leaves it after TT__FP8_STEPS steps; what is not finite is left
-   out; each tensor has its own. */
+/* A spike enters the scale one step later and leaves it after TT__FP8_STEPS steps. Infinity and NaN are left
+   out. Each tensor has its own history. */
 TEST(history_of_fp8_scales)
 {
     enum { TENSORS = 300, STEPS = 40, COLS = 1 + TT__FP8_STEPS };
@@ -175,7 +176,7 @@ TEST(history_of_fp8_scales)
             for (int k = 0; k < TENSORS; k++) largest[k] = (float)(1 + k);
             largest[7] = step == 3 ? 1000.0f : 1;       /* a spike */
             largest[8] = step == 3 ? INFINITY : step == 4 ? NAN : 2;
-            largest[9] = step == 0 ? 5.0f : 0;          /* and then nothing */
+            largest[9] = step == 0 ? 5.0f : 0;          /* zero after the first step */
             memset(&l, 0, sizeof l);
             l.device = (tt__device *)(void *)&ctx->cpu;
             l.instr = &i;
@@ -199,7 +200,7 @@ TEST(history_of_fp8_scales)
 }
 
 #ifdef TINYTRAIN_CUDA
-/* Rounds v[n] to fp8, scaled by the largest power of two that keeps the largest of them in range; returns
+/* Rounds v[n] to fp8 after scaling by the largest power of two that keeps all numbers in range. Returns
    1 / scale. */
 static double round_to_fp8(double *v, int n, bool e5m2)
 {
@@ -212,7 +213,7 @@ static double round_to_fp8(double *v, int n, bool e5m2)
     return 1 / scale;
 }
 
-/* The exponent of x, or `least` where x is smaller: that of fp8's subnormal numbers. */
+/* Returns the exponent of x, but at least `least`, the exponent of fp8's subnormal numbers. */
 static int exponent_from(double x, int least)
 {
     int e;
@@ -220,17 +221,18 @@ static int exponent_from(double x, int least)
     return e - 1 > least ? e - 1 : least;
 }
 
-/* The largest error of a sum of products a[i] b[i] of fp8 numbers on a tensor core of Hopper. An instruction
-   adds 32 products and the sum so far. It shifts them to the largest of their exponents, where a product has
-   the sum of its factors' exponents, cuts the bits beyond 13 behind the point, and cuts the new sum to 13
-   bits behind the point as well (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; Xie et al., MMA-Sim, arXiv
-   2511.10909: FP8 of Hopper's WGMMA). So each number that is not a multiple of the last bit loses less than
-   that bit. cuBLASLt may move the sum to an f32 register behind any instruction and begin at 0 again
-   (CUBLASLT_MATMUL_DESC_FAST_ACCUM): the sum so far is that of any run of instructions that ends there. */
+/* Returns a bound of the error of a sum of products a[i] b[i] of fp8 numbers on a tensor core of Hopper. An
+   instruction adds 32 products and the sum so far. It aligns them to the largest of their exponents (a
+   product's exponent is the sum of its factors'), cuts the bits beyond 13 after the binary point, and cuts
+   the new sum to 13 bits after the point as well (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; Xie et al.,
+   MMA-Sim, arXiv 2511.10909: FP8 of Hopper's WGMMA). So each number that is not a multiple of the last bit
+   loses less than that bit. cuBLASLt may move the sum to an f32 register after any instruction and restart at
+   0 (CUBLASLT_MATMUL_DESC_FAST_ACCUM): the sum so far is then the sum of any run of instructions that ends
+   there. */
 static double fp8_sum_error(const double *a, const double *b, int n, bool a_e5m2)
 {
     enum { AT_ONCE = 32, BITS = 13, MOST_RUNS = 8 };
-    double runs[MOST_RUNS] = {0}, reach = 0, error = 0; /* exact sums of the runs, by their beginning */
+    double runs[MOST_RUNS] = {0}, reach = 0, error = 0; /* exact sums of runs by their beginning */
     for (int from = 0; from < n; from += AT_ONCE) {
         const int end = from + AT_ONCE < n ? from + AT_ONCE : n;
         int exponent = reach > 0 ? exponent_from(reach, -126) : -126, lose = reach > 0;
@@ -260,7 +262,7 @@ static bool is_hopper(tt_context *ctx)
            strstr(text, ", compute capability 9.0, ");
 }
 
-/* Forward, gradient of x and gradient of w of a linear layer (rows, IN) -> (rows, OUT), all of which are
+/* Forward, gradient of x and gradient of w of a linear layer (rows, IN) -> (rows, OUT): all three are
    products (m, n) of (m, k) and (n, k). */
 TEST(matmul_in_fp8)
 {
@@ -270,10 +272,10 @@ TEST(matmul_in_fp8)
     static uint16_t operand[2][MOST];
     static double exact[2][MOST], low[2][MOST];
     static float got[MOST], bias[WIDE];
-    for (int c = 0; c < 3 * 2 * 6; c++) { /* which product, dtype, values */
-        /* 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite; 4: as 0, without cuBLASLt, which
-           refuses lines that do not begin at multiples of 16 bytes; 5: as 0, of more than the 128 rows up to
-           which each number of rows has an algorithm of its own */
+    for (int c = 0; c < 3 * 2 * 6; c++) { /* c: which product, dtype, values */
+        /* values: 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite; 4: plain, but without
+           cuBLASLt, which refuses lines that do not begin at multiples of 16 bytes; 5: plain, with more than
+           128 rows: up to 128, each number of rows has its own algorithm */
         const int which = c % 3, values = c / 6 < 4 ? c / 6 : 0;
         const bool refused = c / 6 == 4;
         const int count = c / 6 == 5 ? MANY : FEW;
@@ -302,7 +304,7 @@ TEST(matmul_in_fp8)
             }
             unscale *= round_to_fp8(low[o], rows[o] * cols[o], which && o == 0);
         }
-        for (int e = 0; e < WIDE; e++) bias[e] = (float)(test_random(&s) % 16) / 8; /* bf16 has these */
+        for (int e = 0; e < WIDE; e++) bias[e] = (float)(test_random(&s) % 16) / 8; /* exact in bf16 */
         test_allocator a;
         tt_context_options co = test_options(&a);
         tt_context *ctx = tt_open(&co);
@@ -373,8 +375,8 @@ TEST(matmul_in_fp8)
 TEST(matmul_in_fp8) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
-/* A model some of whose products have widths for fp8, some not: trains as with bf16. Where fp8 cannot be had,
-   that is said. */
+/* A model whose products only partly have widths that fp8 supports trains as in bf16. If fp8 is unavailable,
+   tt_compile says so. */
 TEST(training_in_fp8)
 {
     static const struct { const char *device, *precision, *error; } refused[] = {
@@ -413,8 +415,8 @@ TEST(training_in_fp8)
         tt_program_free(p);
         model_close(&m);
 #ifdef TT_EMULATE
-        /* Up forward, down backward (x and w), of two layers, in a step that is run and one that is
-           captured. */
+        /* Each of two layers has one fp8 product forward ("up") and two backward ("down": x and w); they run
+           in one step and are captured in another. */
         CHECK(emu_get_counts().fp8 == (fp8 ? 12 : 0));
 #endif
     }

@@ -1,4 +1,4 @@
-/* Gradients of all cases beside finite differences of the plain loops. */
+/* Gradients of all cases, compared with finite differences of the plain loops. */
 #pragma once
 
 /* --------------------------------------------------------------------------------------- test 2: gradient */
@@ -8,11 +8,11 @@ typedef struct expected { /* gradients of a net's parameters, one after another,
     int size;
 } expected;
 
-/* The same for all instruction sets and 16-bit precisions. */
+/* Expected gradients, computed once: all instruction sets and 16-bit precisions share them. */
 static expected known[CASE_COUNT][SIZES][MODES][2];
 static bool ran[TT__OP_COUNT];
 
-/* The loss after a change of parameter k: evaluates what depends on it. */
+/* Returns the loss after a change of parameter k. Evaluates only the nodes that depend on k. */
 TEST_PLAIN static double loss_at(int loss, int k)
 {
     for (int i = 1; i <= g->n; i++) {
@@ -24,8 +24,8 @@ TEST_PLAIN static double loss_at(int loss, int k)
     return g->nodes[loss].v[0];
 }
 
-/* Of many elements only the derivative along one random direction is compared: two evaluations instead of
-   thousands. */
+/* Tells whether only the derivative along one random direction is compared: with many elements this takes two
+   evaluations instead of thousands. */
 static bool by_direction(const node *n) { return g->size->only || n->rows * n->cols > 400; }
 
 static void difference(expected *e, int loss)
@@ -76,8 +76,8 @@ static void difference(expected *e, int loss)
     g->differencing = false;
 }
 
-/* Compares a parameter's gradient (its first is number `at` of the net's) with the mean of what micro-batches
-   0..micros-1 have. */
+/* Compares a parameter's gradient with the mean gradient of micro-batches 0..micros-1. The parameter's first
+   element is number `at` of the net's. */
 TEST_PLAIN static void check_gradient(const expected *e, const node *n, int at, const float *got, int micros,
                            const precision_case *precision, const char *what)
 {
@@ -113,7 +113,7 @@ static void note_ops(const tt_program *p)
     for (int k = 0; k < p->built.t->n_code; k++) ran[p->built.t->code[k].op] = true;
 }
 
-/* Runs `micros` micro-batches of the same inputs, checks the gradients of all trainable parameters after
+/* Runs `micros` micro-batches of the same inputs and checks the gradients of all trainable parameters after
    each. */
 static void check_accumulated(tt_program *p, const expected *e, int micros, const precision_case *precision,
                               const char *what)
@@ -138,7 +138,7 @@ static void check_accumulated(tt_program *p, const expected *e, int micros, cons
     }
 }
 
-/* The gradients that plain descent shows: a step of tt_step with a large learning rate. */
+/* Checks the gradients that plain SGD reveals in one tt_step with a large learning rate. */
 static void check_stepped(tt_program *p, const expected *e, const precision_case *precision)
 {
     const float lr = 1024;
@@ -177,7 +177,7 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
     bool wanted = fits(&cases[c], precision);
     compile_in(&o, isa, precision);
     o.loss_scale.init = 65536;
-    /* Room for the sums of the backward. */
+    /* Leave room for the sums of the backward. */
     while (o.loss_scale.init > 1 && o.loss_scale.init * g->upstream > 256) o.loss_scale.init /= 2;
     o.accumulate = true;
     tt_program *p = wanted ? tt_compile(g->tape, g->nodes[loss].t, &o) : NULL, *q = NULL;
@@ -186,7 +186,7 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
         p->poison = true;
         note_ops(p);
         if (sums) check_accumulated(p, e, large ? 1 : 2, precision, "all");
-        else tt_program_free(p), p = NULL; /* the parameters are then the next program's */
+        else tt_program_free(p), p = NULL; /* frees the parameters for the next program */
         if (steps) { /* stochastic rounding would hide the gradient */
             o.accumulate = false;
             o.optimizer.kind = TT_SGD;
@@ -200,7 +200,7 @@ static void gradient_case(int c, int s, const char *isa, const precision_case *p
             tt_program_free(q);
         }
         o.accumulate = true;
-        const bool alone = g->params > 1 && !large && !half && all; /* one parameter at a time */
+        const bool alone = g->params > 1 && !large && !half && all; /* trains one parameter at a time */
         for (int k = 1; k <= g->n && alone; k++) {
             if (!g->nodes[k].param) continue;
             tt_param_freeze(g->ctx, "*", true);
@@ -231,7 +231,7 @@ static void gradient(const char *isa)
                     if (leaves_to_others(isa, c + s + k, 2)) continue;
                     if (sizes[s].only && k > 0 && !(sizes[s].half && p->mixed && !p->halved)) continue;
                     const bool both = k == 0 && TEST_SWEEP == 1 && !is_cuda(isa);
-                    const int turn = is_cuda(isa) ? c : c + s; /* of builds of the emulator, see left_out */
+                    const int turn = is_cuda(isa) ? c : c + s; /* builds take c + s + k, see left_out */
                     bool wanted = sizes[s].only ? mode == AS_GATHERED : both || turn % 2 == mode - AS_PARAM;
                     if (p->halved) wanted = (c + s) % 4 == mode;
                     if (left_out(isa, &sizes[s], c + s + k)) wanted = false;
@@ -247,14 +247,14 @@ TEST(gradient_avx512_dot) { gradient("avx512_dot"); }
 TEST(gradient_avx512_tiles) { gradient("avx512_tiles"); }
 TEST(gradient_neon) { gradient("neon"); }
 TEST(gradient_neon_dot) { gradient("neon_dot"); }
-TEST(gradient_cuda) /* by warpgroups: attention_by_warpgroups */
+TEST(gradient_cuda) /* warpgroups: see attention_by_warpgroups */
 {
     setenv("TINYTRAIN_WGMMA", "0", 1);
     gradient("cuda");
     unsetenv("TINYTRAIN_WGMMA");
 }
 
-/* Whether "cuda" opens; else why not. */
+/* Returns whether device "cuda" opens; otherwise writes the reason to `message`. */
 static bool opens_cuda(char *message, size_t capacity)
 {
     tt_context_options co = tt_context_options_default();

@@ -1,4 +1,4 @@
-/* Plain loops in double precision, and beside them what records the op: losses. */
+/* Losses: each op as plain loops in double precision (eval_*) and a function that records it. */
 #pragma once
 
 TEST_PLAIN static void eval_cross_entropy(node *n)
@@ -22,8 +22,8 @@ TEST_PLAIN static void eval_cross_entropy(node *n)
     n->v[0] = loss / total;
 }
 
-/* Targets below `classes`; with `ignored` every third counts for nothing, but not the first. Weights are
-   those of rows or of classes. */
+/* Records a cross entropy with targets below the number of classes. ignored: every third target is ignored,
+   but not the first. weighted: by row or by class. */
 enum { UNWEIGHTED, BY_ROW, BY_CLASS };
 static int cross_entropy(int logits, bool ignored, float smoothing, int weighted)
 {
@@ -67,10 +67,10 @@ TEST_PLAIN static void eval_soft_cross_entropy(node *n)
         total += w;
     }
     n->v[0] = loss / total;
-    note(n, n->v[0]); /* of many classes, more than any of its terms: it is an f32, too */
+    note(n, n->v[0]); /* with many classes the loss exceeds each of its terms, and it is an f32 too */
 }
 
-/* Targets of which some are 0, and which do not sum to 1. */
+/* Records a soft cross entropy. Some targets are 0, and a row's targets do not sum to 1. */
 static int soft_cross_entropy(int logits, bool weighted)
 {
     node *x = &g->nodes[logits];

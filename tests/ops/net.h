@@ -1,11 +1,12 @@
-/* What cases are made of: sizes, precisions, a net that is recorded and computed by plain loops, its
+/* The material of a case: sizes, precisions, a net that is both recorded and computed by plain loops, its
    inputs, and the random numbers of dropout. */
 #pragma once
 
 #define FORWARD_F32 2e-6
 #define GRADIENT_F32 2e-5
 
-/* The last two, which differ from others in the residual stream only, take half of the cases. */
+/* The last two rows differ from earlier ones only in the residual stream; half of the cases run them
+   (halved). */
 typedef struct precision_case {
     const char *name, *residual;
     tt_dtype half;
@@ -25,15 +26,15 @@ enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 
 /* -------------------------------------------------------------------------------------------------- sizes */
 
-/* What the rows of a value are: an axis of the tape, or just so many. */
+/* Kinds of rows of a value: a fixed number, or an axis of the tape. */
 enum { FIXED, ROWS, SEQS, PICKED, KINDS };
 
 typedef struct size_set {
     const char *name;
     int heads, head_size, out, vocab, picked;
-    int length[8];          /* of the sequences; rows is their sum                                          */
-    const char *only;       /* a large size, for the cases of this pattern:                                 */
-    bool half;              /* ... and its gradients in the mixed precisions too                            */
+    int length[8];          /* lengths of the sequences; their sum is the number of rows                    */
+    const char *only;       /* NULL, or the cases that this large size is for                               */
+    bool half;              /* only: also run gradients in mixed precisions                                 */
 } size_set;
 
 static const size_set sizes[] = {
@@ -85,20 +86,20 @@ static const size_set sizes[] = {
 
 /* -------------------------------------------------------------------------------------- the net of a case */
 
-/* Value operands: inputs; parameters; rows of parameters picked on an axis. */
+/* Value operands are inputs, parameters, or rows of parameters gathered on an axis. */
 enum { AS_INPUT, AS_PARAM, AS_GATHERED, MODES };
 
 typedef struct node {
     void (*eval)(struct node *n);
     int in[4], kind, rows, cols, depth;
     double *v, magnitude;   /* (rows, cols); the largest sum of absolute terms                              */
-    int32_t *index;         /* (rows) of index inputs                                                       */
-    uint8_t *bytes;         /* (rows, cols) of u8 inputs                                                    */
+    int32_t *index;         /* (rows), of index inputs                                                      */
+    uint8_t *bytes;         /* (rows, cols), of u8 inputs                                                   */
     double a, b, alibi;     /* attributes                                                                   */
     int k, window;
-    tt_attention_options blocks; /* of block-sparse attention                                               */
+    tt_attention_options blocks; /* options of block-sparse attention                                       */
     bool flag, loss, input, leaf, stale;
-    uint32_t stream;        /* of random numbers                                                            */
+    uint32_t stream;        /* stream of random numbers                                                     */
     tt_value t;
     tt_param *param;
 } node;
@@ -111,7 +112,7 @@ typedef struct net {
     bool axes, train, round, has_random, differencing;
     int64_t axis[KINDS];
     uint64_t random, seed, step, micro;
-    double upstream, gain; /* the largest gradient that enters the case (0: unknown); factors of its scales */
+    double upstream, gain; /* largest gradient that enters the case (0: unknown); product of its scales */
     node nodes[128];
 } net;
 
@@ -184,7 +185,7 @@ static int new_param(int ndim, int rows, int cols, double scale)
     return at;
 }
 
-/* keeps variances */
+/* Returns a weight whose random values keep the variance of their operand. */
 static int W(int rows, int cols) { return new_param(2, rows, cols, cols > 3 ? sqrt(3.0 / cols) : 1); }
 static int B(int n) { return new_param(1, 1, n, 1); }
 
@@ -215,7 +216,7 @@ static int pixels(int images, int size)
 
 static int I(int kind, int limit) { return new_index(kind, g->count[kind], limit); }
 
-/* A value operand, rows of `kind`. */
+/* Makes a value operand whose rows are of `kind`. */
 static int V(int kind, int cols)
 {
     int rows = g->count[kind], at;
@@ -231,7 +232,7 @@ static int V(int kind, int cols)
     return at;
 }
 
-static int starts(void) /* of the sequences; one input serves a net */
+static int starts(void) /* input of the sequences' starts, one for the whole net */
 {
     int rows = g->count[SEQS] + 1;
     if (g->starts) return g->starts;
@@ -270,7 +271,7 @@ TEST_PLAIN static uint64_t dropout_key(uint64_t seed, uint64_t step, uint64_t mi
     return (uint64_t)u[1] << 32 | u[0];
 }
 
-/* The words of block {i, j, h, 0}, which are kept for who asks again. */
+/* Returns the words of Philox block {i, j, h, 0}. The last block is kept for repeated calls. */
 TEST_PLAIN static const uint32_t *drawn(uint64_t key, uint32_t i, uint32_t j, uint32_t h)
 {
     static uint32_t last[4], u[4];
@@ -282,8 +283,8 @@ TEST_PLAIN static const uint32_t *drawn(uint64_t key, uint32_t i, uint32_t j, ui
     return u;
 }
 
-/* Of element j of row i: 0, or 1 / (1 - p): number j % 8 of the 16-bit halves of block {i, j / 8, 0, 0}
-   decides. */
+/* Returns the factor of element j of row i: 0, or 1 / (1 - p). Number j % 8 of the 16-bit halves of block {i,
+   j / 8, 0, 0} decides. */
 TEST_PLAIN static double kept(uint64_t key, uint32_t i, uint32_t j, double p)
 {
     const uint32_t threshold = (uint32_t)floor(65536 * p + 0.5);
@@ -291,9 +292,9 @@ TEST_PLAIN static double kept(uint64_t key, uint32_t i, uint32_t j, double p)
     return bits >= threshold ? 65536.0 / (65536.0 - threshold) : 0;
 }
 
-/* Of the attention weight of query i for key j of head h: p counts in steps of 1/256, at least one. Block
-   {i, j / 16, h, 0} has a number of 8 bits for each of 16 keys: bits 0 to 3 are bit j % 16 of the four words,
-   bits 4 to 7 their bit 16 + j % 16. */
+/* Returns the factor of the attention weight of query i for key j of head h. p is rounded to steps of 1/256,
+   at least one. Block {i, j / 16, h, 0} has a number of 8 bits for each of 16 keys: its bits 0 to 3 are bit j
+   % 16 of the four words, its bits 4 to 7 are their bit 16 + j % 16. */
 TEST_PLAIN static double kept_weight(uint64_t key, uint32_t i, uint32_t j, uint32_t h, double p)
 {
     const double threshold = fmax(1, floor(256 * p + 0.5));

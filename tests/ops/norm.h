@@ -1,4 +1,4 @@
-/* Plain loops in double precision, and beside them what records the op: norms. */
+/* Norms: each op as plain loops in double precision (eval_*) and a function that records it. */
 #pragma once
 
 TEST_PLAIN static void eval_layernorm(node *n)

@@ -1,13 +1,13 @@
-/* Numbers that are exact, far from zero or rounded, and other tests of one op. */
+/* Exact numbers, numbers far from zero, rounded numbers, and other tests of single ops. */
 #pragma once
 
-/* Every op with a backward has a case, and every op of all was run by the gradient tests. */
+/* Every op with a backward has a case, and the gradient tests have run every op. */
 TEST(every_op_has_a_case)
 {
     for (int op = 0; op < TT__OP_COUNT; op++) {
         const tt__instr i = tt__new_instr(op);
         const tt__gradient *how = &tt__rules_of(&i)->backward;
-        bool found = (!how->emit && !how->reads) || op >= TT__OP_ALL_REDUCE; /* test_tensor.c has these */
+        bool found = (!how->emit && !how->reads) || op >= TT__OP_ALL_REDUCE; /* collectives: test_tensor.c */
         for (int c = 0; c < CASE_COUNT; c++) found |= cases[c].op == op;
         snprintf(where, sizeof where, "op '%s'", tt__ops[op].name);
         report(found, "has a backward, but no line in CASES");
@@ -16,14 +16,14 @@ TEST(every_op_has_a_case)
     for (int op = 0; op < TT__OP_COUNT; op++) {
         snprintf(where, sizeof where, "op '%s'", tt__ops[op].name);
         bool streams = tt__ops[op].flags & TT__ANY_SPACE; /* test_planner.c has programs with these */
-        bool of_ranks = op >= TT__OP_ALL_REDUCE;          /* and test_ranks.c with these */
-        bool caches = op == TT__OP_STORE_ROWS;            /* which has no backward: and test_lm.c */
+        bool of_ranks = op >= TT__OP_ALL_REDUCE;          /* test_ranks.c has these */
+        bool caches = op == TT__OP_STORE_ROWS;            /* has no backward; test_lm.c has it */
         bool fp8 = op == TT__OP_QUANTIZE || op == TT__OP_FP8_HISTORY; /* see training_in_fp8 */
         report(ran[op] || streams || of_ranks || caches || fp8, "was in no program of the gradient tests");
     }
 }
 
-/* Far from 0 an activation is x, 0, 1 or -1, and its derivative 1 or 0: nothing may be left of 1 - 1 and
+/* Far from 0 an activation is x, 0, 1 or -1, and its derivative 1 or 0. A rounding error of 1 - 1 must not be
    multiplied by a large x. */
 TEST(activations_far_from_zero)
 {
@@ -47,7 +47,7 @@ TEST(activations_far_from_zero)
             tt_param_set(w, x);
             o.accumulate = true;
             tt_program *p = tt_compile(t, loss, &o);
-            for (int c = 0; c < 8; c++) far[c] = -4e12f; /* the gradient that enters: 1e12 */
+            for (int c = 0; c < 8; c++) far[c] = -4e12f; /* the incoming gradient is 1e12 */
             if (CHECK(p && tt_set(p, target, far, 1) == TT_OK && tt_micro_step(p, NULL) == TT_OK &&
                       tt_get(p, y, got, 8) == TT_OK && tt_get_gradient(p, w, gradient_of) == TT_OK))
                 for (int c = 0; c < 8; c++) {
@@ -66,8 +66,8 @@ TEST(activations_far_from_zero)
 
 /* ------------------------------------------------------------------------------------------------- rotary */
 
-/* Frequencies and magnitudes of each scaling, as ROPE_INIT_FUNCTIONS of transformers 5.23 has them: rows
-   (1, 0) are turned by position 1, and by one where the angle in floats is far from its start. */
+/* Each scaling has the frequencies and magnitudes of ROPE_INIT_FUNCTIONS of transformers 5.23. Rows (1, 0)
+   are rotated by position 1, and by a position so far that the angle needs care in floats. */
 TEST(rotary_scaling)
 {
     static const struct {
@@ -132,15 +132,15 @@ TEST(rotary_scaling)
 
 /* ------------------------------------------------------------------------------------------------ dropout */
 
-/* Masks are those of the documented generator in every step and micro-batch, the same when run again,
-   different elsewhere. */
+/* Masks follow the documented generator in every step and micro-batch: equal in a second run, different in
+   other steps and micro-batches. */
 TEST(dropout_masks)
 {
     static const size_set size = {"masks", 3, 37, 1, 1, 1, {150, 50}, NULL, false};
     const uint32_t zero[4] = {0, 0, 0, 0};
     uint32_t u[4];
     double first[4] = {0, 0, 0, 0};
-    philox(10, zero, 0, u); /* the known answers of Random123 */
+    philox(10, zero, 0, u); /* the published test vectors of Random123 */
     CHECK(u[0] == 0x6627e8d5u && u[1] == 0xe169c58du && u[2] == 0xbc57ac4cu && u[3] == 0x9b00dbd8u);
     philox(7, zero, 0, u);
     CHECK(u[0] == 0x5f6fb709u && u[1] == 0x0d893f64u && u[2] == 0x4f121f81u && u[3] == 0x4f730a48u);
@@ -184,8 +184,9 @@ TEST(dropout_masks)
         }
 }
 
-/* Products of which every sum is exact in fp32, in any order: all bits are known. Cut panels, tiles and
-   blocks in each direction, and so many sums that they are taken up in a second and third block. */
+/* Checks products whose sums are exact in fp32 in any order, so that all bits are known. The shapes have
+   partial panels, tiles and blocks in each direction, and sums so long that a second and a third block
+   continue them. */
 TEST(products_exact)
 {
     enum { MOST = 1100 * 1100 };
@@ -204,7 +205,7 @@ TEST(products_exact)
             tt__convert(&half[k][e], TT_BF16, &x[k][e], TT_F32, 1);
         }
     for (int c = 0; c < TT__COUNT(op) * TT__COUNT(shape); c++) {
-        /* (m, n), k products each */
+        /* an (m, n) result; each element sums k products */
         const int which = c % TT__COUNT(op), *z = shape[c / TT__COUNT(op)], m = z[0], n = z[1], k = z[2];
         const int a_row = which == 2 ? 1 : k, a_col = which == 2 ? m : 1, b_row = which == 0 ? 1 : n,
                   b_col = which == 0 ? k : 1;
@@ -251,7 +252,8 @@ TEST(products_exact)
     }
 }
 
-/* The fused op needs at least one value of (rows, hidden) less than the pair: silu(gate) or its gradient. */
+/* tt_swiglu needs at least one value of (rows, hidden) less than the separate ops: silu(gate) or its
+   gradient. */
 TEST(swiglu_keeps_less)
 {
     enum { ROWS_ = 256, WIDTH = 16, HIDDEN = 512 };
@@ -286,9 +288,9 @@ TEST(swiglu_keeps_less)
     }
 }
 
-/* Every number of f16 and, between each two neighbours, f32 numbers below, at and above the middle: each
-   instruction set widens and narrows as the scalar functions do, which are checked against ldexp and what is
-   known of nearest even. */
+/* Each instruction set widens and narrows every f16 number, and f32 numbers below, at and above the middle
+   between neighbours, as the scalar functions do. Those are checked against ldexp and
+   round-to-nearest-even. */
 TEST(f16_conversions)
 {
     enum { PATTERNS = 65536, COLS = 64, ROWS = 4 * PATTERNS / COLS };
@@ -304,7 +306,7 @@ TEST(f16_conversions)
         float sign = k >> 15 ? -1.0f : 1.0f, f = tt__from_f16((uint16_t)k);
         if (exponent == 31) CHECK(fraction ? f != f : f == sign * INFINITY);
         else CHECK(f == sign * (float)x && tt__to_f16(f) == k);
-        /* itself, and a third, a half and two thirds of the way to the next: all are f32 */
+        /* the number itself, and about a third, a half and two thirds of the way to the next: all are f32 */
         for (int part = 0; part < 4; part++) {
             double between = x + (above - x) * (part == 3 ? 0.6875 : part * 0.3125);
             if (part == 2) between = (x + above) / 2;
@@ -324,7 +326,7 @@ TEST(f16_conversions)
         int wrong = 0;
         tt_value h = tt_input(t, "half", TT_F16, ROWS, COLS), w = tt_input(t, "wide", TT_F32, ROWS, COLS),
                  z = tt_input(t, "zero", TT_F32, ROWS, COLS);
-        /* Dtype of the first operand. */
+        /* tt_add's result has the dtype of its first operand. */
         tt_value zh = tt_input(t, "zero half", TT_F16, ROWS, COLS), widened = tt_add(t, z, h),
                  narrowed = tt_add(t, zh, w);
         tt_output(t, narrowed);
@@ -346,7 +348,8 @@ TEST(f16_conversions)
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
     }
-    /* Stochastic rounding: to one of both neighbours, up as often as the distance says. */
+    /* Stochastic rounding gives one of the two neighbours, and rounds up with a probability proportional to
+       the distance. */
     for (int k = 0; k < 2 * PATTERNS; k++) {
         float x = wide[2 * k];
         uint32_t ups = 0, draws = 64;
@@ -365,7 +368,7 @@ TEST(f16_conversions)
     free(got);
 }
 
-/* Inputs that the program does not need may be set: they must not disturb those that it does. */
+/* Inputs that the program does not need may be set. They must not disturb the inputs that it does need. */
 TEST(unused_inputs)
 {
     test_allocator a;
@@ -396,7 +399,7 @@ TEST(unused_inputs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* What tt_device_text says of GPUs; on emulated ones also why there is none to be used. */
+/* Checks what tt_device_text says about GPUs, and on the emulator also why none is usable. */
 TEST(device_described_cuda)
 {
 #ifdef TINYTRAIN_CUDA
@@ -431,7 +434,7 @@ TEST(device_described_cuda)
     }
     for (int r = 0; r < TEST_COUNT(reasons); r++) {
         bool said = false;
-        /* Each call of CUDA fails once, or all from there on. */
+        /* The nth call of CUDA fails, alone or with all later calls. */
         for (long nth = 1, calls = 2; nth < calls; nth++) {
             for (int all = 0; all < 2; all++) {
                 emu_configure(1, (size_t)64 << 20, 1, 1);

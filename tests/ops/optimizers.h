@@ -1,4 +1,4 @@
-/* Updates of parameters: stochastic rounding, pieces, weights that are narrowed while they are read. */
+/* Updates of parameters: stochastic rounding, shards; weights that are narrowed while they are read. */
 #pragma once
 
 /* Rounds up with a probability equal to the dropped fraction; r holds 16 random bits. */
@@ -9,20 +9,20 @@ static uint16_t bf16_stochastic(float x, uint32_t r)
     return (uint16_t)((u + (r & 0xffff)) >> 16);
 }
 
-/* As bf16_stochastic, where nearest does not overflow either. */
+/* Rounds x to f16 with a probability as in bf16_stochastic, unless rounding to nearest overflows. */
 static uint16_t f16_stochastic(float x, uint32_t r)
 {
     uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
     if (magnitude >= 0x477fe000u) return tt__to_f16(x); /* 65504 and more */
     if (magnitude >= 0x38800000u) return (uint16_t)(sign | ((magnitude - 0x38000000u + (r & 0x1fff)) >> 13));
-    float units = tt__float(magnitude) * 0x1p24f; /* of the subnormals; exact */
+    float units = tt__float(magnitude) * 0x1p24f; /* in units of the subnormals; exact */
     return (uint16_t)(sign | ((uint32_t)units +
                               ((units - (float)(uint32_t)units) * 65536 + (float)(r & 0xffff) >= 65536)));
 }
 
-/* Every step moves 16-bit parameters of 1.5 by a 64th of their unit in the last place, u = 2^-7 or 2^-10.
-   Rounding to nearest would leave them where they are; stochastic rounding moves their mean as exact
-   arithmetic does, up to 5 standard deviations of u / sqrt(4096). */
+/* Every step moves 16-bit parameters of 1.5 by 1/64 of their unit in the last place, u = 2^-7 or 2^-10.
+   Rounding to nearest would leave them unchanged. Stochastic rounding moves their mean as exact arithmetic
+   does, up to 5 standard deviations of u / sqrt(4096). */
 TEST(stochastic_rounding_is_unbiased)
 {
     enum { N = 4096 };
@@ -60,7 +60,7 @@ TEST(stochastic_rounding_is_unbiased)
             memcpy(before, values, sizeof before);
             CHECK(tt_set(p, y, targets, 64) == TT_OK && tt_step(p, 0, NULL) == TT_OK);
             tt_param_get(w, values);
-            CHECK(same_params(before, values, N)); /* what 16 bits hold exactly is not rounded */
+            CHECK(same_params(before, values, N)); /* numbers that 16 bits hold exactly are not rounded */
         }
         tt_program_free(p);
         tt_tape_free(t);
@@ -69,8 +69,8 @@ TEST(stochastic_rounding_is_unbiased)
 }
 
 #ifdef TINYTRAIN_CUDA
-/* Runs an instruction, whose operands are the host's, on a GPU. workspace_after: where not NULL, it gets what
-   that then has. */
+/* Runs an instruction with operands in host memory on a GPU. workspace_after: NULL, or where to copy the
+   workspace afterwards. */
 static void *workspace_after;
 static bool run_on_cuda(const tt__launch *host, size_t workspace)
 {
@@ -88,7 +88,7 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
         for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT && ok; k++) {
             tt__mat *m = k < TT__MAX_IN ? &l.in[k] : &l.out[k - TT__MAX_IN];
             const tt__mat *h = k < TT__MAX_IN ? &host->in[k] : &host->out[k - TT__MAX_IN];
-            /* fp8 lies row by row or column by column. */
+            /* fp8 is stored by rows or by columns. */
             const int64_t lines = tt__is_fp8(h->dtype) ? tt__max(h->rows, h->cols) : h->rows;
             size_t bytes = (size_t)(lines * h->ld) * tt_dtype_bytes(h->dtype);
             if (!h->data) continue;
@@ -114,10 +114,10 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
 }
 #endif
 
-/* Each instruction set rounds as the functions above do with the documented numbers: halves of the words of
-   Philox counter {element / 8} under the key of step, tensor and instruction. From 0 with a rate of 1, a step
-   of SGD leaves the gradient's negative: numbers of every size, near the limits of both dtypes, infinite and
-   not a number, in a last chunk that is no whole number of vectors. */
+/* Each instruction set rounds as the functions above do, with the documented random numbers: 16-bit halves of
+   the words of Philox counter {element / 8} under the key of step, tensor and instruction. From 0 with a rate
+   of 1, a step of SGD leaves the negative gradient: numbers of every size, near the limits of both dtypes,
+   infinities and NaN; the last chunk is no whole number of vectors. */
 TEST(stochastic_rounding_of_each_isa)
 {
     enum { N = 2 * TT__CHUNK + 1237 };
@@ -193,15 +193,15 @@ TEST(stochastic_rounding_of_each_isa)
     }
 }
 
-/* A parameter of which each of three ranks updates its piece, with random rounding, has the bits of one that
-   is updated whole. */
+/* Three ranks each update a shard of a parameter with stochastic rounding: the bits equal those of an update
+   of the whole parameter. */
 TEST(pieces_are_updated_as_the_whole)
 {
     enum { N = 5 * TT__CHUNK + 1237, RANKS = 3, OUTPUTS = 3 };
     static const char *const isa[] = {"portable", "avx2", "avx512", "neon", "cuda"};
     static const int op[] = {TT__OP_ADAM, TT__OP_SGD};
     static const tt_dtype dtype[] = {TT_BF16, TT_F16, TT_F32};
-    static float made[2][1 + OUTPUTS][N]; /* [whole, pieces][gradient, parameter and state] */
+    static float made[2][1 + OUTPUTS][N]; /* [whole, shards][gradient, parameter and state] */
     for (int c = 0; c < TT__COUNT(isa) * TT__COUNT(op) * TT__COUNT(dtype); c++) {
         const char *on = isa[c / (TT__COUNT(op) * TT__COUNT(dtype))];
         const tt_dtype type = dtype[c % TT__COUNT(dtype)];
@@ -237,7 +237,7 @@ TEST(pieces_are_updated_as_the_whole)
             }
         memcpy(made[1], made[0], sizeof made[0]);
         l.workspace = calloc(TT__ROW_BUFFERS, tt__row_bytes(TT__CHUNK));
-        for (int r = -1; r < RANKS && ok; r++) { /* -1: whole */
+        for (int r = -1; r < RANKS && ok; r++) { /* -1: the whole parameter */
             const int64_t n = tt__piece(N, TT__CHUNK, false, r < 0 ? 0 : r, r < 0 ? 1 : RANKS, &l.first);
             for (int m = 0; m <= outputs; m++) {
                 const tt__mat of = {(char *)made[r >= 0][m] + (size_t)l.first * item, type, 1, n, n};
@@ -253,8 +253,8 @@ TEST(pieces_are_updated_as_the_whole)
     }
 }
 
-/* A weight that is rounded while it is read gives the bits of a rounded copy: products of few rows, of few
-   sums and packed ones, with cut tiles. */
+/* A weight that is rounded while it is read gives the bits of a rounded copy: products of few rows, products
+   of short sums, and packed products, with partial tiles. */
 TEST(weights_narrowed_while_read)
 {
     enum { MOST = 600 * 130 };
@@ -268,7 +268,7 @@ TEST(weights_narrowed_while_read)
         if (!has_isa(isa[k])) continue;
         for (int f16 = 0; f16 < (is_bf16(isa[k]) ? 1 : 2); f16++)
             for (int s = 0; s < 2 * TT__COUNT(shape); s++) {
-                /* odd: the gradient of x */
+                /* odd s: the gradient of x */
                 const int *z = shape[s / 2], rows = z[0], from = s % 2 ? z[1] : z[2],
                           to = s % 2 ? z[2] : z[1];
                 const tt_dtype half = f16 ? TT_F16 : TT_BF16;

@@ -1,12 +1,13 @@
-/* Results of all cases beside the plain loops'. */
+/* Results of all cases, compared with the plain loops. */
 #pragma once
 
 /* ----------------------------------------------------------------------------------------- building a net */
 
-/* isa: an instruction set's name, with _dot or _tiles behind it for bf16 products that are so computed. */
+/* Tells whether `isa`, a name of an instruction set, ends in _dot or _tiles, a way to compute bf16
+   products. */
 static bool is_bf16(const char *isa) { return strchr(isa, '_') != NULL; }
 
-/* What runs the kernels: an instruction set of the CPU, or device "cuda" of a build with that backend. */
+/* Tells whether `isa` is device "cuda" instead of an instruction set of the CPU. */
 static bool is_cuda(const char *isa) { return strcmp(isa, "cuda") == 0; }
 
 static tt_context *open_isa(tt_context_options o, const char *isa)
@@ -45,7 +46,7 @@ static void net_open(net *to, const op_case *c, const size_set *size, const char
     o.verify = true;
     o.logger.log = test__no_log;
     g->seed = o.seed;
-#ifdef TT_EMULATE /* a new device in each case, with another order of all that CUDA leaves open */
+#ifdef TT_EMULATE /* a new device for each case, with another order of all that CUDA leaves open */
     static uint64_t seed;
     if (is_cuda(isa)) emu_configure(1, (size_t)64 << 20, 1, ++seed);
 #endif
@@ -89,14 +90,14 @@ TEST_PLAIN static void evaluate(void)
     }
 }
 
-/* The loss of a case: its result, or its squared error, directly or through a linear layer to one column. The
-   targets lie far from the results, so that their difference, a factor of all gradients, has no rounding
-   error of its own. */
+/* Makes the loss of a case: its result, or the squared error of its result, directly or through a linear
+   layer to one column. Targets are far from the results, so that their difference, a factor of all gradients,
+   has no rounding error of its own. */
 static int loss_of(int result, bool projected)
 {
     node *n = &g->nodes[result];
     double most = 0;
-    /* A row's gradient is a difference of numbers up to 1 / rows, which may cancel altogether. */
+    /* A row's gradient is a difference of numbers up to 1 / rows, which may cancel completely. */
     if (n->loss) {
         g->upstream = g->gain / g->nodes[n->in[0]].rows;
         return result;
@@ -128,7 +129,7 @@ static bool set_inputs(tt_program *p)
     return ok;
 }
 
-static char where[256]; /* what is being tested, for messages */
+static char where[256]; /* names the test in messages */
 
 static bool report(bool ok, const char *format, ...)
 {
@@ -182,7 +183,8 @@ static void compile_in(tt_compile_options *o, const char *isa, const precision_c
     o->residual = precision->residual;
 }
 
-/* f16 holds no more than 65504: only a case that is made of larger numbers is left out. */
+/* Tells whether f16, which holds at most 65504, can hold the case's numbers. Only one case may be left
+   out. */
 static bool fits(const op_case *c, const precision_case *precision)
 {
     double most = 0;
@@ -194,13 +196,13 @@ static bool fits(const op_case *c, const precision_case *precision)
     return ok;
 }
 
-/* TT_TEST_CASE='linear*': only these cases. */
+/* Tells whether TT_TEST_CASE, a pattern like 'linear*', is absent or matches the case. */
 static bool asked_for(const op_case *c)
 {
     return !getenv("TT_TEST_CASE") || tt__match(getenv("TT_TEST_CASE"), c->name);
 }
 
-/* A name that no case has would pass without a check. */
+/* Fails if TT_TEST_CASE matches no case: the tests would pass without a check. */
 static void ask_for_a_case(void)
 {
     bool found = false;
@@ -209,9 +211,9 @@ static void ask_for_a_case(void)
     report(found, "no case is called '%s'", found ? "" : getenv("TT_TEST_CASE"));
 }
 
-/* The emulator is slow: each of its three builds takes another part of all combinations, the fastest the
-   largest, but for sizes "whole_*", for which asan alone has its part. TT_TEST_CASE: all, unless
-   TT_TEST_SHARE is there too. */
+/* Tells whether this build of the emulator leaves a combination out. The emulator is slow: each of three
+   builds takes a part of all combinations, the fastest build the largest. For sizes "whole_*" only build asan
+   is limited to its part. TT_TEST_CASE without TT_TEST_SHARE: every build takes all. */
 static bool left_out(const char *isa, const size_set *size, int combination)
 {
 #ifdef TT_EMULATE
@@ -227,17 +229,17 @@ static bool left_out(const char *isa, const size_set *size, int combination)
 #endif
 }
 
-/* In a thinned sweep (TEST_SWEEP) the instruction sets whose loops are one text take the combinations by
-   turns: portable, avx2, avx512, neon; `times` as few where these take longer. What multiplies bf16 has only
-   combinations with bf16. */
+/* Tells whether a thinned sweep (TEST_SWEEP) leaves the combination to another instruction set. portable,
+   avx2, avx512 and neon share the text of their loops and take combinations in turn; slow combinations are
+   taken `times` less often. Instruction sets with bf16 products have only bf16 combinations. */
 static bool leaves_to_others(const char *isa, int combination, int times)
 {
     const int every = is_bf16(isa) ? (TEST_SWEEP + 2) / 3 : times * TEST_SWEEP;
     return TEST_SWEEP > 1 && !is_cuda(isa) && (combination + (int)strlen(isa) / 2) % every != 0;
 }
 
-/* In the slow builds of the emulator a gradient's case has one kind of run by turns, of which the fast one
-   runs all. */
+/* Tells whether a gradient case makes only one kind of run, in turn: so in the emulator's slow builds. The
+   fast build makes all. */
 static bool takes_turns(const char *isa)
 {
 #ifdef TT_EMULATE
@@ -249,7 +251,7 @@ static bool takes_turns(const char *isa)
 #endif
 }
 
-/* Whether the size is for the case. Thousands of rows of attention would take the emulator minutes. */
+/* Tells whether the size is for the case. Thousands of rows of attention would take the emulator minutes. */
 static bool fits_case(const size_set *size, const op_case *c, const char *isa)
 {
     int rows = 0;
@@ -276,7 +278,7 @@ static void reference_case(const op_case *c, const size_set *size, const char *i
     int result = c->build(), loss = train ? loss_of(result, false) : result;
     bool used = false;
     for (int k = 0; k < g->tape->n_code; k++) used |= g->tape->code[k].op == c->op;
-    used |= c->op == TT__OP_ADD_ROW && g->count[ROWS] == 1 && !axes; /* two values of one shape */
+    used |= c->op == TT__OP_ADD_ROW && g->count[ROWS] == 1 && !axes; /* two values of one shape make an add */
     report(used, "the case does not record the op that it is for");
     o.train = o.accumulate = g->train = train;
     compile_in(&o, isa, precision);
@@ -306,7 +308,8 @@ static void reference(const char *isa)
                 if (left_out(isa, &sizes[s], c + s + k) || (is_bf16(isa) && p->half != TT_BF16) ||
                     (p->halved && (sizes[s].only || (c + s) % 2)) || leaves_to_others(isa, c + s + k, 1))
                     continue;
-                /* Three kinds of a size; thinned sweeps and the emulator of CUDA have one, by turns. */
+                /* A size has three kinds of runs; thinned sweeps and the emulator of CUDA take one of them in
+                   turn. */
                 const bool without_axes = (p->mixed && !p->halved) || k == 0;
                 const bool all = TEST_SWEEP == 1 && !is_cuda(isa);
                 int turn = (c + s + k + (int)strlen(isa)) % 3;
@@ -333,7 +336,7 @@ TEST(reference_avx512_dot) { reference("avx512_dot"); }
 TEST(reference_avx512_tiles) { reference("avx512_tiles"); }
 TEST(reference_neon) { reference("neon"); }
 TEST(reference_neon_dot) { reference("neon_dot"); }
-TEST(reference_cuda) /* by warpgroups: attention_by_warpgroups */
+TEST(reference_cuda) /* warpgroups: see attention_by_warpgroups */
 {
     setenv("TINYTRAIN_WGMMA", "0", 1);
     reference("cuda");

@@ -1,4 +1,4 @@
-/* What is refused: wrong operands, and batches with bad indices or with numbers that are not finite. */
+/* Errors: wrong operands, and batches with bad indices or with numbers that are not finite. */
 #pragma once
 
 /* ---------------------------------------------------------------------------------------------- bad input */
@@ -14,8 +14,8 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     return tt_rotary(t, x, positions, &o);
 }
 
-/* X(name, status, words that the message must have, the op). x (rows<=8, 6), y (rows<=8, 5), z (4, 6) f32; i
-   (rows<=8, 1), pairs (rows<=8, 2), few (4, 1) i32; s sequence starts; w (5, 6), w7 (5, 7), v (6), v5 (5)
+/* X(name, status, two parts that the message must have, call). x (rows<=8, 6), y (rows<=8, 5), z (4, 6) f32;
+   i (rows<=8, 1), pairs (rows<=8, 2), few (4, 1) i32; s sequence starts; w (5, 6), w7 (5, 7), v (6), v5 (5)
    parameters. */
 #define REFUSED(X) \
     X(linear_width, TT_ERR_SHAPE, "linear", "w7", tt_linear(t, x, w7, NULL)) \
@@ -184,8 +184,8 @@ TEST(ops_refuse_wrong_operands)
     TEST_CLOSE(ctx, &a);
 }
 
-/* One good step of the model, optionally `spoil` in between, and a second good step: the same bits as without
-   it. */
+/* A batch to refuse. One good step of the model, the batch that `spoil` breaks, and a second good step leave
+   the same bits as the two good steps alone. */
 typedef struct spoiled { const char *name, *part[2]; tt_status status; void (*spoil)(batch *b); } spoiled;
 
 static void spoil_id(batch *b) { b->ids[2] = MODEL_VOCAB; }
@@ -214,7 +214,7 @@ TEST(bad_batches_change_nothing)
         {"last start", {"'seq_start' ends with", "rows"}, TT_ERR_ARGUMENT, spoil_last_start},
         {"all ignored", {"no target counts", "nothing was updated"}, TT_ERR_NUMERIC, spoil_all_ignored},
     };
-    float *good[2] = {NULL, NULL}; /* without anything in between */
+    float *good[2] = {NULL, NULL}; /* parameters after the two good steps alone */
     size_t n;
     for (int k = -1; k < (int)(sizeof bad / sizeof bad[0]); k++)
         for (int accumulate = 0; accumulate < 2; accumulate++) {
@@ -266,8 +266,7 @@ TEST(bad_batches_change_nothing)
     free(good[1]);
 }
 
-/* NaN and overflow: the step fails and names the tensor; parameters and optimizer are as if it had not
-   been. */
+/* NaN and overflow fail the step with the tensor's name, and leave parameters and optimizer unchanged. */
 TEST(numbers_that_are_not_finite)
 {
     static const struct { const char *name, *part; float value; int batch_at; } bad[] = {
@@ -299,7 +298,7 @@ TEST(numbers_that_are_not_finite)
                 for (int e = 0; e < 20; e++) x[e] = (float)((e * 7 + step) % 5 - 2);
                 for (int e = 0; e < 12; e++) y[e] = (float)((e * 5 + step) % 7 - 3) * (spoil ? 100.0f : 1.0f);
                 if (spoil) { x[7] = bad[k].value; memset(after, 0, sizeof after); }
-                /* Zero weights: the loss stays finite. */
+                /* Zero weights keep the loss finite. */
                 if (spoil && k == 3) tt_param_get(w, before), tt_param_set(w, after);
                 else tt_param_get(w, before);
                 CHECK(tt_set(p, in, x, 4) == TT_OK && tt_set(p, target, y, 4) == TT_OK);
@@ -328,8 +327,8 @@ TEST(numbers_that_are_not_finite)
         }
 }
 
-/* A failed micro-batch in the middle of a step ends the step without an update; the next step is a clean
-   one. */
+/* A failed micro-batch in the middle of a step ends the step without an update; the next step is
+   unaffected. */
 TEST(failed_micro_batch_ends_the_step)
 {
     model m;
@@ -355,7 +354,7 @@ TEST(failed_micro_batch_ends_the_step)
     after = all_params(m.ctx, &n);
     tt_program_free(p);
     model_close(&m);
-    model_open(&m, 1, 0); /* the same single step from the start */
+    model_open(&m, 1, 0); /* the same single step in a new context */
     p = tt_compile(m.t, m.loss, &o);
     CHECK(p && model_set(&m, p, &b) && tt_micro_step(p, NULL) == TT_OK && tt_update(p, 0.01f, NULL) == TT_OK);
     free(before);

@@ -1,8 +1,8 @@
-/* Plain loops in double precision, and beside them what records the op: rows that are chosen, averaged,
-   set, cut and reshaped. */
+/* Rows that are gathered, averaged, set, sliced and reshaped: each op as plain loops in double precision
+   (eval_*) and a function that records it. */
 #pragma once
 
-TEST_PLAIN static void eval_rows(node *n) /* rows of in[0] by the index in[1] */
+TEST_PLAIN static void eval_rows(node *n) /* reads rows of in[0] at the indices in[1] */
 {
     for (int r = 0; r < n->rows; r++)
         for (int c = 0; c < n->cols; c++)
@@ -67,7 +67,7 @@ static int set_rows(int x, int index, int row)
     return at;
 }
 
-/* Images of 2 x 3 patches of k x k pixels and 3 channels, one a sequence. */
+/* Reads patches of images of 2 x 3 patches, each of k x k pixels, one image per sequence. */
 TEST_PLAIN static void eval_patches(node *n)
 {
     int side = n->k, width = 3 * side, channels = n->cols / (side * side);

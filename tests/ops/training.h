@@ -26,7 +26,7 @@ static tt_param *model_param(tt_context *ctx, const char *part, int layer, int r
     return tt_param_new(ctx, name, rows > 1 ? 2 : 1, rows > 1 ? dims : &dims[1], init);
 }
 
-/* Embedding, two attention layers, mean of each sequence, classes. */
+/* Builds the model: embedding, two attention layers, the mean of each sequence, classes. */
 static void model_open(model *m, int threads, float p)
 {
     tt_context_options o = tt_context_options_default();
@@ -73,7 +73,7 @@ static void model_close(model *m)
     tt_close(m->ctx);
 }
 
-/* Sequences of different lengths, whose tokens lean towards their class. */
+/* Returns random sequences of different lengths; half of the tokens depend on the sequence's class. */
 static batch make_batch(int seqs, int longest, uint64_t seed)
 {
     batch b;
@@ -101,7 +101,7 @@ static bool model_set(const model *m, tt_program *p, const batch *b)
            tt_set(p, m->labels, b->labels, b->seqs) == TT_OK;
 }
 
-/* All parameters, one after another; *size of them. To be freed. */
+/* Returns a copy of all parameters, one after another, which the caller frees; *size: number of elements. */
 static float *all_params(tt_context *ctx, size_t *size)
 {
     float *values = NULL;
@@ -160,7 +160,8 @@ TEST(same_bits_for_any_number_of_threads)
 
 /* ---------------------------------------------------------------------------------------------- precision */
 
-/* The mean loss of the last 20 of 60 steps; the first losses; steps skipped. */
+/* Trains 60 steps and returns the mean loss of the last 20. first: losses of the first 10 steps; skipped:
+   number of skipped steps. */
 static double train_model(int precision, double first[10], int64_t *skipped)
 {
     model m;
@@ -183,8 +184,8 @@ static double train_model(int precision, double first[10], int64_t *skipped)
     return last;
 }
 
-/* The mean loss of the last 20 of 60 steps: within 0.05 of that of 32-true, which is far below that of
-   guessing. The losses of the first ten steps, of about 1.5, differ by what rounds in two layers: 2^-8 and
+/* The mean loss of the last 20 of 60 steps is within 0.05 of the loss of 32-true, which is far below the loss
+   of guessing. The losses of the first ten steps, about 1.5, differ by the rounding of two layers: 2^-8 or
    2^-11 in each of 16 ops. */
 TEST(precisions_train_alike)
 {
@@ -194,14 +195,14 @@ TEST(precisions_train_alike)
     CHECK(loss < 0.6 && skipped == 0);
     for (int k = 1; k < PRECISIONS; k++) {
         CHECK_NEAR(train_model(k, others, &skipped), loss, 0.05);
-        CHECK(skipped == 0); /* so that steps can be compared */
+        CHECK(skipped == 0); /* otherwise the steps do not correspond */
         for (int step = 0; step < 10; step++)
             CHECK_NEAR(others[step], first[step], 16 * precisions[k].rounding * 1.5);
     }
 }
 
-/* ... so on the CPU mixed precision makes no copies of weights, not even for a second time in the
-   backward. */
+/* On the CPU, mixed precision makes no 16-bit copies of weights, in the backward either: products round
+   weights while they read them. CUDA makes copies. */
 TEST(mixed_precision_without_copies)
 {
     static const char *const device[] = {"cpu", "cuda"};
@@ -226,8 +227,8 @@ TEST(mixed_precision_without_copies)
         }
 }
 
-/* A deep pre-norm stack, each layer of which adds little to the stream: its last norm and the gradient of its
-   first weight. */
+/* Trains a deep pre-norm stack, each layer of which adds little to the stream, for one micro-batch. Writes
+   the result of its last norm and the gradient of its first weight. */
 enum { DEEP_LAYERS = 24, DEEP_ROWS = 40, DEEP_WIDTH = 32 };
 
 static void deep_stack(const char *precision, const char *residual, float *result, float *gradient_of)
@@ -285,8 +286,8 @@ static double relative_error(const float *x, const float *reference, int n)
     return sqrt(error / size);
 }
 
-/* A stream kept in f32 is rounded by none of its additions: nearer to 32-true than one of 16 bits, in results
-   and gradients. */
+/* Additions do not round a residual stream in f32: its results and gradients are nearer to 32-true than those
+   of a 16-bit stream. */
 TEST(residual_stream_in_f32)
 {
     enum { N = DEEP_ROWS * DEEP_WIDTH, M = DEEP_WIDTH * DEEP_WIDTH };
@@ -304,7 +305,7 @@ TEST(residual_stream_in_f32)
             printf("  %s, 24 layers: results differ by %.2e (16-bit), %.2e (f32); gradients by %.2e, %.2e\n",
                    names[k], error[0], error[1], gradient_error[0], gradient_error[1]);
         CHECK(error[1] > 0 && error[1] < 0.5 * error[0] && gradient_error[1] < 0.5 * gradient_error[0]);
-        /* The default: 16-bit with bf16, f32 with f16. */
+        /* The default is 16-bit with bf16 and f32 with f16. */
         CHECK(error[2] == error[k] && gradient_error[2] == gradient_error[k]);
     }
 }
@@ -323,7 +324,8 @@ static batch part_of(const batch *b, int from, int n)
     return part;
 }
 
-/* A step over `parts` (ending with 0) of 16 sequences, or one tt_step: gradient and parameters after it. */
+/* Makes two steps over micro-batches of `parts` sequences (0 ends; 16 in all), or by tt_step (NULL). Returns
+   the parameters; *gradient: of the first step. */
 static float *accumulated(const int *parts, int ignored, tt_optimizer_kind kind, float **gradient,
                           size_t *size, tt_stats *stats)
 {
@@ -333,7 +335,7 @@ static float *accumulated(const int *parts, int ignored, tt_optimizer_kind kind,
     o.accumulate = parts != NULL;
     o.optimizer.kind = kind;
     o.optimizer.clip_norm = 0.1f;
-    o.optimizer.eps = 1e-3f; /* or Adam would turn the rounding of a gradient near 0 into a step */
+    o.optimizer.eps = 1e-3f; /* otherwise Adam would turn the rounding of a gradient near 0 into a step */
     for (int s = 0; s < MODEL_SEQS; s++)
         if ((ignored & 1 && s < 4) || (ignored & 2 && s % 3 == 0)) all.labels[s] = -100;
     model_open(&m, 2, 0);
@@ -375,8 +377,8 @@ static double distance(const float *a, const float *b, size_t n)
     return most;
 }
 
-/* One batch of 16 equals micro-batches of any sizes, with any number of targets in each, up to the rounding
-   of sums: 1e-6. */
+/* A batch of 16 sequences equals micro-batches of any sizes, with any number of targets in each, up to the
+   rounding of sums: 1e-6. */
 TEST(micro_batches_equal_a_batch)
 {
     static const int whole[] = {16, 0}, fours[] = {4, 4, 4, 4, 0}, uneven[] = {1, 7, 3, 5, 0};
@@ -418,16 +420,16 @@ TEST(micro_batches_equal_a_batch)
 }
 
 #ifdef TINYTRAIN_CUDA
-/* On a device, parameters that no file fills are made there, in their dtype, without a copy; with the CPU's
-   bits on the emulator, and on a GPU as near to them as its logarithm and sine are. */
+/* Parameters that no file fills are initialised on the device, in their dtype, without a copy. The emulator
+   gives the CPU's bits; a GPU is as close to them as its logarithm and sine are. */
 TEST(parameters_begin_on_the_device)
 {
     enum { LARGE = 33 * 1031 };
     static const char *const precision[] = {"32-true", "bf16-true", "16-true"};
-    /* Of a number: a unit in the last place or two. */
+    /* tolerance relative to the number: one or two units in the last place */
     static const double near[] = {0x1p-22, 0x1p-7, 0x1p-10};
     float *expected = (float *)malloc(sizeof(float) * LARGE), *got = (float *)malloc(sizeof(float) * LARGE);
-    setenv("TINYTRAIN_WGMMA", "0", 1); /* a device that is opened is not asked for wgmma by a launch */
+    setenv("TINYTRAIN_WGMMA", "0", 1); /* so that no launch of a newly opened device tests wgmma */
     for (int how = 0; how < TT__COUNT(precision); how++)
         for (int kind = 0; kind <= TT_INIT_UNIFORM; kind++)
             for (int large = 0; large < 2; large++) {
@@ -449,7 +451,7 @@ TEST(parameters_begin_on_the_device)
                 o.device = "cuda";
                 o.train = false;
                 o.precision = precision[how];
-                CHECK(tt_param_get(w, expected) == TT_OK); /* from the initialiser */
+                CHECK(tt_param_get(w, expected) == TT_OK); /* the initialiser's numbers */
                 tt_program *p = tt_compile(t, out, &o);
                 if (CHECK(p != NULL)) {
 #ifdef TT_EMULATE
@@ -473,7 +475,7 @@ TEST(parameters_begin_on_the_device)
                                    near[how] * fabs((double)expected[k]));
                     }
                     CHECK(wrong == 0);
-                    /* In memory that ends behind the last of them. */
+                    /* The memory ends right after the last element. */
                     const tt__backend *b = w->holder->kind->backend;
                     tt__device *d = w->holder->crew->device[0];
                     void *exact = b->allocate(d, (size_t)n * tt_dtype_bytes(dtype));

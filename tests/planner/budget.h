@@ -1,15 +1,15 @@
-/* What a budget chooses, against brute force; what is refused. */
+/* Choices within a budget, compared with brute force, and budgets that are refused. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------- budget */
 
-/* What all choices of a small network need and cost: each configuration, with each set of values to compute
-   again and with nothing computed again. */
+/* Bytes, FLOPs of recomputation and seconds of all n choices of a small network: each configuration, with
+   each set of items to recompute and with none. */
 typedef struct menu { int items, n; size_t *bytes; double *extra, *seconds, flops; } menu;
 
 static void free_menu(menu *m) { free(m->bytes), free(m->extra), free(m->seconds); }
 
-/* A program that is not built yet, and what may change of it. */
+/* Prepares a program without building it, and the choices that it has. */
 static bool open_job(const net *n, const tt_compile_options *o, tt_program *p, tt__chooser *c)
 {
     memset(p, 0, sizeof *p);
@@ -23,7 +23,7 @@ static bool open_job(const net *n, const tt_compile_options *o, tt_program *p, t
     return false;
 }
 
-/* Builds a choice and adds it. */
+/* Builds the program of a choice and adds its bytes and costs to m. */
 static void add_to_menu(tt__chooser *c, const tt__choice *choice, menu *m)
 {
     tt__extent e;
@@ -34,8 +34,8 @@ static void add_to_menu(tt__chooser *c, const tt__choice *choice, menu *m)
     m->seconds[m->n++] = p->built.replay.step.compute + p->built.replay.step.exposed;
 }
 
-/* Nothing is in *m, n 0, if the network has more items than `most`, fewer than 2 where these may change, or
-   more blocks than 4. */
+/* Fills *m with all choices. m->n is 0 if the network has more than `most` items, fewer than 2 items while
+   recomputation may change, or more than 4 blocks. */
 static void build_menu(const net *n, const tt_compile_options *o, int most, menu *m)
 {
     tt_program p;
@@ -44,7 +44,7 @@ static void build_menu(const net *n, const tt_compile_options *o, int most, menu
     if (!open_job(n, o, &p, &c)) return;
     const tt_tape *t = c.front[c.base.zero][c.base.update].t;
     const int zeros = c.zero ? 3 : 1, blocks = c.offload ? c.blocks : 0, outs = c.offload ? 8 : 1;
-    static const int halvings[] = {0, TT__ONE_BY_ONE}; /* of the groups that move together */
+    static const int halvings[] = {0, TT__ONE_BY_ONE}; /* group sizes */
     const bool groups = c.offload || c.base.offload || c.base.update == TT__UPDATE_HOST;
     const int paces = (c.base.ahead + 1) * (groups ? TEST_COUNT(halvings) : 1);
     const size_t room = (size_t)((1 << c.n % 16) + 1) * 72 * 5 * 2;
@@ -60,7 +60,7 @@ static void build_menu(const net *n, const tt_compile_options *o, int most, menu
                 tt__choice choice = c.base;
                 choice.ahead = pace % (c.base.ahead + 1);
                 choice.halved = halvings[pace / (c.base.ahead + 1)];
-                choice.arrivals = false; /* memory that is given up first, for no FLOPs */
+                choice.arrivals = false; /* the next run's inputs lose their room first, for no FLOPs */
                 choice.activations = k % (blocks + 1);
                 choice.offload = (unsigned)(k / (blocks + 1) % outs) | (choice.activations ? 8u : 0);
                 if (c.zero) choice.zero = 1 + k / (blocks + 1) / outs;
@@ -75,7 +75,7 @@ static void build_menu(const net *n, const tt_compile_options *o, int most, menu
     tt__chooser_close(&c);
 }
 
-/* The least that fits a budget of what the choices cost. */
+/* Returns the smallest cost of the choices that fit a budget. */
 static double optimum(const menu *m, const double *cost, size_t budget)
 {
     double best = INFINITY;
@@ -83,8 +83,8 @@ static double optimum(const menu *m, const double *cost, size_t budget)
     return best;
 }
 
-/* A few blocks of two linear layers, and some with attention. With 64 rows `per` piece, activations are most
-   of the memory. */
+/* Records up to `most` blocks of two linear layers, some with attention. With `per` 64 rows, activations take
+   most of the memory. */
 static bool random_stack(tt_context *ctx, uint64_t seed, int most, int per, net *n)
 {
     uint64_t s = seed * 31 + 7;
@@ -111,7 +111,8 @@ static bool random_stack(tt_context *ctx, uint64_t seed, int most, int per, net 
     return tt_tape_status(t) == TT_OK;
 }
 
-/* Few FLOPs and little bandwidth, so that neither starting ops nor computation is all that counts. */
+/* Returns costs with slow arithmetic and little bandwidth, so that neither launches nor computation
+   dominates. */
 static tt_costs slow_costs(void)
 {
     tt_costs c = tt_costs_default();
@@ -125,7 +126,7 @@ static tt_costs slow_costs(void)
     return c;
 }
 
-/* What is chosen costs at most `margin` more than the best of all, a share of `whole`, and fits. */
+/* Checks that the chosen program fits and costs at most the best choice's cost plus `margin` of `whole`. */
 static void check_choice(const menu *m, tt_context *ctx, tt_program *p, const tt_compile_options *c,
                          const double *cost, double whole, double margin, double *chosen)
 {
@@ -191,7 +192,7 @@ TEST(budgets_against_brute_force)
     CHECK(dropped * 60 > 50 * most_programs);
 }
 
-/* What is recomputed, offloaded and split may all change: seconds are within 1% of the best. */
+/* Recomputation, offload and sharding may all change: the chosen seconds are within 1% of the best. */
 TEST(seconds_within_a_budget_against_brute_force)
 {
     const int most_programs = 60 / (2 * TEST_SWEEP - 1);
@@ -226,7 +227,7 @@ TEST(seconds_within_a_budget_against_brute_force)
         for (int q = -1; q <= 4 && m.n; q++) {
             c.memory_budget = q < 0 ? least - 1 : least + (most - least) / 4 * (size_t)q;
             tt_program *p = tt_compile(n.t, n.loss, &c);
-            if (q < 0) { /* where sets do not help, whole policies may */
+            if (q < 0) { /* below all menu entries, a whole policy may still fit */
                 if (p) CHECK(tt_program_plan(p).bytes <= c.memory_budget && p->builds <= 30);
                 else CHECK_ERROR(ctx, TT_ERR_BUDGET, "the plan needs ");
                 refused += !p;
@@ -254,7 +255,8 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Wherever a choice fits, a choice is found, with candidates for all of them or only for some. */
+/* A choice is found within any budget that some choice fits, with candidates for all sets or only for
+   some. */
 TEST(budgets_near_the_smallest)
 {
     const int most_programs = 24 / TEST_SWEEP;
@@ -306,8 +308,8 @@ TEST(budgets_near_the_smallest)
     CHECK(budgets > 10 * most_programs);
 }
 
-/* Sets the options that a message names, one after the other; of `offload`, from the second on, what is added
-   to *list if they are steps. */
+/* Sets the options that a message names, one after another. From the second value of `offload` on, steps are
+   added to *list. */
 static void take_options(const char *text, bool steps, char list[128], tt_compile_options *o)
 {
     static const char *const policies[] = {"none", "cheap", "attention", "blocks", "budget"};
@@ -329,12 +331,13 @@ static void take_options(const char *text, bool steps, char list[128], tt_compil
     }
 }
 
-/* What a program needs at least by the message that refuses it; 0: there is none. */
+/* Returns the bytes that a program needs by the message that refuses it, or 0 for options that do not go
+   together. */
 static size_t needs(const net *n, tt_compile_options c)
 {
     size_t bytes = 0;
     c.memory_budget = 1;
-    n->t->ctx->searches = true; /* no advice */
+    n->t->ctx->searches = true; /* turns advice off */
     tt_program *p = tt_compile(n->t, n->loss, &c);
     n->t->ctx->searches = false;
     CHECK(!p);
@@ -343,8 +346,8 @@ static size_t needs(const net *n, tt_compile_options c)
     return bytes;
 }
 
-/* The smallest possible, by the message, is no larger than any combination of the options that it names, and
-   a program of so many bytes compiles with what the message says of it. */
+/* The smallest possible plan that a message names is no larger than any combination of the options that it
+   names, and a program with exactly these bytes and options compiles. */
 TEST(the_smallest_possible_is_the_smallest)
 {
     static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
@@ -374,7 +377,7 @@ TEST(the_smallest_possible_is_the_smallest)
             all.recompute = policies[k / zeros % 4];
             all.offload = tt__out_lists[k / zeros / 4 % 16];
             all.update = updates[k / zeros / 64];
-            if (strcmp(all.update, "host") == 0 && k / zeros / 4 % 2) continue; /* the state is there then */
+            if (strcmp(all.update, "host") == 0 && k / zeros / 4 % 2) continue; /* the host has the state */
             const size_t bytes = needs(&n, all);
             if (bytes && bytes < least) least = bytes;
         }
@@ -412,7 +415,7 @@ TEST(the_smallest_possible_is_the_smallest)
     CHECK(named > 0);
 }
 
-/* The smallest of what may change, by the message that refuses a budget. */
+/* Returns the smallest bytes that a refusal names for the options that may change. */
 static size_t named_least(const char *message)
 {
     size_t bytes = 0;
@@ -423,9 +426,9 @@ static size_t named_least(const char *message)
     return bytes;
 }
 
-/* Whether a budget is refused depends on the smallest alone: every refusal names it, so many bytes are
-   enough, one byte less is refused, and no plan within a larger budget is smaller. So are the bytes enough
-   that are named with options that may not change. */
+/* Only the smallest possible plan decides whether a budget is refused. Every refusal names its bytes: exactly
+   these bytes are enough, one byte less is refused, and no plan within a larger budget is smaller. Bytes that
+   are named with options that may not change are enough with these options, too. */
 TEST(what_is_refused_names_what_fits)
 {
     static const shape deep = {"deep", 4, 32, 2, 96, 4, 30, 10, true};
@@ -433,7 +436,7 @@ TEST(what_is_refused_names_what_fits)
         "budget", NULL, "optimizer,gradients,parameters,activations"};
     const int most_programs = 6 / test_every(3);
     int refused = 0, advised = 0, sets = 0;
-    test_estimates = 60000; /* for some all candidates, for others a search */
+    test_estimates = 60000; /* some networks try all candidates, others search */
     for (int seed = 0; seed < most_programs; seed++) {
         test_allocator a;
         net n;
@@ -473,7 +476,7 @@ TEST(what_is_refused_names_what_fits)
         const size_t least = named_least(tt_error(ctx));
         tt_compile_options other = c;
         char *at = strstr(what, "the smallest possible is ");
-        for (int k = 0; k < 6; k++) { /* just refused, just enough, and more */
+        for (int k = 0; k < 6; k++) { /* just too few, just enough, and more */
             c.memory_budget = k < 3 ? least + (size_t)k - 1 : least + (whole - least) / 64 * (size_t)(k * k);
             p = tt_compile(n.t, n.loss, &c);
             const size_t bytes = p ? tt_program_plan(p).bytes : 0;
@@ -506,8 +509,8 @@ TEST(what_is_refused_names_what_fits)
     CHECK(all || TEST_SWEEP > 1);
 }
 
-/* Groups of what is offloaded are as large as a budget lets them be, down to one parameter at a time; without
-   a budget they are not made smaller. */
+/* A budget decides how large groups of offloaded tensors are, down to one parameter at a time. Without a
+   budget groups stay large. */
 TEST(groups_that_fit_a_budget)
 {
     const size_t each = WIDE * WIDE * 4;
@@ -515,7 +518,7 @@ TEST(groups_that_fit_a_budget)
         perceptron n;
         tt_compile_options o = tt_compile_options_default();
         size_t bytes[2];
-        together = 0; /* one at a time */
+        together = 0; /* one parameter at a time */
         for (int large = 0; large < 2; large++) {
             REQUIRE(perceptron_new(&n));
             o.device = k ? "cpu" : "cuda";
@@ -546,7 +549,7 @@ TEST(groups_that_fit_a_budget)
     }
 }
 
-/* Candidates that are a quarter of all sets cost little more than the best of all. */
+/* A quarter of all candidate sets leads to a cost close to the best of all sets. */
 TEST(candidates_against_all_sets)
 {
     int programs = 0, compared = 0;
@@ -556,7 +559,7 @@ TEST(candidates_against_all_sets)
         test_allocator a;
         net n;
         tt_program p[2];
-        tt__chooser c[2]; /* with all sets, with some */
+        tt__chooser c[2]; /* with all sets; with some */
         tt_context_options co = test_options(&a);
         co.verify = false;
         tt_context *ctx = open_apart(&co);
@@ -578,7 +581,7 @@ TEST(candidates_against_all_sets)
         size_t least = SIZE_MAX;
         for (int k = 0; k < c[0].n_list; k++)
             if (c[0].list[k].bytes < least) least = c[0].list[k].bytes;
-        for (int k = 0; k < c[0].n_list; k++) { /* a budget for which set k is best, not among the tightest */
+        for (int k = 0; k < c[0].n_list; k++) { /* a budget for which set k is best; not the tightest */
             const tt__candidate *x = &c[0].list[k];
             double best = INFINITY;
             if (tt__is_dominated(&c[0], x) || x->bytes < least + least / 16) continue;
@@ -611,7 +614,7 @@ static void say_kilobytes(void *user, size_t bytes, char *to, size_t capacity)
     snprintf(to, capacity, "%zu kB", bytes / 1000);
 }
 
-/* 8 layers: more sets than can be tried. */
+/* A network of 8 layers has more sets than can be tried. */
 TEST(budgets_of_a_deep_network)
 {
     static const shape deep = {"deep", 8, 64, 4, 256, 8, 50, 10, true};
@@ -639,7 +642,7 @@ TEST(budgets_of_a_deep_network)
     }
     c.recompute = "budget";
     double before = 0;
-    for (int q = 0; q <= 6; q++) { /* from all to what whole blocks leave */
+    for (int q = 0; q <= 6; q++) { /* from all bytes to the bytes that whole blocks leave */
         c.memory_budget = plan[0].bytes - (plan[0].bytes - plan[3].bytes) / 6 * (size_t)q;
         tt_program *p = tt_compile(t, loss, &c);
         REQUIRE(p != NULL);
@@ -674,7 +677,8 @@ TEST(budgets_of_a_deep_network)
     TEST_CLOSE(ctx, &a);
 }
 
-/* What "budget" chooses for ViT-L/16 within the bytes of fixed options takes no longer than these do. */
+/* For ViT-L/16, within the bytes of fixed options, "budget" chooses a plan that takes no longer than the
+   fixed one. */
 TEST(no_fixed_options_beat_a_budget)
 {
     static const char *const offloads[] = {"none", "optimizer", "optimizer,parameters",
@@ -683,9 +687,9 @@ TEST(no_fixed_options_beat_a_budget)
     test_allocator a;
     tt_context_options co = test_options(&a);
     co.verify = false;
-    test_estimates = 1200000; /* the library's own */
+    test_estimates = 1200000; /* the library's own number */
     for (int k = 0; k < 2 * TEST_COUNT(offloads); k++) {
-        if (TEST_SWEEP > 1 && k != 1) continue; /* which needs a second there */
+        if (TEST_SWEEP > 1 && k != 1) continue; /* this one takes a second there */
         tt_context *ctx = open_apart(&co);
         tt_vit m;
         tt_vit_config c = tt_vit_config_default("L/16");
@@ -702,7 +706,7 @@ TEST(no_fixed_options_beat_a_budget)
         o.compile.offload = offloads[k / 2];
         REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
         const tt_model model = tt_vit_classifier(&m);
-        for (int chosen = 0; chosen < 3; chosen++) { /* nothing, what is computed again, all */
+        for (int chosen = 0; chosen < 3; chosen++) { /* nothing chosen; recomputation chosen; all chosen */
             if (chosen) o.compile.recompute = "budget";
             if (chosen == 2) o.compile.offload = "budget";
             if (chosen == 2 && k % 2) o.compile.parallel.zero = TT_ZERO_BUDGET;
@@ -726,14 +730,15 @@ TEST(no_fixed_options_beat_a_budget)
     test_estimates = 400000;
 }
 
-/* As what_is_refused_names_what_fits, of ViT-L/16: what is named is what larger budgets reach by luck. */
+/* For ViT-L/16 a refusal names the smallest plan that the search reaches with larger budgets: exactly the
+   bytes named are enough. */
 TEST(what_a_large_model_reaches_is_named)
 {
     if (TEST_SWEEP > 1) SKIP("it takes a minute there, and smaller programs run the same code");
     test_allocator a;
     tt_context_options co = test_options(&a);
     co.verify = false;
-    test_estimates = 1200000; /* the library's own */
+    test_estimates = 1200000; /* the library's own number */
     tt_context *ctx = open_apart(&co);
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("L/16");
@@ -749,7 +754,7 @@ TEST(what_a_large_model_reaches_is_named)
     const tt_model model = tt_vit_classifier(&m);
     REQUIRE(!tt_trainer_new(ctx, &model, &o) && tt_error_code(ctx) == TT_ERR_BUDGET);
     const size_t least = named_least(tt_error(ctx));
-    for (int k = 0; k < 4; k++) { /* one byte less, so many, some more */
+    for (int k = 0; k < 4; k++) { /* one byte less, exactly the bytes named, some more */
         o.compile.memory_budget = k < 2 ? least - 1 + (size_t)k : least + least / 2000 * (size_t)(k - 1);
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         const size_t bytes = t ? tt_program_plan(tt_trainer_program(t)).bytes : 0;
@@ -762,14 +767,14 @@ TEST(what_a_large_model_reaches_is_named)
     test_estimates = 400000;
 }
 
-/* Seconds of a step of so many micro-batches. */
+/* Returns the seconds of a step of `micros` micro-batches. */
 static double seconds_on(const tt_plan *plan, int micros)
 {
     return plan->compute_seconds + plan->exposed_seconds +
            (micros - 1) * (plan->micro_compute_seconds + plan->micro_exposed_seconds);
 }
 
-/* What is computed again costs time in each micro-batch, an optimizer's state that is moved once a step. */
+/* Recomputation costs time in each micro-batch; moving an optimizer's state costs time once a step. */
 TEST(choices_count_micro_batches)
 {
     enum { MANY = 16 };
@@ -777,7 +782,7 @@ TEST(choices_count_micro_batches)
     tt_context_options co = test_options(&a);
     co.verify = false;
     tt_context *ctx = open_apart(&co);
-    tt_plan plan[3]; /* of steps of one micro-batch, and of many; with nothing moved or computed again */
+    tt_plan plan[3]; /* of steps of one micro-batch; of many; with nothing offloaded or recomputed */
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("S/16");
     tt_train_options o = tt_train_options_default();
@@ -786,7 +791,7 @@ TEST(choices_count_micro_batches)
     o.compile.device = "cuda";
     o.max_seqs = 16;
     o.compile.accumulate = true;
-    test_estimates = 1200000; /* the library's own */
+    test_estimates = 1200000; /* the library's own number */
     REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
     const tt_model model = tt_vit_classifier(&m);
     for (int k = 2; k >= 0; k--) {
@@ -809,7 +814,7 @@ TEST(choices_count_micro_batches)
     test_estimates = 400000;
 }
 
-/* Estimates share the lists of block-sparse attention with the tape that they are of. */
+/* Estimates share the lists of block-sparse attention with the tape that they estimate. */
 TEST(budgets_of_block_sparse_attention)
 {
     test_allocator a;

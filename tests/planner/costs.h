@@ -1,8 +1,8 @@
 /* Seconds and bytes of a plan, its budget, and the largest batch within it. */
 #pragma once
 
-/* Device "cpu" computes in the host's memory: offload saves nothing there. What a budget counts is what the
-   context's allocator gives, and neither advice nor a choice moves anything. */
+/* Device "cpu" computes in the host's memory, so offload saves nothing. Its budget counts the bytes of the
+   context's allocator, and neither advice nor a choice offloads anything. */
 TEST(budgets_on_the_hosts_device)
 {
     static const char *const offloads[] = {NULL, "optimizer", "optimizer,gradients,parameters", "budget"};
@@ -34,7 +34,7 @@ TEST(budgets_on_the_hosts_device)
         CHECK(!strstr(tt_error(ctx), "update \"host\"") && !strstr(tt_error(ctx), "offload \"act"));
         CHECK(!chosen || !strstr(tt_error(ctx), "offload \"o"));
         if (half) o.precision = "bf16-true";
-        o.memory_budget = strtoull(least + (half ? 24 : 25), NULL, 10); /* the number behind these words */
+        o.memory_budget = strtoull(least + (half ? 24 : 25), NULL, 10); /* the number after these words */
         o.memory_budget--;
         CHECK(!tt_compile(t, loss, &o));
         o.memory_budget++;
@@ -66,7 +66,7 @@ TEST(a_plan_has_a_budget_too)
     p = tt_compile(n.t, n.loss, &c);
     CHECK(p != NULL);
     tt_program_free(p);
-    c.memory_budget--; /* what is given up first is memory for the next run's inputs */
+    c.memory_budget--; /* room for the next run's inputs is given up first */
     p = tt_compile(n.t, n.loss, &c);
     REQUIRE(p != NULL && tt_program_plan(p).bytes <= c.memory_budget);
     c.memory_budget = tt_program_plan(p).bytes - 1;
@@ -88,7 +88,7 @@ TEST(seconds_of_a_plan_by_costs)
     net n;
     tt_context *ctx = test_open(&a);
     tt_compile_options c = tt_compile_options_default();
-    tt_costs costs[3]; /* the default; four times as slow; wrong */
+    tt_costs costs[3]; /* the default; four times slower; wrong */
     double rates[COUNT];
     c.device = "cuda";
     c.offload = "gradients";
@@ -120,7 +120,7 @@ TEST(seconds_of_a_plan_by_costs)
         for (int bad = 0; bad < 4; bad++) {
             const double wrong[] = {-1, (double)NAN, (double)INFINITY, 0};
             char text[64];
-            if (k >= RATES && bad == 3) continue; /* nothing may take no time */
+            if (k >= RATES && bad == 3) continue; /* a fixed time may be 0 */
             memcpy(rates, &costs[0], sizeof rates);
             rates[k] = wrong[bad];
             memcpy(&costs[2], rates, sizeof rates);
@@ -133,7 +133,7 @@ TEST(seconds_of_a_plan_by_costs)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Three blocks of n rows, with parameters that are there: of a test of batches. */
+/* Three blocks of n rows with parameters made beforehand, for tests of batches. */
 typedef struct batches { tt_param *up[3], *down[3]; int recorded; int64_t fails_at; } batches;
 
 static tt_value record_batch(void *user, tt_tape *t, int64_t n)
@@ -188,7 +188,7 @@ TEST(largest_batch_against_brute_force)
         tt_program_free(p);
         tt_tape_free(t);
         o.recompute = recomputes[k / 2];
-        for (int size = 0; size < 5; size++) { /* odd ones, and one less than the smallest plan */
+        for (int size = 0; size < 5; size++) { /* odd budgets, and one byte less than the smallest plan */
             if ((k + size) % (2 * TEST_SWEEP - 1)) continue;
             o.memory_budget = size ? one + (size_t)size * (size_t)size * 3777 : one - 1;
             int64_t largest = 0;
@@ -205,7 +205,7 @@ TEST(largest_batch_against_brute_force)
         o.memory_budget = one << 16;
         CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 7);
     }
-    for (int k = 0; k < TEST_COUNT(more); k++) { /* a choice makes room for more, and one more is refused */
+    for (int k = 0; k < TEST_COUNT(more); k++) { /* choosing fits a larger batch; one row more is refused */
         int64_t found[2];
         for (int chosen = 0; chosen < 2; chosen++) {
             o.device = more[k].device;
@@ -236,7 +236,7 @@ TEST(largest_batch_against_brute_force)
     o.memory_budget = 1 << 20;
     CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 0) == 0);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "most 0 is less than 1");
-    for (b.fails_at = 1; b.fails_at <= 7; b.fails_at += 6) { /* another error ends it */
+    for (b.fails_at = 1; b.fails_at <= 7; b.fails_at += 6) { /* another error ends the search */
         CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 0);
         CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x': ");
     }

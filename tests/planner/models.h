@@ -34,7 +34,7 @@ static tt_value encoder_linear(tt_tape *t, int layer, const char *what, tt_value
     return tt_linear(t, x, w, layer_param(t->ctx, layer, name, out, 0));
 }
 
-/* Post-norm with token embeddings (DistilBERT) or pre-norm with patches (ViT). */
+/* Records a post-norm encoder with token embeddings (DistilBERT) or a pre-norm encoder with patches (ViT). */
 static tt_value encoder(tt_tape *t, const shape *e, tt_value *logits)
 {
     int64_t rows = tt_axis(t, "tokens", (int64_t)e->seqs * e->length), seqs = tt_axis(t, "seqs", e->seqs),
@@ -66,9 +66,9 @@ static tt_value encoder(tt_tape *t, const shape *e, tt_value *logits)
     return tt_cross_entropy(t, *logits, tt_input(t, "labels", TT_I32, seqs, 1), NULL);
 }
 
-/* What is f32 of all rows in 16-bit precisions, but for statistics: `sums` values of the residual stream (two
-   a layer but for the last, of which only [CLS] is computed, and three at its beginning) and their
-   gradients. */
+/* Checks which values of all rows are f32 in 16-bit precisions, apart from statistics: `sums` values of the
+   residual stream (three at its beginning and two per layer, except for the last layer, which computes only
+   [CLS]) and their gradients. */
 static void check_f32_values(const tt_program *p, int64_t rows, int sums)
 {
     const tt_tape *t = p->built.t;
@@ -104,7 +104,8 @@ TEST(plans_of_real_architectures)
         tt_context *ctx = test_open(&a);
         tt_tape *t = tt_tape_new(ctx);
         tt_value logits, loss = encoder(t, &shapes[m], &logits);
-        /* Train in all precisions, with accumulation, evaluation of the loss and of the logits alone. */
+        /* Programs: training in all precisions, also with accumulation; evaluation of the loss; the logits
+           alone. */
         enum { KINDS_OF_PROGRAMS = PRECISIONS + 6 };
         size_t trained[PRECISIONS] = {0};
         for (int k = 0; k < 2 * KINDS_OF_PROGRAMS; k++) {
@@ -150,12 +151,12 @@ TEST(plans_of_real_architectures)
         }
         /* bf16 halves activations, bf16-true gradients as well */
         CHECK(trained[1] < trained[0] && trained[2] < trained[1]);
-        /* f16 takes what bf16 takes */
+        /* f16 needs as much as bf16 */
         CHECK(trained[6] == trained[1] && trained[4] == trained[2] && trained[5] == trained[3]);
-        /* the sums of two additions a layer are kept for the norms, but for the last layer, and gradients of
-           one or two of them at a time */
+        /* the norms keep the sums of two additions per layer, except in the last layer; gradients keep one or
+           two of them at a time */
         size_t sum = (size_t)shapes[m].seqs * (size_t)shapes[m].length * (size_t)shapes[m].width * 2;
-        /* The peak of the smallest is in the update. */
+        /* The smallest model's peak is in the update. */
         CHECK(m == 2 || trained[3] >= trained[1] + (size_t)(2 * shapes[m].layers - 2) * sum);
         CHECK(trained[3] <= trained[1] + (size_t)(2 * shapes[m].layers) * sum);
         tt_tape_free(t);
@@ -165,8 +166,8 @@ TEST(plans_of_real_architectures)
 
 /* --------------------------------------------------------------------------------------- kinds of devices */
 
-/* Bytes of copies of a product's x, w and y, of up to 2,048 rows, where a row of one is not a multiple of
-   8. */
+/* Returns the bytes of padded copies of a product's x, w and y, of up to 2,048 rows; only matrices whose rows
+   are not multiples of 8 are copied. */
 static size_t operand_copies(const tt_program *p, int32_t x, int32_t w, int32_t y, int32_t result)
 {
     const int32_t of[3] = {x, w, y};
@@ -203,10 +204,10 @@ TEST(plans_for_another_device)
         tt_plan plan = tt_program_plan(p);
         for (int i = 0; i < plan.instructions; i++) {
             const tt__instr *in = &p->built.t->code[i];
-            /* The last attention has one query a sequence. */
+            /* The last attention has one query per sequence. */
             size_t q = in->op == TT__OP_ATTENTION_BACKWARD ? (size_t)p->built.t->values[in->in[1]].shape.rows
                                                            : 0;
-            /* Which rows ask: their order takes starts and two numbers a row. */
+            /* Listed queries need workspace for their order: starts and two numbers per row. */
             bool listed = q ? in->in[7] != 0 : in->op == TT__OP_ATTENTION && in->in[4];
             size_t wanted = q || listed ? (q * (size_t)e->heads * 4 + 255) / 256 * 256 +
                                               (listed ? ((size_t)(3 * e->seqs + 1) * 4 + 255) / 256 * 256 : 0)
@@ -214,7 +215,8 @@ TEST(plans_for_another_device)
                             : in->op == TT__OP_GATHER_ROWS_BACKWARD
                                 ? ((size_t)e->seqs * 4 + 255) / 256 * 256 * 4
                                 : 0;
-            /* Bits of dropout, 512 bytes for 64 x 64, in 16 bits and where that is no more than q has. */
+            /* Bits of dropout (512 bytes for 64 x 64) are kept for 16-bit q, and only if they take no more
+               bytes than q. */
             const tt__shape *of_q = &p->built.t->values[in->in[1]].shape;
             const size_t bits = (rows / 64 + (size_t)e->seqs) * ((rows + 63) / 64) * (size_t)e->heads * 512;
             if (q == rows && of_q->dtype != TT_F32 && in->attr.dropout > 0 &&
@@ -222,8 +224,8 @@ TEST(plans_for_another_device)
                 wanted += bits;
                 kept++;
             }
-            /* Products with the heads' 10 or 2 classes: copies of both operands up to multiples of 8, and an
-               f32 result. */
+            /* Products with the heads' 10 or 2 classes need copies of both operands, padded to multiples of
+               8, and an f32 result. */
             const int32_t *in_of = in->in, y = in->out[0];
             if (in->op == TT__OP_LINEAR) wanted = operand_copies(p, in_of[0], in_of[1], y, y);
             if (in->op == TT__OP_LINEAR_DX) wanted = operand_copies(p, y, in_of[1], in_of[0], y);
@@ -233,7 +235,7 @@ TEST(plans_for_another_device)
             attention += in->op == TT__OP_ATTENTION_BACKWARD && q == rows;
             embedding += in->op == TT__OP_EMBEDDING_BACKWARD;
         }
-        /* The other attention is read in its first rows only. */
+        /* Only the first rows of the other attention's result are read. */
         CHECK(attention == 1 && embedding == (e->pre_norm ? 1 : 2));
         CHECK(kept == (size_t)(e == &bert && k % 3 != 0));
         for (int32_t v = 1; v < p->built.t->n_values; v++) {
@@ -249,14 +251,15 @@ TEST(plans_for_another_device)
         CHECK(plan.init_bytes == plan.at_peak[TT_MEM_PARAMETERS] + resident + 65536);
         for (int i = 0; i < ctx->n_params; i++) CHECK(ctx->params[i]->holder == NULL);
 
-        /* an evaluation in the same arena adds nothing; one alone has parameters and workspace of its own */
+        /* an evaluation in the same arena adds nothing; an evaluation alone has its own parameters and
+           workspace */
         c.train = false;
         c.share = p;
         tt_program *eval = tt_compile(t, loss, &c);
         REQUIRE(eval != NULL);
         CHECK(eval->arena == p->arena && tt_program_plan(p).bytes == plan.bytes &&
               tt_program_plan(eval).bytes == plan.bytes);
-        c.share = eval; /* whose tape may be all that is left */
+        c.share = eval; /* c.share's tape may be the only tape left */
         tt_program_free(p);
         tt_program *again = tt_compile(t, loss, &c);
         CHECK(again && tt_program_plan(again).bytes == plan.bytes);
@@ -267,18 +270,18 @@ TEST(plans_for_another_device)
         CHECK(plan.persistent_bytes == resident + plan.at_peak[TT_MEM_PARAMETERS] &&
               plan.at_peak[TT_MEM_PARAMETERS] == tt_program_plan(eval).at_peak[TT_MEM_PARAMETERS]);
 
-        /* none of them can run */
+        /* programs that are only planned cannot run */
         int32_t labels[3] = {0, 0, 0};
         CHECK(tt_allocate(alone) == TT_ERR_UNSUPPORTED);
         CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "plans programs for device 'cuda' and cannot run them");
         CHECK(tt_set(eval, tt__handle(t, loss.id - 1), labels, 3) == TT_ERR_UNSUPPORTED &&
               tt_run(alone, NULL) == TT_ERR_UNSUPPORTED);
 
-        /* nor with programs of another kind or precision */
+        /* an arena cannot be shared with another kind of device or another precision */
         c.share = alone;
         c.precision = precisions[(k + 1) % 3].name;
         p = tt_compile(t, loss, &c);
-        CHECK((p == NULL) == (k % 3 != 0)); /* 32-true and bf16-mixed hold parameters alike */
+        CHECK((p == NULL) == (k % 3 != 0)); /* 32-true and bf16-mixed store parameters alike */
         tt_program_free(p);
         if (k % 3) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "but an earlier program holds it as");
         c.device = "cpu";

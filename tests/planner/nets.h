@@ -12,7 +12,7 @@ static tt_compile_options options_of(const precision_case *precision)
     tt_compile_options c = tt_compile_options_default();
     c.precision = precision->name;
     c.residual = precision->residual;
-    c.loss_scale.init = 256; /* so that the steps of small networks are not skipped */
+    c.loss_scale.init = 256; /* otherwise steps of small networks would be skipped */
     return c;
 }
 
@@ -39,7 +39,8 @@ static tt_param *vector(tt_context *ctx, const char *name, int64_t n, tt_init_ki
     return p ? p : tt_param_new(ctx, name, 1, &n, init);
 }
 
-/* A context whose device "cpu" has memory of its own, so that plans for it offload as those for GPUs. */
+/* Opens a context that treats device "cpu" as having its own memory, so that plans for it offload as plans
+   for GPUs do. */
 static tt_context *open_apart(const tt_context_options *o)
 {
     tt_context *ctx = tt_open(o);
@@ -48,25 +49,25 @@ static tt_context *open_apart(const tt_context_options *o)
 }
 
 /* ----------------------------------------------------------------------------------------- random networks
-   Chains, branches, residuals, views, shared parameters, attention, pooling: a function of the seed. */
+   Chains, branches, residuals, views, shared parameters, attention and pooling, chosen by the seed. */
 
 enum { NET_ROWS = 24, NET_SEQS = 4, NET_VOCAB = 11, NET_CLASSES = 5, NET_VALUES = 40 };
 
 typedef struct net {
     tt_tape *t;
-    tt_value x, ids, index, starts, labels, target, weights; /* id 0 where there is none */
+    tt_value x, ids, index, starts, labels, target, weights; /* id 0: none */
     tt_value loss;
     int width;          /* of x and target */
-    bool per_sequence;  /* labels: one for each sequence */
+    bool per_sequence;  /* one label per sequence */
 } net;
 
-/* kinks: ReLU, which finite differences stumble over */
+/* kinks: ReLU, at whose kink finite differences are wrong */
 typedef struct net_options { bool dropout, kinks; } net_options;
 
 static tt_param *random_matrix(tt_context *ctx, uint64_t *s, int64_t rows, int64_t cols)
 {
     char name[64];
-    /* Equal names are shared parameters. */
+    /* Parameters of equal names are shared. */
     snprintf(name, sizeof name, "w%d.%dx%d", pick(s, 3), (int)rows, (int)cols);
     return matrix(ctx, name, rows, cols);
 }
@@ -86,7 +87,7 @@ static tt_value random_attention(net *n, uint64_t *s, tt_value q, tt_value k, tt
     return tt_attention(n->t, q, k, v, n->starts, &o);
 }
 
-/* One more value of the pool, of width d, 2 d or 3 d; from is one of them. */
+/* Records a random op on `from`, a value of the pool. Returns a value of width d, 2 d or 3 d. */
 static tt_value random_op(net *n, uint64_t *s, const tt_value *pool, int count, tt_value from, int64_t d,
                           net_options o)
 {
@@ -123,8 +124,8 @@ static tt_value random_op(net *n, uint64_t *s, const tt_value *pool, int count, 
     }
 }
 
-/* A pre-norm and a post-norm block over token and position embeddings, packed qkv, shared output
-   embedding. */
+/* Records a pre-norm and a post-norm block over token and position embeddings, with packed qkv and an output
+   layer that shares the token embedding. */
 static tt_value small_transformer(tt_context *ctx, net *n, bool dropout)
 {
     tt_tape *t = n->t;
@@ -165,7 +166,7 @@ static tt_value small_transformer(tt_context *ctx, net *n, bool dropout)
     return tt_linear(t, h, matrix(ctx, "tokens", NET_VOCAB, d), NULL);
 }
 
-/* Network 0 is the small transformer, the others are random. */
+/* Records network `seed`: 0 is the small transformer, the others are random. */
 static bool random_net(tt_context *ctx, uint64_t seed, net_options o, net *n)
 {
     uint64_t s = seed * 0x9E3779B97F4A7C15u + 1;
@@ -187,7 +188,7 @@ static bool random_net(tt_context *ctx, uint64_t seed, net_options o, net *n)
     }
     pool[count++] = n->x;
     if (pick(&s, 2)) pool[count++] = tt_embedding(t, n->ids, random_matrix(ctx, &s, NET_VOCAB, d));
-    if (pick(&s, 2)) { /* a view of a parameter: some of its columns, or with rows of half the length */
+    if (pick(&s, 2)) { /* a view of a parameter: some columns, or rows of half the length */
         tt_value table = tt_param_value(t, random_matrix(ctx, &s, NET_VOCAB, 2 * d));
         table = pick(&s, 2) ? tt_slice(t, table, pick(&s, (int)d + 1), d)
                             : tt_reshape(t, table, 2 * NET_VOCAB, d);

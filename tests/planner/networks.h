@@ -1,7 +1,7 @@
-/* Random networks: the same bits with and without what saves memory, and true gradients. */
+/* Random networks: memory savings change no bits, and gradients are right. */
 #pragma once
 
-/* Sets every input of the tape (also those that the program does not read), for batch number `batch`. */
+/* Sets every input of the tape, including inputs that the program does not read, to batch number `batch`. */
 static tt_status set_inputs(const net *n, tt_program *p, uint64_t batch)
 {
     uint64_t s = batch * 77 + 5;
@@ -26,7 +26,7 @@ static tt_status set_inputs(const net *n, tt_program *p, uint64_t batch)
     return status;
 }
 
-/* What a few steps leave behind. */
+/* Losses, parameters and status after a few steps. */
 typedef struct outcome {
     double loss[8];
     int n_losses;
@@ -54,7 +54,7 @@ static void take_params(tt_context *ctx, outcome *o)
     for (int k = 0; k < ctx->n_params; k++) { tt_param_get(ctx->params[k], to); to += ctx->params[k]->size; }
 }
 
-/* Gives each storage a place of its own: nothing is shared, nothing works in place. Before anything is
+/* Gives each storage its own place, so that nothing is shared or works in place. Call it before anything is
    allocated. */
 static void scatter(tt_program *p)
 {
@@ -70,7 +70,7 @@ static void scatter(tt_program *p)
     p->built.transient = p->arena->transient = at;
 }
 
-static void poison(tt_program *p) /* now, and whatever dies in each run */
+static void poison(tt_program *p) /* overwrites transient memory now, and storage that dies in each run */
 {
     p->poison = true;
     char *const *memory = p->arena->memory;
@@ -85,13 +85,13 @@ typedef enum variant {
 static const char *const offloads[] = {"optimizer", "gradients", "parameters", "optimizer,gradients",
                                        "activations", "activations,gradients,parameters,optimizer"};
 
-/* May a network be updated in the backward? All optimizers have some of them. */
+/* Tells whether a network may be updated in the backward. Each optimizer gets some of these networks. */
 static bool may_be_early(uint64_t seed, const precision_case *precision, bool accumulate)
 {
     return seed % 2 && !accumulate && strncmp(precision->name, "16-", 3) != 0;
 }
 
-/* With the smallest of some budgets that the network fits. */
+/* Compiles with the smallest of some budgets that the network fits. */
 static tt_program *compile_within(const net *n, uint64_t seed, tt_compile_options c)
 {
     tt_program *p = NULL;
@@ -138,7 +138,7 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
                   : how == ATTENTION ? "attention"
                   : how == BLOCKS ? "blocks"
                   : "cheap";
-    ctx->late = (how == OFFLOADING || how == ON_HOST) && seed % 2; /* and so overlaps */
+    ctx->late = (how == OFFLOADING || how == ON_HOST) && seed % 2; /* copies then overlap */
     if (how == OFFLOADING && seed % 4) c.recompute = seed % 4 == 1 ? "blocks" : "none";
     if (how >= EARLY && seed % 4 == 1) c.recompute = "blocks";
     const uint64_t list = how == EARLY_OFFLOADING ? seed / 2 : seed + (uint64_t)accumulate;
@@ -156,13 +156,13 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
         if (marked % 3 == 0) tt_recompute(n.t, tt__handle(n.t, v));
         else if (marked % 3 == 1) tt_keep(n.t, tt__handle(n.t, v));
     }
-    tt_program *planned[2] = {NULL, NULL}; /* for another kind of device, before and after */
+    tt_program *planned[2] = {NULL, NULL}; /* for another kind of device, before and after the steps */
     c.device = "cuda";
     if (built && how == PLANNED) planned[0] = tt_compile(n.t, n.loss, &c);
     c.device = "cpu";
     tt_program *p = built && how == BUDGETED ? compile_within(&n, seed, c) : NULL, *eval = NULL;
     if (built && how != BUDGETED) p = tt_compile(n.t, n.loss, &c);
-    if (p && how == EVALUATED) { /* shares the arena; runs between the steps */
+    if (p && how == EVALUATED) { /* shares the arena and runs between the steps */
         c.train = false;
         c.share = p;
         eval = tt_compile(n.t, n.loss, &c);
@@ -250,7 +250,7 @@ TEST(random_networks_replay_bit_for_bit)
     }
 }
 
-/* Gradients of random networks against differences of the loss along each parameter tensor's gradient and
+/* Gradients of random networks agree with differences of the loss along each parameter tensor's gradient and
    along a random direction, over two micro-batches. */
 static double mean_loss(const net *n, tt_program *eval)
 {
@@ -303,7 +303,7 @@ TEST(random_networks_have_true_gradients)
             float *all = (float *)malloc(size * 4 * sizeof(float)), *g = all, *at = all + size,
                   *direction = at + size, *scratch = direction + size;
             double norm = 0, along = 0, length = 0;
-            /* Not behind the loss. */
+            /* The loss does not depend on w. */
             if (tt_get_gradient(p, w, g) != TT_OK) memset(g, 0, size * sizeof(float));
             tt_param_get(w, at);
             for (size_t i = 0; i < size; i++) norm += (double)g[i] * g[i];

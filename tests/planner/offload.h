@@ -1,12 +1,13 @@
-/* Updates in the backward and in the host's memory; values that go to the host's memory. */
+/* Updates in the backward and in the host's memory; values that are offloaded. */
 #pragma once
 
-/* An update in the backward frees a gradient's memory. Of a small batch nothing is left of the gradients at
-   the peak but of some layers'; what is planned is what is allocated, and the norm is all that is left to the
-   end of the step. */
+/* An update in the backward frees a gradient's memory. With a small batch, only some layers' gradients exist
+   at the peak. The bytes planned are the bytes allocated, and only the norm is left for the end of the
+   step. */
 TEST(gradients_updated_in_the_backward)
 {
-    /* Adam, SGD: GB at the end and in the backward that a ViT-L/16 of bf16 with 16 images may need */
+    /* Bounds in GB for a ViT-L/16 in bf16 with 16 images, Adam and SGD: at least with updates at the end, at
+       most with updates in the backward. */
     static const struct { tt_optimizer_kind kind; double least, most; } expected[] = {
         {TT_ADAM, 2.45, 2.13}, {TT_SGD, 1.25, 0.92}};
     test_allocator a;
@@ -40,14 +41,14 @@ TEST(gradients_updated_in_the_backward)
     TEST_CLOSE(ctx, &a);
 }
 
-/* The backward of a * a, a = gelu(x W), reads a: if that is marked, it lies in the host's memory between its
-   two uses, and is not computed again. What is not on the tape cannot be marked. */
+/* The backward of a * a, a = gelu(x W), reads a. If a is marked, it is in the host's memory between its two
+   uses, and is not recomputed. A value of another tape cannot be marked. */
 TEST(marked_values_go_to_the_hosts_memory)
 {
     static char text[20000];
     float x[40 * 4] = {1, -2, 3};
     const tt_value none = {0};
-    for (int marked = 0; marked < 3; marked++) { /* nothing; the activation; the parameter */
+    for (int marked = 0; marked < 3; marked++) { /* nothing marked; the activation; the parameter */
         test_allocator a;
         const int64_t dims[2] = {4, 4};
         tt_context *ctx = test_open(&a);
@@ -62,7 +63,7 @@ TEST(marked_values_go_to_the_hosts_memory)
         REQUIRE(p != NULL);
         const tt_plan plan = tt_program_plan(p);
         const size_t activation = 40 * 4 * 4, parameter = 4 * 4 * 4;
-        /* A parameter comes for the forward and for the update, after which it goes back. */
+        /* A parameter is fetched for the forward and for the update, and copied back after the update. */
         CHECK(plan.transfer_bytes == (marked == 1 ? 2 * activation : marked == 2 ? 3 * parameter : 0));
         CHECK((plan.host_bytes > activation) == (marked == 1) || marked == 2);
         tt_program_text(p, text, sizeof text);
@@ -78,7 +79,7 @@ TEST(marked_values_go_to_the_hosts_memory)
     }
 }
 
-/* ViT-L/16 in bf16, Adam, on 64 images in micro-batches: planned, with what lies in the host's memory. */
+/* Plans of ViT-L/16 in bf16, Adam, on 64 images in micro-batches, with offload. */
 TEST(vit_l16_with_the_host)
 {
     static const struct { const char *offload; int images; size_t most; } rows[] = {
@@ -102,7 +103,7 @@ TEST(vit_l16_with_the_host)
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         o.compile.offload = rows[k].offload;
         o.max_seqs = rows[k].images;
-        o.compile.memory_budget = rows[k].most; /* or more would run beside computation */
+        o.compile.memory_budget = rows[k].most; /* without a budget more would be copied during computation */
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         if (CHECK(t != NULL)) CHECK(tt_program_plan(tt_trainer_program(t)).bytes <= rows[k].most);
         tt_trainer_free(t);
@@ -113,7 +114,8 @@ TEST(vit_l16_with_the_host)
     TEST_CLOSE(ctx, &a);
 }
 
-/* What a stream copies out first is waited for first: another order waits for all that is before it, too. */
+/* Copies out of a stream are waited for in their order: a wait also waits for all earlier copies of the
+   stream. */
 TEST(copies_out_are_waited_for_in_their_order)
 {
     const int64_t dims[2] = {64, 64};
@@ -146,13 +148,13 @@ TEST(copies_out_are_waited_for_in_their_order)
         CHECK(first < n && i->in[0] == under_way[first]);
         first++;
     }
-    CHECK(n == 12 && first == n); /* m and v of each */
+    CHECK(n == 12 && first == n); /* m and v of each parameter */
     tt_program_free(p);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);
 }
 
-/* A perceptron, of whose parameters two updates at the end of a step run together. */
+/* A perceptron; updates at the end of a step run together for two of its parameters. */
 enum { DEEP = 6, WIDE = 32, FEW = 40 };
 typedef struct perceptron { test_allocator a; tt_context *ctx; tt_tape *t; tt_value x, loss; } perceptron;
 
@@ -181,8 +183,8 @@ static void perceptron_free(perceptron *n)
     TEST_CLOSE(n->ctx, &n->a);
 }
 
-/* Trains, and takes what the parameters are then. without: the number of a wait that is left out, or -1.
-   Returns how many waits there are. */
+/* Trains and writes the parameters. without: the number of a wait that is left out, or -1. Returns the number
+   of waits. */
 static int perceptron_run(const tt_compile_options *o, bool late, int without, float to[DEEP][WIDE * WIDE])
 {
     float x[FEW * WIDE];
@@ -216,14 +218,14 @@ static int perceptron_run(const tt_compile_options *o, bool late, int without, f
     return waits;
 }
 
-/* Updates in the host's memory give the bits of those on the device, with all optimizers and whatever else
-   lies there, in what the plan says. Each wait that is left out is noticed. */
+/* Updates in the host's memory give the bits of updates on the device, with all optimizers and any offloaded
+   tensors, within the planned bytes. Each missing wait changes the result. */
 TEST(updates_in_the_hosts_memory)
 {
     static float expected[DEEP][WIDE * WIDE], got[DEEP][WIDE * WIDE];
     static const char *const lists[] = {NULL, "optimizer", "gradients", "optimizer,parameters",
                                         "gradients,parameters"};
-    together = 5 * WIDE * WIDE * 4; /* of two parameters and their gradients */
+    together = 5 * WIDE * WIDE * 4; /* bytes of two parameters and their gradients */
     for (int k = 0; k < 2 * TEST_COUNT(lists); k++) {
         tt_compile_options o = tt_compile_options_default();
         o.optimizer.kind = k % 4 < 2 ? TT_SGD : k % 4 == 2 ? TT_ADAM : TT_ADAMW;
@@ -244,9 +246,9 @@ TEST(updates_in_the_hosts_memory)
     together = 4096;
 }
 
-/* What updates in the host's memory leave on the device, move, and have there: beside the group of parameters
-   and gradients that is updated, two groups that come, and parameters that go back. Nothing waits for copies
-   but for those of the first group there, and of the last one back. */
+/* Bytes that updates in the host's memory free on the device, copy, and need on the host: besides the group
+   of parameters and gradients that is updated, two groups that arrive, and parameters that go back. Only the
+   copies of the first group to the host and of the last group back are waited for. */
 TEST(plans_of_updates_in_the_hosts_memory)
 {
     static char text[40000];
@@ -255,8 +257,8 @@ TEST(plans_of_updates_in_the_hosts_memory)
         {"end", NULL, 0, 0, 0},
         {"end", "optimizer", 4 * DEEP, 2, 2},
         {"host", NULL, 3 * DEEP, 2, 2},
-        {"host", "gradients", 4 * DEEP, 2, 3}, /* which come back for their norm */
-        {"host", "parameters", 3 * DEEP - 1, 3, 3}}; /* which come for the forward and the backward */
+        {"host", "gradients", 4 * DEEP, 2, 3}, /* gradients are fetched for their norm */
+        {"host", "parameters", 3 * DEEP - 1, 3, 3}}; /* parameters: fetched for the forward and backward */
     tt_costs slow = tt_costs_default();
     slow.update_host = 1e8;
     slow.launch = 0;
@@ -279,12 +281,12 @@ TEST(plans_of_updates_in_the_hosts_memory)
             for (int j = 0; j < p->built.t->n_code; j++) {
                 const tt__instr *i = &p->built.t->code[j];
                 on_host += i->on_host;
-                if (i->on_host) scratch = i->workspace; /* of each */
+                if (i->on_host) scratch = i->workspace; /* of each update */
                 norms += i->stream && i->in[0] == p->built.t->clipped;
             }
             CHECK(on_host == (strcmp(rows[k].update, "host") == 0 ? DEEP : 0));
             CHECK((norms > 0) == (on_host && !on_cpu));
-            if (k == 2 && !on_cpu) /* where copies run beside */
+            if (k == 2 && !on_cpu) /* where copies overlap with computation */
                 CHECK(plan[k].exposed_seconds < 6.5 * (double)each / slow.to_host);
             CHECK_NEAR((double)plan[k].transfer_bytes, (double)(rows[k].moved * each + norms * 8), 0);
             CHECK(plan[k].persistent_bytes + rows[k].taken * DEEP * each == plan[0].persistent_bytes);
@@ -300,8 +302,8 @@ TEST(plans_of_updates_in_the_hosts_memory)
     together = 4096;
 }
 
-/* Nothing chooses an update in the host's memory, but where nothing fits the error says what it would save:
-   of one large matrix, what its state, once it is offloaded, takes on the device while it is updated. */
+/* No choice includes an update in the host's memory, but if nothing fits, the error tells how much it would
+   save: for one large offloaded matrix, the bytes of its state on the device during the update. */
 TEST(updates_in_the_hosts_memory_are_advised)
 {
     const int64_t dims[2] = {1024, 1024};
@@ -316,7 +318,7 @@ TEST(updates_in_the_hosts_memory_are_advised)
         t, tt_linear(t, x, tt_param_new(ctx, "w", 2, dims, normal_init(1)), NULL), x, none);
     char text[128];
     size_t bytes[2];
-    o.optimizer.clip_norm = 1; /* so that an update in the backward is no way */
+    o.optimizer.clip_norm = 1; /* rules out an update in the backward */
     o.offload = "optimizer,gradients,parameters";
     for (int k = 0; k < 2; k++) {
         o.update = k ? "host" : "end";
@@ -341,7 +343,7 @@ TEST(updates_in_the_hosts_memory_are_advised)
     TEST_CLOSE(ctx, &a);
 }
 
-/* How many instructions of a program compute something again; of one op, if >= 0. */
+/* Returns the number of a program's instructions that recompute, all or of one op (op >= 0). */
 static int copies_of(tt_tape *t, tt_value loss, const char *recompute, int op)
 {
     tt_compile_options c = tt_compile_options_default();
@@ -355,7 +357,7 @@ static int copies_of(tt_tape *t, tt_value loss, const char *recompute, int op)
     return n;
 }
 
-TEST(marks_of_values) /* are obeyed whatever the options say */
+TEST(marks_of_values) /* apply with any options */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
@@ -366,19 +368,19 @@ TEST(marks_of_values) /* are obeyed whatever the options say */
     tt_value down = tt_linear(t, g, matrix(ctx, "down", 16, 32), NULL), z = tt_tanh(t, down);
     tt_value loss = tt_mean_squared_error(t, tt_linear(t, z, matrix(ctx, "out", 16, 16), NULL), y, none);
     CHECK(copies_of(t, loss, "none", -1) == 0);
-    CHECK(copies_of(t, loss, "cheap", TT__OP_ACTIVATION) == 1); /* tanh's backward reads what it computes */
+    CHECK(copies_of(t, loss, "cheap", TT__OP_ACTIVATION) == 1); /* tanh's backward reads tanh's result */
     tt_keep(t, g);
     CHECK(copies_of(t, loss, "cheap", -1) == 0 && copies_of(t, loss, "blocks", -1) == 0);
     tt_recompute(t, g); /* the later mark counts */
     CHECK(copies_of(t, loss, "none", -1) == 1 && copies_of(t, loss, "none", TT__OP_ACTIVATION) == 1);
-    tt_recompute(t, h); /* both at once */
+    tt_recompute(t, h); /* both values recomputed */
     CHECK(copies_of(t, loss, "none", -1) == 1 && copies_of(t, loss, "cheap", TT__OP_LINEAR) == 1);
     tt_keep(t, h);
     tt_keep(t, g);
-    tt_recompute(t, z); /* from what down is computed of, which the backward does not read */
+    tt_recompute(t, z); /* operand of `down`; the backward does not read it */
     CHECK(copies_of(t, loss, "cheap", TT__OP_LINEAR) == 1 && copies_of(t, loss, "cheap", -1) <= 2);
-    tt_block_end(t, z); /* has a mark on z change nothing */
-    tt_recompute(t, x); /* and inputs are there anyway */
+    tt_block_end(t, z); /* a mark on z now changes nothing */
+    tt_recompute(t, x); /* inputs are stored anyway */
     CHECK(copies_of(t, loss, "none", -1) == 0 && copies_of(t, loss, "blocks", -1) == 0);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);

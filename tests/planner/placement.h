@@ -1,7 +1,8 @@
 /* Lifetimes and places of values. */
 #pragma once
 
-/* Where b lies, first and last instruction that it lives at; NULL: it has no storage. */
+/* Returns the box (place and first and last live instruction) of the value `name`, or NULL if it has no
+   storage. */
 static const tt__box *box_named(const tt_tape *t, const tt__box *box, int n, const char *name)
 {
     for (int k = 0; k < n; k++)
@@ -31,7 +32,7 @@ TEST(lifetimes_and_places_of_each_space)
     }
     for (int space = 0; space < TT__SPACES; space++)
         CHECK(tt__verify_places(t, box, n, (tt__space)space, height[space]) == TT_OK);
-    /* (40, 4) floats: x, whose place u and u2 take, and h or b */
+    /* (40, 4) floats: x, whose place u and u2 reuse, and h or b */
     CHECK(height[TT__HOST] == 640 && height[TT__DEVICE] == 2 * 640);
 
     box[a - box].place = 64;
@@ -42,8 +43,7 @@ TEST(lifetimes_and_places_of_each_space)
     TEST_CLOSE(o.d.ctx, &o.d.a);
 }
 
-/* Compiled and run, it computes gelu(x) + gelu(gelu(x)), with the copy in memory that the plan counts as the
-   host's. */
+/* The program computes gelu(x) + gelu(gelu(x)); the plan counts the copy's memory as the host's. */
 TEST(values_in_the_hosts_memory)
 {
     offload o;
@@ -66,15 +66,15 @@ TEST(values_in_the_hosts_memory)
     TEST_CLOSE(o.d.ctx, &o.d.a);
 }
 
-/* Copies are done when they start or, if the context says so, when they are waited for: the same bits. In
-   the latter way each wait that is left out is noticed. */
+/* Copies complete when they start or, if the context says so, when they are waited for: the bits are equal.
+   In the latter mode each missing wait is noticed. */
 TEST(work_of_other_streams_ends_at_its_wait)
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);
     static float expected[STREAM_RUNS][STREAM_NUMBERS], got[STREAM_RUNS][STREAM_NUMBERS];
     ctx->options.verify = true;
-    for (int without = -2; without < 2 * STREAM_BLOCKS; without++) { /* a wait; -1: none; -2: at the start */
+    for (int without = -2; without < 2 * STREAM_BLOCKS; without++) { /* a missing wait; -1: none; -2: early */
         streams s;
         ctx->late = without > -2;
         REQUIRE(streams_compile(&s, ctx, "cpu"));
@@ -89,8 +89,8 @@ TEST(work_of_other_streams_ends_at_its_wait)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Sums of squares and updates each run together: what the last of them reads, and all that they write, is
-   there from the first to the last. An update without the step's settings is refused. */
+/* Sums of squares run together, and so do updates: the operands of the last and all results are alive from
+   the first to the last. An update without the step's settings is refused. */
 TEST(instructions_that_run_together)
 {
     test_allocator a;
@@ -134,8 +134,8 @@ TEST(instructions_that_run_together)
 
 /* ---------------------------------------------------------------------------------------------- placement */
 
-/* Smallest height of any placement: some order of lowest fits reaches it (put the storages of a best
-   placement in the order of their places: each lands at its place or below). */
+/* Returns the smallest height of any placement. Some order of lowest fits reaches it: take the storages of a
+   best placement in the order of their places, and each gets its place or a lower one. */
 static size_t best_height(tt__box *box, int *order, int n, int fixed, size_t best, tt__taken *taken)
 {
     if (fixed == n) {
@@ -196,7 +196,8 @@ TEST(placement_against_brute_force)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Random storages at random places are refused exactly where two of them are alive together and overlap. */
+/* Random storages at random places are refused exactly if two of them are alive at the same time and
+   overlap. */
 TEST(verified_places_against_all_pairs)
 {
     test_allocator a;
@@ -236,7 +237,7 @@ TEST(placement_of_merged_and_empty)
     size_t height, bound;
     int at;
     CHECK(tt__place(ctx, box, 0, 0, TT__DEVICE, &height, &bound, &at) == TT_OK && height == 0 && bound == 0);
-    box[0] = box_of(0, 5, 128, 7); /* lives on as box 1, which lives on as box 2 */
+    box[0] = box_of(0, 5, 128, 7); /* box 1 takes over its storage, and box 2 takes over box 1's */
     box[1] = box_of(2, 4, 128, 7);
     box[2] = box_of(4, 5, 128, 7);
     box[3] = box_of(1, 3, 64, 7);
@@ -266,7 +267,7 @@ TEST(numbers_in_names)
     }
 }
 
-TEST(allocation_failures) /* of plans that share an arena, and of their reports */
+TEST(allocation_failures) /* of plans that share an arena, and of reports */
 {
     static const net_options with_all = {true, true};
     bool failed = true;
@@ -300,7 +301,7 @@ TEST(elementwise_chains_work_in_place)
     tt_compile_options c = tt_compile_options_default();
     size_t buffer = 640 * 48 * 4, workspace = 0;
     c.train = false;
-    for (int kind = 0; kind < 3; kind++) { /* a chain; a chain whose input is kept; branches */
+    for (int kind = 0; kind < 3; kind++) { /* a chain; a chain whose input is an output; branches */
         tt_tape *t = tt_tape_new(ctx);
         tt_value x = tt_input(t, "x", TT_F32, 640, 48), h = x;
         if (kind == 1) tt_output(t, x);
@@ -322,8 +323,8 @@ TEST(elementwise_chains_work_in_place)
     TEST_CLOSE(ctx, &a);
 }
 
-/* A value that is still needed is not worked on in place: x + x, a value that a view or a later op reads, an
-   output. */
+/* An op does not work in place on a value that is still needed: x + x, a value that a view or a later op
+   reads, an output. */
 TEST(in_place_spares_what_is_needed)
 {
     test_allocator a;
@@ -356,7 +357,7 @@ TEST(in_place_spares_what_is_needed)
 
 /* -------------------------------------------------------------------------------------------------- arena */
 
-/* A tape of n scaled copies of x (rows, cols), all of which are kept. */
+/* Records n scaled copies of x (rows, cols), all of them outputs. */
 static tt_tape *copies(tt_context *ctx, int64_t rows, int64_t cols, int n, tt_value *root)
 {
     tt_tape *t = tt_tape_new(ctx);
@@ -369,8 +370,8 @@ static tt_tape *copies(tt_context *ctx, int64_t rows, int64_t cols, int n, tt_va
     return t;
 }
 
-/* Sizes whose products or sums do not fit 64 bits are refused by name, and never wrap into a plan that a
-   budget lets pass. */
+/* Sizes whose products or sums exceed 64 bits are refused by name, and never wrap into a plan that a budget
+   permits. */
 TEST(sizes_beyond_64_bits)
 {
     static const int64_t inputs[][2] = {
@@ -405,7 +406,7 @@ TEST(sizes_beyond_64_bits)
     CHECK_ERROR(ctx, TT_ERR_SHAPE, "sequence starts 'starts': 9223372036854775807");
     tt_tape_free(t);
 
-    /* Products: operands of 2^32 and 2^32 rows make 2^64 elements, whose bytes would wrap to 0. */
+    /* Products: operands of 2^32 rows and 2^32 columns have 2^64 elements, whose bytes would wrap to 0. */
     tt_param *w = matrix(ctx, "w", (int64_t)1 << 32, 1), *table = matrix(ctx, "table", 2, (int64_t)1 << 32);
     for (int k = 0; k < 3; k++) {
         t = tt_tape_new(ctx);
@@ -426,8 +427,8 @@ TEST(sizes_beyond_64_bits)
     CHECK_ERROR(ctx, TT_ERR_SHAPE, "attention: heads of 65537 columns; at most 65536 are supported");
     tt_tape_free(t);
 
-    /* Sums: 64 tensors of 2^48 bytes are a plan that no budget lets pass; 2^14 of almost 2^49 bytes cannot
-       be summed up. */
+    /* Sums: 64 tensors of 2^48 bytes make a plan that no budget permits; the sum of 2^14 tensors of almost
+       2^49 bytes overflows. */
     static const char *const devices[] = {"cpu", "cuda"};
     for (int k = 0; k < TEST_COUNT(devices); k++) {
         o.device = devices[k];
@@ -479,7 +480,7 @@ TEST(arena_is_the_plan)
                 CHECK(tt_micro_step(p, &stats) == TT_OK && tt_update(p, 0.01f, &stats) == TT_OK);
             else CHECK(tt_step(p, 0.01f, &stats) == TT_OK);
         }
-        CHECK(a.calls == calls); /* nothing is allocated in a step */
+        CHECK(a.calls == calls); /* a step allocates nothing */
         tt_program_free(p);
         tt_tape_free(n.t);
         TEST_CLOSE(ctx, &a);

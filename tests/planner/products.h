@@ -1,8 +1,8 @@
-/* Products that are joined or padded, and launches that become one. */
+/* Products that are joined or padded, and launches that are joined. */
 #pragma once
 
-/* Products whose operands' or results' dtypes cuBLASLt does not take together: of 16-bit values it wants both
-   operands of one dtype, and a result of that or f32 (documentation of cublasLtMatmul). */
+/* Counts the products whose dtypes cuBLASLt does not accept together: 16-bit operands must have one dtype,
+   and the result that dtype or f32 (documentation of cublasLtMatmul). *products: all products. */
 static int products_for_the_fallback(const tt_tape *t, int *products)
 {
     int found = 0;
@@ -22,10 +22,10 @@ static int products_for_the_fallback(const tt_tape *t, int *products)
     return found;
 }
 
-/* On CUDA no product of a model goes to the kernel for those that cuBLASLt does not take, some fifty times
-   slower on an H200, whatever the precision; a language model's loss is computed in chunks in each. Of each
-   of two layers the gradients of three biases, of projection and feed-forward, are sums that the kernels
-   before the products leave, of 16-bit numbers those of q, k and v too, and of BERTs' head that of one. */
+/* On CUDA, in every precision, cuBLASLt accepts all products of a model: the fallback kernel is some fifty
+   times slower on an H200. A language model's loss is computed in chunks. In each of two layers, kernels
+   before the products sum the columns for three bias gradients (projection and feed-forward), in 16-bit
+   precisions also for those of q, k and v; in BERTs' heads for one. */
 TEST(products_of_models_suit_cublaslt)
 {
     static const char *const kinds[] = {"vit", "bert", "distilbert", "gpt2", "llama"};
@@ -87,7 +87,7 @@ TEST(products_of_models_suit_cublaslt)
     }
 }
 
-/* Do the parts of a role of products first..last lie one behind the other? */
+/* Tells whether the matrices of a role of products first..last are stored one after another. */
 static bool parts_are_behind(const tt_program *p, int first, int last, int role)
 {
     const tt_tape *t = p->built.t;
@@ -107,8 +107,8 @@ static bool parts_are_behind(const tt_program *p, int first, int last, int role)
     return true;
 }
 
-/* How many groups of `size` products of an op run together; -1: there is one whose parts do not lie side by
-   side. */
+/* Returns the number of groups of `size` products of an op that run together, or -1 if some group's matrices
+   are not adjacent. */
 static int joined_products(const tt_program *p, int op, int size)
 {
     const tt_tape *t = p->built.t;
@@ -129,7 +129,8 @@ static int joined_products(const tt_program *p, int op, int size)
     return groups;
 }
 
-/* Do the persistent storages on the device lie apart? alone: and take all that the arena has for them. */
+/* Tells whether the persistent storages on the device do not overlap. alone: they must also fill the arena's
+   persistent bytes. */
 static bool persistent_lie_apart(const tt_program *p, bool alone)
 {
     const tt_tape *t = p->built.t;
@@ -153,10 +154,11 @@ static bool persistent_lie_apart(const tt_program *p, bool alone)
     return !alone || all == p->arena->persistent;
 }
 
-/* On a GPU the products that make q, k and v are one, and so are those of their weights' gradients, at no
-   memory: each part lies right behind another. Of the last layer, in which one row a sequence asks, k and v.
-   Those of blocks that are computed again are, too. Not on a CPU, nor over ranks or with groups as of ranks,
-   nor with a budget or offload, nor with biases that end within the 64 bytes that storages are made of. */
+/* On a GPU the products of q, k and v are one product, and so are the products of their weights' gradients,
+   without more memory: the matrices are adjacent. In the last layer, with one query row per sequence, only k
+   and v are joined. Recomputed blocks join them as well. No products are joined on a CPU, over ranks, with
+   groups as of ranks, with a budget or offload, or with biases that do not fill whole 64 bytes, the unit of
+   storages. */
 TEST(products_of_one_x)
 {
     static const shape whole = {"BERT", 3, 192, 3, 256, 3, 50, 2, false},
@@ -205,7 +207,7 @@ TEST(products_of_one_x)
             printf("case %d: %d and %d groups, %d of two\n", k, forward, weights, pairs);
         tt_program_free(p);
         o.accumulate = true;
-        for (int way = 0; k == 0 && way < 3; way++) { /* groups, and where memory is what counts */
+        for (int way = 0; k == 0 && way < 3; way++) { /* groups, then options where memory matters */
             o.parallel.groups = way == 0 ? 2 : 0;
             o.offload = way == 1 ? "optimizer" : NULL;
             o.memory_budget = way == 2 ? (size_t)1 << 40 : 0;
@@ -218,7 +220,7 @@ TEST(products_of_one_x)
     }
 }
 
-/* A program whose q has a place already, from a program before, puts k and v elsewhere. */
+/* If an earlier program has already placed q, a later program does not join k and v with it. */
 TEST(products_of_programs_that_share)
 {
     test_allocator a;
@@ -251,9 +253,9 @@ TEST(products_of_programs_that_share)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Products a = x w1 and b = x w2, with something in between that reads a (1), makes w2 (2) or both (3): b
-   rises to a, a sinks to b, or they stay where they are. A result that an op may replace (4), or that is an
-   output (5), keeps its place. */
+/* Products a = x w1 and b = x w2, with an instruction in between that reads a (1), makes w2 (2) or does both
+   (3): b moves up to a, a moves down to b, or both stay. A result that an op may work on in place (4), or
+   that is an output (5), keeps its place. */
 TEST(products_that_meet)
 {
     for (int between = 0; between < 6; between++) {
@@ -277,7 +279,7 @@ TEST(products_that_meet)
         if (between == 1) by_hand(t, TT__OP_MUL, 0, y1, source, apart);
         if (makes) by_hand(t, TT__OP_MUL, 0, between == 3 ? y1 : source, source, w2);
         by_hand(t, TT__OP_LINEAR, 0, x, w2, y2);
-        /* The last reader of both results does not replace them, unless it is a sum. */
+        /* The last reader of both results cannot work in place, unless it is a sum. */
         if (between == 4) by_hand(t, TT__OP_ADD, 0, y1, y2, apart);
         const int32_t sum = tt__new_value(t, &square, TT__TRANSIENT, "sum");
         if (between != 4) by_hand(t, TT__OP_LINEAR, 0, y1, y2, sum);
@@ -307,9 +309,9 @@ TEST(products_that_meet)
     }
 }
 
-enum { SAME_X = 36 }; /* ways in which two products of one x do not join */
+enum { SAME_X = 36 }; /* number of reasons why two products of one operand are not joined */
 
-/* Two products of one x that would join, and what keeps them from it. */
+/* Records two products of one operand, and the reason `way` not to join them. */
 static bool may_not_join(tt_context *ctx, int way, int *pairs)
 {
     tt_tape *t = tt_tape_new(ctx);
@@ -319,14 +321,14 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     const int32_t x = tt_input(t, "x", TT_F32, 16, 16).id, other = tt_input(t, "other", TT_F32, 16, 16).id;
     int32_t w[2], y[2], u;
     for (int k = 0; k < 2; k++) {
-        const bool thin = way == 1 + k; /* either */
+        const bool thin = way == 1 + k; /* either of the two */
         w[k] = tt__new_value(t, thin ? &of_narrow : &square, TT__TRANSIENT, "w%d", k);
         y[k] = tt__new_value(t, thin ? &narrow : k && way == 3 ? &half : &square, TT__TRANSIENT, "y%d", k);
         if (way == 4 && k) t->values[w[k]].storage = TT__GRADIENT;
         if (way == (k ? 5 : 34)) t->values[w[k]].persistent = true;
         by_hand(t, TT__OP_MUL, 0, other, other, w[k]);
     }
-    if (way == 6) { /* a weight that could take the place of what it is made of */
+    if (way == 6) { /* a weight that could be made in place of its operand */
         u = tt__new_value(t, &square, TT__TRANSIENT, "u");
         t->code[t->n_code - 1].out[0] = u;
         by_hand(t, TT__OP_ACTIVATION, 0, u, 0, w[1]);
@@ -355,8 +357,8 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     for (int k = 0; way == 25 && k < 40; k++) /* one result lives long */
         by_hand(t, TT__OP_MUL, 0, other, other, tt__new_value(t, &square, TT__TRANSIENT, "meanwhile"));
     u = tt__new_value(t, &square, TT__TRANSIENT, "last");
-    if (way == 26) by_hand(t, TT__OP_MUL, 0, other, y[1], u); /* which may take the place of y1 */
-    if (way == 27) { /* a copy by another stream */
+    if (way == 26) by_hand(t, TT__OP_MUL, 0, other, y[1], u); /* u could be made in place of y1 */
+    if (way == 27) { /* a copy on another stream */
         t->values[u].space = TT__HOST;
         by_hand(t, TT__OP_COPY, 0, y[1], 0, u);
     }
@@ -368,7 +370,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     if (way == 33) t->values[y[1]].space = TT__HOST;
     if (way != 26 && way != 27) by_hand(t, TT__OP_LINEAR, 0, other, y[1], u);
     by_hand(t, TT__OP_MUL, 0, other, other, tt__new_value(t, &square, TT__TRANSIENT, "end"));
-    if (way == 25) { /* y0 is read right behind both, y1 at the end */
+    if (way == 25) { /* y0 is read right after both, y1 at the end */
         tt__instr reads = tt__new_instr(TT__OP_LINEAR);
         reads.in[0] = other;
         reads.in[1] = y[0];
@@ -399,8 +401,8 @@ TEST(products_that_do_not_join)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Three products of one x, of which the third cannot come to the first two (0); a pair within another that
-   sinks (1); and one whose weights were made in the other order (2). */
+/* Three products of one operand, the third of which cannot be moved to the first two (0); a pair inside
+   another pair that moves down (1); a pair whose weights were made in reverse order (2). */
 TEST(products_among_others)
 {
     for (int c = 0; c < 3; c++) {
@@ -431,7 +433,7 @@ TEST(products_among_others)
         } else {
             by_hand(t, TT__OP_LINEAR, 0, x, w[0], y[1]);
         }
-        for (int k = 0; k < 4; k++) /* all are read at the end, where nothing takes their place */
+        for (int k = 0; k < 4; k++) /* all are read at the end by ops that cannot work in place */
             if (c == 1 || k < 3 - (c == 2))
                 by_hand(t, TT__OP_LINEAR, 0, x3, y[k], tt__new_value(t, &square, TT__TRANSIENT, "end"));
         for (int k = 0; k < 4; k++)
@@ -455,7 +457,7 @@ TEST(products_among_others)
     }
 }
 
-/* Launches that lie side by side become one; the others stay, in their order. */
+/* Launches whose matrices are adjacent become one launch. The others remain, in their order. */
 TEST(launches_that_become_one)
 {
     enum { ROWS = 3, D = 4, N = 5 };
@@ -464,8 +466,8 @@ TEST(launches_that_become_one)
         tt__launch l[N];
         tt__instr i = tt__new_instr(c % 2 ? TT__OP_LINEAR_DW : TT__OP_LINEAR);
         const bool sums = i.op == TT__OP_LINEAR_DW;
-        /* Number 2 has another x (1), its weight elsewhere (2), no bias (3), fewer rows (4), another dtype
-           (5), its rows further apart (6). */
+        /* Launch 2 has another x (1), a weight stored elsewhere (2), no bias (3), fewer rows (4), another
+           dtype (5), a larger row stride (6). */
         const int odd = c / 2;
         memset(l, 0, sizeof l);
         for (int k = 0; k < N; k++) {
@@ -487,7 +489,7 @@ TEST(launches_that_become_one)
         const int left = tt__join_launches(l, N);
         CHECK(left == (odd ? 3 : 1));
         for (int k = 0; k < left; k++) {
-            const int many = !odd ? N : k == 1 ? 1 : 2, at = odd && k ? k + 1 : 0; /* 0 and 1, 2, 3 and 4 */
+            const int many = !odd ? N : k == 1 ? 1 : 2, at = odd && k ? k + 1 : 0; /* 0 and 1; 2; 3 and 4 */
             const tt__mat *of_y = sums ? &l[k].in[0] : &l[k].out[0];
             const tt__mat *of_w = sums ? &l[k].out[0] : &l[k].in[1];
             const tt__mat *of_b = sums ? &l[k].out[1] : &l[k].in[2];

@@ -3,8 +3,8 @@
 
 /* ------------------------------------------------------------------------------------------------ reports */
 
-/* Some value of that name is written by, and read after, the peak: from the instructions, not from the
-   planner's boxes. */
+/* Tells whether some value of that name is written before, and read after, the peak. Uses the instructions,
+   not the planner's boxes. */
 static bool lives_at_peak(const tt_program *p, const char *name, int peak)
 {
     const tt_tape *t = p->built.t;
@@ -25,8 +25,8 @@ static bool lives_at_peak(const tt_program *p, const char *name, int peak)
     return false;
 }
 
-/* A plan's values: largest first, alive at the peak, and as many bytes as it says, whatever part of them is
-   asked for. */
+/* Checks a plan's values: largest first, alive at the peak, with the plan's bytes in total; any capacity gets
+   the first of them. */
 static void check_values(const tt_program *p)
 {
     tt_plan plan = tt_program_plan(p);
@@ -55,8 +55,8 @@ static void check_values(const tt_program *p)
     free(some);
 }
 
-/* The heights of each layer of the picture, `points` a layer, in its own unit, bottom first; -1: no such
-   layer. Returns the arena's. */
+/* Reads the heights of each layer of the picture, `points` per layer, in the picture's unit, from the bottom;
+   -1: the layer is absent. Returns the arena's height. */
 static int read_picture(const char *svg, int points, int *heights)
 {
     static const char *const layers[] = {"parameters", "optimizer",   "gradients",
@@ -71,7 +71,7 @@ static int read_picture(const char *svg, int points, int *heights)
         if (!end) continue;
         while (at > svg && *at != 'M') at--;
         at += strlen("M0 0");
-        for (int k = 0; k < points; k++) { /* up and down at x, then on */
+        for (int k = 0; k < points; k++) { /* follows the path: up or down at x, then right */
             while ((*at == 'v' || *at == 'h') &&
                    (int)((int64_t)6000 * k / points) >= x + (*at == 'h' ? atoi(at + 1) : 0)) {
                 if (*at == 'v') height += atoi(at + 1);
@@ -85,7 +85,7 @@ static int read_picture(const char *svg, int points, int *heights)
     return dashed ? atoi(dashed + strlen("stroke-dasharray='60 40' d='M0 ")) : -1;
 }
 
-/* Layers, arena and peak of the picture against sums over the program's storages. */
+/* Compares layers, arena and peak of the picture with sums over the program's storages. */
 static void check_picture(const tt_program *p, const char *svg)
 {
     static const tt_category layers[] = {TT_MEM_PARAMETERS, TT_MEM_OPTIMIZER,   TT_MEM_GRADIENTS,
@@ -130,8 +130,8 @@ static void check_picture(const tt_program *p, const char *svg)
 
 typedef size_t (*report)(const tt_program *p, char *to, size_t capacity);
 
-/* What any capacity leaves of a report: its beginning, terminated, and nothing behind it. Returns the whole,
-   to be freed. */
+/* Checks that a report of any capacity is the whole report's beginning, terminated, and that nothing is
+   written after it. Returns the whole report, which the caller frees. */
 static char *check_report(const tt_program *p, report write, size_t every)
 {
     size_t length = write(p, NULL, 0);
@@ -179,7 +179,7 @@ TEST(reports)
                  (double)tt_program_plan(p).bytes / 1e6);
         CHECK(strncmp(text, line, strlen(line)) == 0 && strstr(text, "largest:"));
         const bool copies = tt_program_plan(p).transfer_bytes > 0;
-        const bool moves = c.offload && strcmp(c.offload, "activations") != 0; /* without blocks */
+        const bool moves = c.offload && strcmp(c.offload, "activations") != 0; /* the model has no blocks */
         CHECK(copies == moves && copies == (strstr(text, "on the host: ") != NULL));
         CHECK(copies == (strstr(svg, " copied a step") != NULL));
         check_picture(p, svg);
@@ -216,7 +216,7 @@ TEST(reports_of_a_deep_network)
     free(text);
     free(svg);
 
-    /* a report that gets no memory: the text is shorter, the picture is not there */
+    /* without memory the text is shorter, and the picture is absent */
     size_t length = tt_plan_text(p, NULL, 0);
     a.fail_at = a.calls + 1;
     CHECK(tt_plan_text(p, NULL, 0) < length && a.failed);
@@ -228,7 +228,7 @@ TEST(reports_of_a_deep_network)
     TEST_CLOSE(ctx, &a);
 }
 
-TEST(names_of_what_works_in_place) /* a storage is called by what it holds at the peak */
+TEST(names_of_what_works_in_place) /* a storage is named after its value at the peak */
 {
     test_allocator a;
     tt_context *ctx = test_open(&a);

@@ -1,8 +1,8 @@
-/* The verifier of tapes and plans finds damage. */
+/* The verifier finds damage of tapes and plans. */
 #pragma once
 
 /* ------------------------------------------------------------------------------------------------- damage
-   A small program through the private API, one thing broken at a time. */
+   A small program, built through the private API, with one thing broken at a time. */
 
 typedef struct damaged {
     tt_context *ctx;
@@ -40,17 +40,17 @@ TEST(verifier_finds_damage)
     damaged d;
     tt__instr swap;
 
-    REQUIRE(intact(&d)); /* gelu before its linear */
+    REQUIRE(intact(&d)); /* gelu precedes its linear */
     swap = d.t->code[0]; d.t->code[0] = d.t->code[1]; d.t->code[1] = swap;
     EXPECT_DAMAGE(&d, "reads a value that nothing has written: 'linear.0'");
 
-    REQUIRE(intact(&d)); /* the linear is gone */
+    REQUIRE(intact(&d)); /* the linear is missing */
     tt__index(d.t);
     tt__drop(d.t, 0);
     CHECK(tt__settle(d.t, d.t->n_code) == TT_OK);
     EXPECT_DAMAGE(&d, "instruction 0 (gelu): reads a value that nothing has written: 'linear.0'");
 
-    REQUIRE(intact(&d)); /* gelu writes what linear wrote */
+    REQUIRE(intact(&d)); /* gelu writes linear's result */
     d.t->code[1].in[0] = d.x.id;
     d.t->code[1].out[0] = d.h.id;
     EXPECT_DAMAGE(&d, "instruction 1 (gelu): writes a value a second time: 'linear.0'");
@@ -67,7 +67,7 @@ TEST(verifier_finds_damage)
     d.t->code[0].segment = TT__EACH_STEP;
     EXPECT_DAMAGE(&d, "instruction 1 (gelu): stands behind those of a later segment");
 
-    REQUIRE(intact(&d)); /* an operand of the wrong width: the rule of the op says so */
+    REQUIRE(intact(&d)); /* an operand of the wrong width: reported by the op's rule */
     d.t->values[d.target.id].shape.cols = 3;
     EXPECT_DAMAGE(&d, "mean_squared_error: operand 1 is 'target' f32 (6, 3), expected (6, 4)");
 
@@ -75,7 +75,7 @@ TEST(verifier_finds_damage)
     d.t->values[d.y.id].shape.dtype = TT_I32;
     EXPECT_DAMAGE(&d, "result has the wrong dtype: 'gelu.1' i32");
 
-    REQUIRE(intact(&d)); /* statistics stay f32 */
+    REQUIRE(intact(&d)); /* statistics must be f32 */
     d.t->values[d.loss.id].shape.dtype = TT_BF16;
     EXPECT_DAMAGE(&d, "result has the wrong dtype: 'mean_squared_error.2' bf16");
 
@@ -87,7 +87,7 @@ TEST(verifier_finds_damage)
     d.t->code[1].out[0] = d.target.id;
     EXPECT_DAMAGE(&d, "instruction 1 (gelu): overwrites: 'target'");
 
-    REQUIRE(intact(&d)); /* a parameter of the same shape as the result */
+    REQUIRE(intact(&d)); /* a parameter with the result's shape */
     d.t->values[d.y.id].storage = TT__PARAMETER;
     d.t->values[d.y.id].param = 0;
     EXPECT_DAMAGE(&d, "instruction 1 (gelu): overwrites: 'gelu.1'");
@@ -108,7 +108,7 @@ TEST(verifier_finds_damage)
     d.t->code[1].out[1] = d.h.id;
     EXPECT_DAMAGE(&d, "instruction 1 (gelu): writes an output that it has not: 'linear.0'");
 
-    REQUIRE(intact(&d)); /* with verify off nothing is looked at */
+    REQUIRE(intact(&d)); /* with verify off nothing is checked */
     d.t->code[1].add = 1;
     d.ctx->options.verify = false;
     CHECK(tt__verify(d.t, "test") == TT_OK);
@@ -147,11 +147,11 @@ TEST(verifier_finds_bad_places)
     box[2].place = 128;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_ERR_INTERNAL);
     CHECK_ERROR(d.ctx, TT_ERR_INTERNAL, "storages 2 and 1 are alive together and overlap");
-    box[2].place = 64; /* over box 0, which is dead by then */
+    box[2].place = 64; /* overlaps box 0, which is dead by then */
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
     box[2].first = 3;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_ERR_INTERNAL);
-    box[2].merged = 0; /* takes over its place: not looked at */
+    box[2].merged = 0; /* box 2 takes over box 0's place, so it is not checked */
     box[2].place = 0;
     CHECK(tt__verify_places(d.t, box, 3, TT__DEVICE, 192) == TT_OK);
     tt_tape_free(d.t);
@@ -159,10 +159,10 @@ TEST(verifier_finds_bad_places)
 }
 
 /* -------------------------------------------------------------------------------- streams, spaces and groups
-   Tapes by hand: no pass emits such instructions yet. */
+   Tapes that the test builds itself. */
 
-/* h = gelu(x) goes to the host's memory while u = gelu(x) is computed, and comes back while u2 = gelu(u)
-   is. */
+/* h = gelu(x) is copied to the host's memory while u = gelu(x) is computed, and is copied back while u2 =
+   gelu(u) is computed. */
 typedef struct offload { damaged d; int32_t h, a, u, b, u2, y; } offload;
 enum { COPY_OUT = 1, MEANWHILE, WAIT_OUT, COPY_IN, AFTER, WAIT_IN, SUM };
 
@@ -216,32 +216,32 @@ TEST(verifier_finds_what_is_not_waited_for)
     offload o;
     tt__instr swap, *code;
 
-    REQUIRE(offloaded(&o)); /* used before the end */
+    REQUIRE(offloaded(&o)); /* b is used before the wait */
     code = o.d.t->code;
     swap = code[WAIT_IN]; code[WAIT_IN] = code[SUM]; code[SUM] = swap;
     EXPECT_DAMAGE(&o.d, "instruction 6 (add): is not waited for before it is read: 'b'");
 
-    REQUIRE(offloaded(&o)); /* what is copied changes meanwhile */
+    REQUIRE(offloaded(&o)); /* the operand of a copy changes during the copy */
     o.d.t->code[MEANWHILE].out[0] = o.h;
     o.d.t->code[MEANWHILE].add = 1;
     EXPECT_DAMAGE(&o.d, "instruction 2 (gelu): is not waited for before it is written: 'h'");
 
-    REQUIRE(offloaded(&o)); /* nor may the copy be written meanwhile */
+    REQUIRE(offloaded(&o)); /* the result of a copy is written during the copy */
     o.d.t->code[AFTER].out[0] = o.b;
     o.d.t->code[AFTER].add = 1;
     EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): is not waited for before it is written: 'b'");
 
-    REQUIRE(offloaded(&o)); /* no end */
+    REQUIRE(offloaded(&o)); /* no wait */
     o.d.t->code[SUM].in[0] = o.u;
     o.d.t->code[WAIT_IN] = o.d.t->code[SUM];
     o.d.t->n_code--;
     EXPECT_DAMAGE(&o.d, "instruction 4 (copy): is never waited for: 'b'");
 
-    REQUIRE(offloaded(&o)); /* two ends */
+    REQUIRE(offloaded(&o)); /* two waits */
     by_hand(o.d.t, TT__OP_WAIT, 0, o.b, o.a, 0);
     EXPECT_DAMAGE(&o.d, "instruction 8 (wait): waits for nothing that is under way: 'b'");
 
-    REQUIRE(offloaded(&o)); /* an end that lets go of an operand */
+    REQUIRE(offloaded(&o)); /* a wait that does not keep an operand */
     o.d.t->code[WAIT_OUT].in[1] = 0;
     EXPECT_DAMAGE(&o.d, "instruction 3 (wait): does not keep all operands of what it waits for: 'a'");
 
@@ -249,11 +249,11 @@ TEST(verifier_finds_what_is_not_waited_for)
     o.d.t->code[WAIT_OUT].in[0] = o.h;
     EXPECT_DAMAGE(&o.d, "instruction 3 (wait): waits for nothing that is under way: 'h'");
 
-    REQUIRE(offloaded(&o)); /* micro-batches would start it many times, and updates would wait once */
+    REQUIRE(offloaded(&o)); /* micro-batches would start it many times, and updates wait for it once */
     for (int k = WAIT_IN; k <= SUM; k++) o.d.t->code[k].segment = TT__EACH_STEP;
     EXPECT_DAMAGE(&o.d, "instruction 6 (wait): waits in another segment or stream: 'b'");
 
-    REQUIRE(offloaded(&o)); /* kernels do not reach the host's memory */
+    REQUIRE(offloaded(&o)); /* kernels cannot access the host's memory */
     o.d.t->code[SUM].in[1] = o.a;
     EXPECT_DAMAGE(&o.d, "instruction 7 (add): cannot read the host's memory: 'a'");
 
@@ -261,7 +261,7 @@ TEST(verifier_finds_what_is_not_waited_for)
     o.d.t->values[o.u2].space = TT__HOST;
     EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): cannot write the host's memory: 'u2'");
 
-    REQUIRE(offloaded(&o)); /* but where it is the device's */
+    REQUIRE(offloaded(&o)); /* allowed where the host's memory is the device's */
     o.d.t->values[o.u2].space = TT__HOST;
     o.d.t->host = true;
     CHECK(tt__verify(o.d.t, "test") == TT_OK);
@@ -277,7 +277,7 @@ TEST(verifier_finds_bad_groups)
     o.d.t->code[AFTER].with_next = true;
     EXPECT_DAMAGE(&o.d, "instruction 5 (gelu): runs together with one of another op");
 
-    REQUIRE(offloaded(&o)); /* u and u2, which is computed from it */
+    REQUIRE(offloaded(&o)); /* u runs together with u2, which reads u */
     o.d.t->code[WAIT_OUT] = o.d.t->code[COPY_OUT];
     o.d.t->code[COPY_OUT] = o.d.t->code[MEANWHILE];
     o.d.t->code[MEANWHILE] = o.d.t->code[AFTER];
