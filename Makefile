@@ -1,19 +1,19 @@
-# tinytrain. GNU make and a C99 compiler are enough. CC and CFLAGS are the caller's (make test CC=clang
-# CFLAGS='-O1 -fsanitize=address'), and so is B, the folder of what is built. `make help` prints lines that
-# begin with #>. The rules of tests, of the emulator of CUDA, of fuzzing and of benchmarks stand beside what
-# they build, in the files that are included below.
+# tinytrain. GNU make and a C99 compiler are enough. The caller may set CC and CFLAGS (make test CC=clang
+# CFLAGS='-O1 -fsanitize=address') and B, the folder for built files. `make help` prints the lines that begin
+# with #>. The rules for tests, the emulator of CUDA, fuzzing and benchmarks are in the folders of their
+# sources, in files that are included below.
 
 CFLAGS ?= -O2
 PREFIX ?= /usr/local
 B      ?= build
 VENV   ?= build/venv
-# Python for the checks and the peers: the virtual environment of `make bench-peers` once it is there.
+# Python for the checks and the peers: the virtual environment of `make bench-peers` if it exists.
 PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,python3)
 # The emulator of CUDA, for tests only, needs the C++ compiler that goes with CC.
 ifeq ($(origin CXX),default)
 CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC))))
 endif
-# MPICC compiles as CC does, with what MPI needs.
+# MPICC compiles like CC, and adds the options that MPI needs.
 MPICC ?= mpicc
 ifneq ($(MPI),)
 export OMPI_CC := $(CC)
@@ -22,19 +22,20 @@ override CC := $(MPICC)
 override CPPFLAGS += -DTINYTRAIN_MPI
 endif
 
-# As many jobs as processors, unless the caller says how many.
+# As many jobs as processors, unless the caller gives a number.
 ifeq ($(MAKELEVEL)$(filter -j% --jobs% --jobserver%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 endif
 MAKEFLAGS += --no-builtin-rules
 
-# The two files that users copy are joined from src/. Where there is Python compilers read copies of them with
-# #line, so that messages name the files of src/; PRODUCTS=1 has them read the two themselves, as CI does.
+# The two files that users copy are joined from src/. If there is Python, compilers read copies of them with
+# #line, so that messages name the files of src/. With PRODUCTS=1 they read the two files themselves, as in
+# CI.
 JOINED   := tinytrain.h tinytrain_cuda.cu
 PRODUCTS ?= $(shell $(PYTHON) -c '' 2> /dev/null || echo 1)
 JOINED_IN := $(if $(PRODUCTS),.,$(B)/lines)
 
-# Compilers write beside each object, as *.d, which headers of this repository it needs.
+# Beside each object, compilers write *.d: the headers of this repository that the object needs.
 LIBS    := -lm -lpthread
 STRICT  := -std=c99 -Wall -Wextra -Wpedantic
 DEPENDS := -MMD -MP
@@ -43,17 +44,18 @@ compile  = $(CC) $(CPPFLAGS) $(STRICT) $(1) $(DEPENDS) -I$(JOINED_IN) -I. -c $(s
 link     = $(CC) $(CFLAGS) $(filter %.o,$^) -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 
-#> make demo         build examples/distilbert_imdb.c and train a small model on the reviews beside it
+#> make demo         build examples/distilbert_imdb.c and train a small model on the reviews in examples/data
 #> make gpt          build examples/gpt.c and train a small language model on a novel
 #> make examples     build the examples, as B/NAME
 #> make examples MPI=1 B=build/mpi
-#>                   for several processes: mpirun -n 4 build/mpi/NAME; MPICC (mpicc)
+#>                   build them for several processes: mpirun -n 4 build/mpi/NAME; MPICC (mpicc)
 help:
 	@sed -n 's/^#> //p' $(filter-out %.d,$(MAKEFILE_LIST))
 
 $(JOINED): $(B)/joined
 	@:
-# Each time, so that an edit of one of the two is told, and not built from or lost without a word.
+# Runs each time, so that an edit of one of the two files is reported, and neither built from nor lost
+# silently.
 $(B)/joined: FORCE
 	@mkdir -p $(B)/lines
 	@if $(PYTHON) -c '' 2> /dev/null; then \
@@ -72,15 +74,15 @@ gpt: $(B)/gpt
 
 examples: $(EXAMPLES)
 
-# Rebuilds all when compiler or flags change.
+# Changes when the compiler or flags change, so that all is rebuilt.
 FLAGS = $(JOINED_IN) $(CC) $(CXX) $(CPPFLAGS) $(STRICT) $(CFLAGS) $(KERNELS_CFLAGS) $(LDFLAGS) $(WHOLE)
 $(B)/flags: FORCE
 	@mkdir -p $(B)/cuda_emu $(B)/cuda
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 
-# The CPU's kernels, most of a compiler's work, once for all programs (see TT__KERNELS_ONLY in tinytrain.h).
-# Apple's linker does not take the first of two definitions: there all programs have all in one file.
-# KERNELS_CFLAGS follow CFLAGS: without optimisation the other code compiles in a third of the time.
+# The CPU's kernels, most of a compiler's work, are compiled once for all programs (see TT__KERNELS_ONLY in
+# tinytrain.h). Apple's linker cannot take the first of two definitions; there each program is built from one
+# file. KERNELS_CFLAGS follow CFLAGS: without optimisation the other code compiles in a third of the time.
 ifneq ($(shell uname -s),Darwin)
 SHARED  := -DTT__KERNELS_ELSEWHERE
 KERNELS := $(B)/kernels.o
@@ -90,11 +92,11 @@ endif
 $(B)/kernels.o: tinytrain.h $(B)/flags
 	$(call compile,$(CFLAGS) $(KERNELS_CFLAGS) -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -x c)
 
-# The examples use nothing but the public API: all else is compiled once, too. clang warns of inline functions
-# that are unused where they are not in a header, as which it does not take what it compiles.
+# The examples use only the public API, so all else is compiled once as well. -Wno-unused-function: clang does
+# not treat the file that it compiles as a header, and warns of unused inline functions.
 $(B)/tinytrain.o: tinytrain.h $(B)/flags
 	$(call compile,$(CFLAGS) -Wno-unused-function $(SHARED) -DTINYTRAIN_IMPLEMENTATION -x c)
-# Where stb_image.h is found, or that it is not: what was built without it is built again once it is there.
+# Holds the place of stb_image.h, or none: programs built without it are built again once it is found.
 $(B)/stb: FORCE
 	@mkdir -p $(B)
 	@{ echo '#include <stb/stb_image.h>' | $(CC) $(CPPFLAGS) $(CFLAGS) -M -x c - 2> /dev/null | \
@@ -106,7 +108,7 @@ $(EXAMPLES:%=%.o): $(B)/%.o: examples/%.c tinytrain.h $(B)/flags
 $(EXAMPLES): $(B)/%: $(B)/%.o $(B)/tinytrain.o $(KERNELS)
 	$(link)
 
-#> make install      header, .cu, pkg-config and CMake files, below PREFIX (/usr/local) and DESTDIR
+#> make install      copy header, .cu, pkg-config and CMake files, below PREFIX (/usr/local) and DESTDIR
 VERSION = $(shell sed -n 's/^\#define TT_VERSION "\(.*\)"/\1/p' tinytrain.h)
 CONFIGS := tinytrain-config.cmake tinytrain-config-version.cmake
 install:
@@ -125,9 +127,9 @@ install:
 clean:
 	rm -rf '$(B)'
 
-#> make cuda         examples, tests and the benchmark of steps for NVIDIA GPUs, as B/cuda/NAME
+#> make cuda         build examples, tests and the benchmark of steps for NVIDIA GPUs, as B/cuda/NAME
 #>                   (CUDA_HOME, NVCC, CUDA_ARCHS); TINYTRAIN_CUDA=1 make test runs these tests too
-# For these GPUs, and PTX for later ones.
+# Compiles code for the GPUs of CUDA_ARCHS, and PTX for later GPUs.
 CUDA_HOME   ?= /usr/local/cuda
 CUDA_WERROR ?= -Werror all-warnings
 NVCC        ?= $(CUDA_HOME)/bin/nvcc

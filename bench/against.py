@@ -1,13 +1,13 @@
-"""Measures another commit's version and this one in turn: speed of steps, matrix products and attention, time
-to compile programs and the header, and the plans of the memory ladder.
+"""Compares this version with another commit's, running both in turn: speed of steps, matrix products and
+attention, time to compile programs and the header, and the plans of the memory ladder.
 
     python3 bench/against.py [BASE] [--rounds 5] [--only plans,step,gemm,attention,compile,header]
                              [--new FOLDER]
 
-BASE is a commit (703a5d8) or a folder with tinytrain.h and bench/. Every round runs both versions, in
-the other order than the round before; what is printed is the median of the rounds' ratios, new / old. Above 1
-is slower for seconds; for speeds, below 1. Exits with 1 where a plan is larger. B: folder for what is built
-(build); CC, CFLAGS (-O2)."""
+BASE is a commit (703a5d8) or a folder with tinytrain.h and bench/. Every round runs both versions, in the
+opposite order of the round before. The medians of the rounds' ratios, new / old, are printed. For seconds a
+ratio above 1 means slower; for speeds, a ratio below 1. Exits with 1 if a plan is larger. Environment: B, the
+folder for built files (build); CC, CFLAGS (-O2)."""
 
 import argparse
 import json
@@ -27,7 +27,8 @@ PRECISIONS = ["32-true", "bf16-mixed", "16-true"]
 
 
 def sources(version, name):
-    """The folder of a version: as it is, or what git has of that commit."""
+    """Returns the folder of a version: the folder itself, or one with the files that git has of that
+    commit."""
     if os.path.isdir(version):
         return os.path.abspath(version)
     folder = os.path.join(B, "against", name)
@@ -40,7 +41,8 @@ def sources(version, name):
 
 
 def built(folder, name, program):
-    """A benchmark of that version. One that it lacks is this version's."""
+    """Builds a benchmark of a version and returns its path. A benchmark that the version lacks is copied from
+    here."""
     source = os.path.join(folder, "bench", program + ".c")
     if not os.path.exists(source):
         shutil.copy(os.path.join(HERE, "bench", program + ".c"), source)
@@ -51,7 +53,7 @@ def built(folder, name, program):
 
 
 def rows(program, *arguments):
-    """What a benchmark prints with --json: {name: value}."""
+    """Runs a benchmark with --json and returns its rows as {name: value}."""
     command = [program, "--json", *arguments]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -59,7 +61,7 @@ def rows(program, *arguments):
 
 
 def plans(programs):
-    """Compares all figures of the memory ladder; returns how many are larger."""
+    """Compares all figures of the memory ladder. Returns how many are larger."""
     settings = [["--device", device] for device in ("cuda", "cpu")]
     settings += [[*s, "--vit", "B/16", "--pixels", "160", "--batch", "7"] for s in settings]
     settings += [["--fits", "--device", "cuda"], ["--fits", "--device", "cpu"]]
@@ -88,7 +90,7 @@ def plans(programs):
             if None in (old["planned_bytes"], new["planned_bytes"]):
                 continue                            # a budget that is too small for this model
             compared += 1
-            # Of --fits, more images on a card are what a smaller plan gives.
+            # With --fits, a smaller plan shows as more images on a card.
             if "batch" in old:
                 worse, better = new["batch"] < old["batch"], new["batch"] > old["batch"]
                 if new["batch"] == old["batch"]:
@@ -106,7 +108,7 @@ def plans(programs):
 
 
 def in_turn(rounds, measure):
-    """measure(name) -> {what: value}, of "old" and "new" in turn; prints a line for each of the values."""
+    """Calls measure(name) -> {what: value} for "old" and "new" in turn, and prints a line for each value."""
     seen = {"old": [], "new": []}
     for k in range(rounds):
         for name in ("old", "new") if k % 2 == 0 else ("new", "old"):
@@ -165,7 +167,7 @@ def main():
     if "compile" in only:
         programs = {name: built(folder, name, "compile") for name, folder in folders.items()}
         def compiling(name):
-            # The versions' programs differ by an instruction or so.
+            # The versions' programs may differ by an instruction or two.
             named = [(*k.split(" ", 1), v) for k, v in rows(programs[name], "--rounds", "2").items()]
             return {f"ms, {round(int(n), -2)} {rest}": v for n, rest, v in named}
         in_turn(o.rounds, compiling)

@@ -1,5 +1,6 @@
-/* GFLOP/s of attention, timed inside a training step. Counted: 4 pairs width forward and 8 backward (half for
-   causal), with pairs the sum of squared sequence lengths; what backward computes again is not counted. */
+/* GFLOP/s of attention, timed inside a training step. The forward counts as 4 * pairs * width FLOPs and the
+   backward as 8 * pairs * width (causal attention as half of that), where pairs is the sum of the squared
+   sequence lengths. What the backward recomputes is not counted. */
 
 #include "bench.h"
 

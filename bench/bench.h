@@ -1,16 +1,18 @@
-/* What the benchmarks share. A program includes this file alone; it holds the implementation.
+/* bench.h - code that the benchmarks share. A program includes this file alone; the file holds tinytrain's
+   implementation.
 
-   Kernels are timed inside real programs: bench_open() puts a table of kernels into the context that times
-   each op as it calls the real one. What is printed of a kernel is the best of its runs, because others on
-   the machine can only slow it down.
+   Kernels are timed inside real programs: bench_open() gives the context a table of kernels that times each
+   op while it calls the real one. The figure printed for a kernel is its best run, because other work on the
+   machine can only slow a kernel down.
 
-   Rows: name, value, unit, and where there is one the machine's limit in that unit, the best that all threads
-   of the context do: multiply-adds in registers, or a stream through memory (bench_stream). Beside a single
-   kernel the multiply-adds run between its runs, as long as these take; elsewhere they are the best of short
-   bursts so far (bench_peak). A kernel beside which they were clearly slower than that is measured again, and
-   marked as of a busy machine if it stays so. With --json each row is an object on a line of its own, with
-   the keys name, value, unit, peak, of_peak, peer, ratio (value / peer); null where there is none, and
-   of_peak of a busy machine. */
+   A row has a name, a value, a unit and, where one exists, the machine's limit in that unit: the best that
+   all threads of the context reach, with multiply-adds in registers or with a stream through memory
+   (bench_stream). Beside a single kernel, the multiply-adds run between the kernel's runs and for as long as
+   these take; elsewhere the limit is the best short burst so far (bench_peak). If the multiply-adds beside a
+   kernel were clearly slower than that, the kernel is measured again; if they stay slower, the row is marked
+   as measured on a busy machine. With --json each row is an object on a line of its own, with the keys name,
+   value, unit, peak, of_peak, peer, ratio (value / peer). A key is null where it does not apply; of_peak is
+   null on a busy machine. */
 #ifndef TINYTRAIN_BENCH_H
 #define TINYTRAIN_BENCH_H
 
@@ -32,24 +34,24 @@ enum {
 
 typedef struct bench_cost {
     double seconds, flops, bytes;
-    double least; /* seconds that the flops take at the peak measured between the runs; 0: not measured */
+    double least; /* seconds that the FLOPs take at the peak measured between the runs; 0: not measured */
     bool in_place;
-    bool busy;    /* others took of the machine while that peak was measured */
+    bool busy;    /* other work slowed the machine down while that peak was measured */
 } bench_cost;
 
 static struct {
     tt_context *ctx;
     tt_context_options options;
     const char *program, *precision;
-    bool json, has[3];                 /* has: by tt__bf16 */
+    bool json, has[3];                 /* has: by tt__bf16, whether the CPU can */
     tt__bf16 fastest;
-    double least; /* seconds for which a kernel is measured */
+    double least; /* minimum seconds for which a kernel is measured */
     tt__isa_table timed;
     const tt__isa_table *real;
     double peak[BENCH_PEAKS], stream[BENCH_STREAMS]; /* FLOP/s and bytes/s, best so far */
-    double beside;                                   /* FLOP/s, best since the kernel at hand is measured */
-    float *array[4];                                 /* of the streams                  */
-    bench_cost run[TT__OP_COUNT], best[TT__OP_COUNT]; /* by op: of this run, of the fastest run */
+    double beside;                                   /* FLOP/s, best beside the current kernel */
+    float *array[4];                                 /* the arrays of the streams       */
+    bench_cost run[TT__OP_COUNT], best[TT__OP_COUNT]; /* by op: the current run, the fastest run */
 } bench;
 
 #if defined(__GNUC__)
@@ -84,7 +86,8 @@ static double bench__size(const tt__mat *m)
     return m->data ? (double)m->rows * (double)m->cols * (double)tt_dtype_bytes(m->dtype) : 0;
 }
 
-/* Bytes that the program sees: operands read, results written, both where a result is added to or updated. */
+/* Returns the bytes that the program sees: operands read and results written; a result that is added to or
+   updated counts twice. */
 static double bench__bytes(const tt__launch *l)
 {
     double n = 0;
@@ -149,7 +152,7 @@ static void bench__burst_task(void *arg, int64_t task, int thread)
     b->flops[task] = b->loop(b->rounds, &sink);
 }
 
-/* FLOP/s of a burst of multiply-adds on all threads. */
+/* Returns the FLOP/s of a burst of multiply-adds on all threads. */
 static double bench__burst(bench_burst *b)
 {
     const int threads = tt_threads(bench.ctx);
@@ -165,7 +168,7 @@ static double bench__measure(int peak)
     double best = 0;
     for (int how = 0; how < (peak == BENCH_BF16 ? 3 : 1); how++) {
         bench_burst b = {bench.real->peak[how], 200000, {0}};
-        for (int k = 0; k < 8 && bench.has[how]; k++) { /* the best, as a busy neighbour only slows it down */
+        for (int k = 0; k < 8 && bench.has[how]; k++) { /* the best: a busy neighbour can only slow it down */
             double now = bench__burst(&b);
             if (now > best && peak == BENCH_BF16) bench.fastest = (tt__bf16)how;
             if (now > best) best = now;
@@ -179,8 +182,8 @@ static inline int bench__peak_of(const char *precision)
     return strncmp(precision, "bf16", 4) == 0 ? BENCH_BF16 : BENCH_FP32;
 }
 
-/* FLOP/s of the fastest multiply-adds that a precision may use. Measured at least once, and until it is not
-   below `flops`, which would only say that the machine was busy then. */
+/* Returns the FLOP/s of the fastest multiply-adds that a precision may use. Measures at least once, and again
+   while the result is below `flops`, since that only says that the machine was busy. */
 static inline double bench_peak(const char *precision, double flops)
 {
     int peak = bench__peak_of(precision);
@@ -191,10 +194,10 @@ static inline double bench_peak(const char *precision, double flops)
     return bench.peak[peak];
 }
 
-#define BENCH_BURST 200e-6 /* seconds: below, starting the threads would count */
+#define BENCH_BURST 200e-6 /* seconds; in a shorter burst the start of the threads would count */
 
-/* FLOP/s of one burst of multiply-adds that takes about so many seconds, as bench.beside and bench.peak where
-   it is more. */
+/* Runs one burst of multiply-adds of about `seconds`, and raises bench.beside and bench.peak to its FLOP/s
+   where these are lower. */
 static inline void bench_run_beside(double seconds)
 {
     int peak = bench__peak_of(bench.precision);
@@ -207,8 +210,8 @@ static inline void bench_run_beside(double seconds)
     if (bench.beside > bench.peak[peak]) bench.peak[peak] = bench.beside;
 }
 
-/* Streams over arrays as large as the tensors of bench/rows.c, 50 MB; bytes as the program sees them: a store
-   to memory that was not read costs a hidden read. */
+/* Streams over arrays as large as the tensors of bench/rows.c, 50 MB. Bytes are those that the program sees:
+   a store to memory that was not read first costs a hidden read. */
 enum { BENCH_ARRAY = 16384 * 768, BENCH_STREAM_TASK = 1 << 16 };
 typedef float bench_f32x8 __attribute__((vector_size(32)));
 typedef struct bench_stream_job {
@@ -239,7 +242,7 @@ static void bench__stream_task(void *arg, int64_t task, int thread)
     job->sums[task] = sum[0] + sum[1] + sum[2] + sum[3];
 }
 
-/* Bytes a second of such a stream, all threads. */
+/* Returns the bytes a second of a stream of this kind on all threads, the best so far. */
 static inline double bench_stream(int kind)
 {
     static const int passes[BENCH_STREAMS] = {1, 2, 2, 3, 3, 7};
@@ -266,7 +269,7 @@ static inline double bench_stream(int kind)
 
 /* --------------------------------------------------------------------------------------------------- GPUs */
 
-#if defined(TINYTRAIN_CUDA) /* bench/gpu.cu says what they do */
+#if defined(TINYTRAIN_CUDA) /* bench/gpu.cu describes these functions */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -303,7 +306,7 @@ static inline double bench_gpu_product(const char *type, int n, double seconds, 
 
 /* ------------------------------------------------------------------------------------------ options, rows */
 
-/* A program's own option: a number above 0, a text, or nothing behind it. */
+/* An option of a program: it takes a number above 0, or a text, or no value. */
 typedef struct bench_flag {
     const char *name;
     int *number;
@@ -326,7 +329,7 @@ static inline void bench__usage(const bench_flag *flags, int n)
     exit(fflush(stdout) != 0);
 }
 
-/* A new context, without the parameters and arenas of the one there was. */
+/* Opens a new context in place of the current one, without its parameters and arenas. */
 static inline tt_context *bench_reopen(void)
 {
     tt_close(bench.ctx);
@@ -341,7 +344,7 @@ static inline tt_context *bench_reopen(void)
     return bench.ctx;
 }
 
-/* Reads the options, then opens a context whose ops are timed. */
+/* Reads the options and opens a context whose ops are timed. */
 static inline tt_context *bench_open(int argc, char **argv, const bench_flag *flags, int n)
 {
     const char *slash = strrchr(argv[0], '/');
@@ -425,7 +428,7 @@ static inline void bench__print_row(const char *name, double value, const char *
     fflush(stdout);
 }
 
-/* peak, peer 0: none */
+/* Prints a row. peak or peer 0: the row is printed without it. */
 static inline void bench_peer_row(const char *name, double value, const char *unit, double peak, double peer)
 {
     bench__print_row(name, value, unit, peak, peer, false);
@@ -448,20 +451,21 @@ static inline void bench_cost_row(const char *name, bench_cost c)
     else bench_flops_row(name, c.flops / c.seconds);
 }
 
-/* Bytes a second of a cost, beside those of a stream, or of its in-place form. */
+/* Prints the bytes a second of a cost beside those of a stream, or of its in-place form. */
 static inline void bench_bytes_row(const char *name, bench_cost c, int stream)
 {
     if ((stream == BENCH_COPY || stream == BENCH_TRIAD) && c.in_place) stream++;
     bench_row(name, c.bytes / c.seconds / 1e9, "GB/s", bench_stream(stream) / 1e9);
 }
 
-static inline int bench_ascending(const void *a, const void *b) /* of doubles, for qsort */
+static inline int bench_ascending(const void *a, const void *b) /* compares doubles, for qsort */
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-/* For programs that take turns with others, --turns: waits for a line on standard input; false at its end. */
+/* For programs that take turns with others (--turns): waits for a line on standard input. Returns false at
+   the end of input. */
 static inline bool bench_turn(void)
 {
     int c;
@@ -471,7 +475,7 @@ static inline bool bench_turn(void)
 
 /* ----------------------------------------------------------------------------------------------- programs */
 
-/* A parameter that is there already, or a new one. Rows 0: 1-D. */
+/* Returns the parameter of that name; creates it if it does not exist. rows 0: the parameter is 1-D. */
 static inline tt_param *bench_param(tt_context *ctx, const char *name, int64_t rows, int64_t cols,
                                     float scale)
 {
@@ -483,7 +487,8 @@ static inline tt_param *bench_param(tt_context *ctx, const char *name, int64_t r
     return p;
 }
 
-/* An embedding of rows ids: a value (rows, width) that has a gradient and costs next to nothing. */
+/* Returns an embedding of `ids`: a value of shape (rows, width) that has a gradient and costs next to
+   nothing. */
 enum { BENCH_VOCAB = 64 };
 static inline tt_value bench_source(tt_context *ctx, tt_tape *t, const char *name, tt_value ids,
                                     int64_t width)
@@ -491,13 +496,14 @@ static inline tt_value bench_source(tt_context *ctx, tt_tape *t, const char *nam
     return tt_embedding(t, ids, bench_param(ctx, name, BENCH_VOCAB, width, 1));
 }
 
-/* What a kernel's program reads. */
+/* Inputs and optimizer settings of a program that times a kernel. */
 typedef struct bench_inputs {
-    /* i32 (rows, 1); f32 (rows, width) of zeros, or i32 (rows, 1) when width is 0; or none */
+    /* ids i32 (rows, 1); target f32 (rows, width) of zeros, or i32 (rows, 1) if width is 0; seq_start or
+       none */
     tt_value ids, target, seq_start;
     int64_t rows, width, seqs;
-    const int32_t *starts;           /* (seqs + 1) */
-    int vocab;                       /* of ids; 0: BENCH_VOCAB */
+    const int32_t *starts;           /* shape (seqs + 1) */
+    int vocab;                       /* number of different ids; 0: BENCH_VOCAB */
     tt_optimizer_kind optimizer;
     float clip_norm;
 } bench_inputs;
@@ -515,8 +521,8 @@ static inline bench_inputs bench_inputs_new(tt_tape *t, int64_t rows, int64_t wi
     return in;
 }
 
-/* Were the multiply-adds beside the kernels slower than they can be: below what this process has seen, or
-   below a kernel? */
+/* Returns whether the multiply-adds beside the kernels were slower than they can be: slower than this process
+   has seen before, or slower than a kernel. */
 static inline bool bench__busy(void)
 {
     if (bench.beside <= 0) return false; /* no kernel has FLOPs */
@@ -527,8 +533,8 @@ static inline bool bench__busy(void)
 
 enum { BENCH_ATTEMPTS = 4 };
 
-/* Trains on mean(y^2), or on the loss y when there is no width, for at least bench.least seconds and 3 steps,
-   timing each. Frees the tape. */
+/* Trains on mean(y^2), or on the loss y if width is 0, for at least bench.least seconds and 3 steps, and
+   times each step. Frees the tape. */
 static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const bench_inputs *in)
 {
     tt_value none = {0};
@@ -563,7 +569,7 @@ static inline void bench_train(tt_context *ctx, tt_tape *t, tt_value y, const be
             bench_end_run();
             if (bench_longest() > 0) bench_run_beside(bench_longest());
         }
-        if (attempt > 0 && bench.beside < beside) { /* the quieter of the attempts */
+        if (attempt > 0 && bench.beside < beside) { /* keeps the attempt with the less busy machine */
             memcpy(bench.best, best, sizeof best);
             bench.beside = beside;
         }
@@ -591,7 +597,7 @@ static inline int32_t *bench_numbers(int64_t n)
     return x;
 }
 
-/* Takes ids, starts and labels, and adds what else there is in a batch. */
+/* Adds a batch, which takes over ids, starts and labels; the other arrays of the batch are made here. */
 static inline void bench_add_batch(bench_batches *all, int seqs, const int32_t *ids, const int32_t *starts,
                                    const int32_t *labels)
 {
@@ -648,7 +654,7 @@ static inline void bench_free_batches(bench_batches *all)
 
 /* ------------------------------------------------------------------------------------------------- models */
 
-/* A linear layer without a bias. */
+/* Records a linear layer without a bias. */
 static inline tt_value bench__decoder_linear(tt_context *ctx, tt_tape *t, tt_value x, int layer,
                                              const char *name, int64_t n_in, int64_t n_out)
 {
@@ -665,14 +671,15 @@ static inline tt_value bench__decoder_norm(tt_context *ctx, tt_tape *t, tt_value
     return tt_rmsnorm(t, x, bench_param(ctx, w, 0, width, 1), 1e-5f);
 }
 
-/* A language model, of which there are plans alone here: RMS norms, causal attention, a GELU or a gated SiLU
-   between two linear layers. */
+/* Shape of a language model, which the benchmarks plan and never run: RMS norms, causal attention, and a GELU
+   or a gated SiLU between two linear layers. */
 typedef struct bench_decoder_shape {
     int layers, width, inner, heads, vocab;
-    bool gated, tied; /* tied: the embedding is the last layer, too */
+    bool gated, tied; /* tied: the embedding is also the last layer */
 } bench_decoder_shape;
 
-/* Records it for so many sequences of a length on a tape. Returns the loss, which is of the next tokens. */
+/* Records the model for `seqs` sequences of `length` tokens on a tape. Returns the loss of predicting each
+   next token. */
 static inline tt_value bench_record_decoder(tt_context *ctx, tt_tape *t, const bench_decoder_shape *s,
                                             int64_t seqs, int64_t length)
 {
@@ -705,8 +712,8 @@ static inline tt_value bench_record_decoder(tt_context *ctx, tt_tape *t, const b
     return tt_cross_entropy(t, x, next, NULL);
 }
 
-/* A language model of 6.05 billion parameters, with the widths, layers and vocabulary of GPT-J (Wang,
-   Komatsuzaki, 2021), for so many sequences on a new tape. */
+/* Records a language model of 6.05 billion parameters for `seqs` sequences on a new tape. Widths, layers and
+   vocabulary are those of GPT-J (Wang, Komatsuzaki, 2021). */
 static inline tt_tape *bench_decoder(tt_context *ctx, int seqs, int length, tt_value *loss)
 {
     const bench_decoder_shape shape = {28, 4096, 16384, 32, 50400, false, false};

@@ -1,15 +1,15 @@
-#> make bench        build the benchmarks, as B/NAME, and run those that need no data; A=--json prints one
-#>                   object a line
-#> make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to
-#>                   compare with; LLMC=dir: also those of llm.c, from a checkout; TORCH=...: what pip
-#>                   installs as PyTorch (torch)
-#> make bench-programs  build what those comparisons run here, without the environment
+#> make bench        build the benchmarks, as B/NAME, and run those that need no data; with A=--json they
+#>                   print an object a line
+#> make bench-peers  make the virtual environment build/venv with PyTorch and transformers from PyPI, and
+#>                   build programs to compare with; LLMC=dir: also llm.c's, from a checkout; TORCH=...:
+#>                   what pip installs as PyTorch (torch)
+#> make bench-programs  build the C programs of these comparisons, without the environment
 BENCHES  := $(patsubst bench/%.c,$(B)/%,$(wildcard bench/*.c))
 MEASURED := $(addprefix $(B)/,gemm attention rows step ranks compile tokenize images)
-# The requirement and options by which make bench-peers has pip install PyTorch. PyPI's torch for Linux brings
-# CUDA (5.6 GB); PyTorch's own index of CPU builds does not: TORCH='torch --index-url URL'.
+# The requirement and options with which make bench-peers calls pip to install PyTorch. PyPI's torch for Linux
+# includes CUDA (5.6 GB); PyTorch's own index of CPU builds does not: TORCH='torch --index-url URL'.
 TORCH ?= torch
-# A checkout of github.com/karpathy/llm.c: its CPU program too, with the flags of its Makefile.
+# With a checkout of github.com/karpathy/llm.c, its CPU program is built too, with the flags of its Makefile.
 LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
 
 bench: $(BENCHES)
@@ -22,11 +22,11 @@ $(B)/gpt2_step.o: bench/peers/gpt2_step.c tinytrain.h $(B)/flags
 $(BENCHES) $(B)/gpt2_step: $(B)/%: $(B)/%.o $(KERNELS)
 	$(link)
 
-# The programs that need no library but this one, and those that do.
+# The programs that need no library but this one, and the programs that need another.
 PEER_PROGRAMS ?= $(BENCHES) $(B)/gpt2_step $(B)/distilbert_imdb
 bench-programs: $(PEER_PROGRAMS) $(B)/gemm_openblas $(B)/gemm_onednn
 
-# Goes on where a peer is not to be had, and lists at the end what was left out and why.
+# Continues if a peer cannot be installed, and lists at the end what was left out and why.
 bench-peers: bench-programs
 	@B='$(B)' VENV='$(VENV)' TORCH='$(TORCH)' sh bench/peers/install.sh
 	@$(MAKE) $(B)/gemm_onednn
@@ -39,15 +39,15 @@ endif
 	@if [ -s $(B)/left_out.txt ]; then echo 'left out:'; sed 's/^/  /' $(B)/left_out.txt; \
 	else echo 'nothing was left out'; fi
 
-# Other libraries' matrix products, where the library is: oneDNN below build/venv, or as OpenBLAS where
-# compilers look.
+# Matrix products of other libraries, if the library is installed: oneDNN below build/venv, or like OpenBLAS
+# where compilers look.
 GEMM_openblas      := -DPEER_OPENBLAS -lopenblas
 GEMM_onednn        := -isystem $(VENV)/include -L$(VENV)/lib -Wl,-rpath,'$(abspath $(VENV))/lib' -ldnnl
 GEMM_NEED_openblas := OpenBLAS (Debian: libopenblas-dev)
 GEMM_NEED_onednn   := oneDNN 3 (PyPI: onednn-devel-cpu-gomp, which make bench-peers installs; \
                       Debian: libdnnl-dev, where it is 3)
-# The smallest program that compiles and links where the library is: its header alone, or another's, is not
-# enough.
+# The smallest program that compiles and links if the library is installed: its header alone, or another
+# library's, is not enough.
 GEMM_TRY_openblas  := '\#include <cblas.h>' 'int main(void) { return !openblas_get_config(); }'
 GEMM_TRY_onednn    := '\#include <dnnl.h>' '\#if DNNL_VERSION_MAJOR < 3' '\#error it is older' '\#endif' \
                       'int main(void) { return !dnnl_version(); }'
@@ -70,7 +70,7 @@ $(B)/llmc: bench/peers/llmc.c $(or $(wildcard $(LLMC)/train_gpt2.c),FORCE) $(B)/
 	}
 	$(CC) $(STRICT) $(LLMC_FLAGS) -isystem '$(LLMC)' $< -o $@ $(LIBS)
 
-# On a GPU the benchmark of whole steps, and what a GPU can do, for comparison.
+# For a GPU: the benchmark of whole steps, and for comparison the measurement of what the GPU can do.
 cuda: $(B)/cuda/step
 $(B)/cuda/step: $(B)/cuda/gpu.o
 $(B)/cuda/gpu.o: bench/gpu.cu $(B)/flags

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A training step of BigBird-base on this machine: block-sparse attention against full attention, and
-tinytrain against transformers, in turn.
+"""Measures a training step of BigBird-base on this machine: block-sparse attention against full attention,
+and tinytrain against transformers, in turn.
 
     python bench/big_bird.py                        2 layers, 1 x 4096 tokens, fp32
     python bench/big_bird.py --precision bf16-true
 
 The C side is build/step --big-bird (bench/step.c; `make bench-programs`). On both sides: random weights and
 tokens, no dropout, mean cross-entropy of two classes, AdamW, no clipping in transformers. Four programs run
-one step each in turn, after one that is not counted; each is a process of its own. Ratios are medians of
-ratios within a turn, so that what else the machine does matters less.
+one step each in turn, after one step that is not counted; each is a process of its own. Ratios are medians of
+the ratios within a turn, so that other load on the machine matters less.
 
 needs: torch, transformers."""
 import argparse
@@ -26,7 +26,7 @@ KINDS = ("block_sparse", "original_full")
 
 
 def turns(args):
-    """a step for each line of standard input, as build/step --turns"""
+    """Runs a step for each line of standard input, as build/step --turns does."""
     torch = threads(args.threads)
     from transformers import BigBirdConfig, BigBirdForSequenceClassification, logging
     logging.set_verbosity_error()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Draws bench/results/speed.svg from bench/results/speed.json: time and peak memory of a training step beside
-PyTorch's, on each kind of CPU. And bench/results/ranks.svg from ranks.json, which is what
-`build/memory_ladder --ranks 8 --json` prints: memory of a rank by how ranks share the work; and devices.svg
-from devices.json, which is what `build/ranks --only devices --json` prints; and gpu.svg from the records
+"""Draws four pictures in bench/results. speed.svg, from speed.json: time and peak memory of a training step
+beside PyTorch's, on each kind of CPU. ranks.svg, from ranks.json, which `build/memory_ladder --ranks 8
+--json` prints: the memory of a rank by how ranks share the work. devices.svg, from devices.json, which
+`build/ranks --only devices --json` prints: the time of a step by number of devices. gpu.svg, from the records
 gpu_NAME_DATE.json, which bench/gpu.sh writes: time and memory of a training step on a GPU beside PyTorch's.
 Standard library only.
 
@@ -10,17 +10,19 @@ Standard library only.
     python3 bench/chart.py --tables    prints README.md's lines below the pictures, bench/README.md's tables
     python3 bench/chart.py --add ROWS --cpu 'Intel Xeon' --isa 'AVX-512, AMX' --commit 053f6e9 \\
                            --command 'bench/pytorch.py step --rounds 5 --compile'
-                                       takes the lines that `bench/pytorch.py ... --json` printed into
-                                       speed.json, in place of those of the same measurement, and draws
+                                       adds the lines that `bench/pytorch.py ... --json` printed to
+                                       speed.json, in place of older records of the same measurements,
+                                       and draws the pictures
 
 speed.json is a list of records, one a line. Their keys:
     task                              step, imdb, epoch or gemm, as in bench/pytorch.py; lm and generate, as
                                       in bench/lm.py; gpt2: bench/peers
-    model, shape, precision, cpu      what was trained, and where; isa: the instructions that tell CPUs apart
-    vs                                what stands beside tinytrain
-    unit, speed, peer_speed           of tinytrain and of the other
+    model, shape, precision, cpu      what was trained, and on which CPU; isa: the instructions that tell
+                                      CPUs apart
+    vs                                the peer that tinytrain is compared with
+    unit, speed, peer_speed           the speeds of tinytrain and of the peer
     speed_ratio                       how many times as fast tinytrain is
-    mb, peer_mb, memory_ratio         peak resident memory, and tinytrain's share of the other's
+    mb, peer_mb, memory_ratio         peak resident memory, and tinytrain's share of the peer's
     commit, date, command             where the figure comes from
 A value is null where it was not kept or not measured. Both sides use two threads and do a step each in
 turn."""
@@ -42,7 +44,7 @@ GPU_PICTURE = os.path.join(RESULTS, "gpu.svg")
 RANKS, RANKS_PICTURE = os.path.join(RESULTS, "ranks.json"), os.path.join(RESULTS, "ranks.svg")
 KEYS = ["task", "model", "shape", "precision", "cpu", "isa", "vs", "unit", "speed", "peer_speed",
         "speed_ratio", "mb", "peer_mb", "memory_ratio", "commit", "date", "command"]
-SAME = KEYS[:7]      # what tells one measurement from another
+SAME = KEYS[:7]      # these tell one measurement from another
 TASKS = {"step": "training step", "imdb": "steps on IMDb", "epoch": "an epoch, from process start to end",
          "gemm": "matrix products", "gpt2": "training step", "lm": "training step", "generate": "generation"}
 PRECISIONS = {"32-true": "fp32", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true"}
@@ -66,7 +68,7 @@ def key(record):
 
 
 def order(record):
-    """of the records in the file, which is their order in the picture and in the table too"""
+    """Returns the sort key of a record: the order in the file, the picture and the table."""
     def rank(x, of):
         return (of.index(x) if x in of else len(of), x)
     return (rank(record["task"], list(TASKS)), record["model"], record["shape"],
@@ -74,7 +76,8 @@ def order(record):
 
 
 def what_of(name, command):
-    """(task, model, shape, precision, vs) of a row of pytorch.py or lm.py; None: a row that is not kept"""
+    """Returns (task, model, shape, precision, vs) of a row of pytorch.py or lm.py; None: the row is not
+    kept."""
     m = re.fullmatch(r"(\d+ x \d+|\d+ images of \d+ x \d+), ([\w-]+), PyTorch [\w ]+?( compiled)?", name)
     if m:
         vit, vs = re.search(r"--vit (\S+)", command), "torch.compile" if m[3] else "PyTorch eager"
@@ -96,7 +99,7 @@ def what_of(name, command):
 
 
 def short(x):
-    """three digits or a whole number: a shared machine does not repeat more"""
+    """Rounds to three digits or to a whole number: a shared machine does not repeat more."""
     return float(f"{x:.3g}") if x < 1000 else round(x)
 
 
@@ -127,11 +130,11 @@ def add(path, args):
 # ------------------------------------------------------------------------------------------------ picture
 INK, QUIET, OURS, THEIRS = "#1f2328", "#59636e", "#0969da", "#d8dee4"
 WIDTH, BAR, ROW, TOP = 720, 160, 24, 78
-LEFT, RIGHT = 154, 428      # where the bars of each panel begin
+LEFT, RIGHT = 154, 428      # x at which the bars of each panel begin
 
 
 def charted(records):
-    """the rows of the picture, in groups: [(heading, records)]"""
+    """Returns the rows of the picture, in groups: [(heading, records)]."""
     groups = {}
     for r in records:
         if r["task"] == "step" and r["vs"] == "PyTorch eager" and r["precision"] in ("32-true", "bf16-mixed"):
@@ -150,7 +153,7 @@ def bar(x, y, width, fill):
 
 
 def framed(title, height, out):
-    """an SVG of these elements"""
+    """Returns an SVG of these elements."""
     font = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
     head = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
             f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="{font}">',
@@ -183,8 +186,8 @@ def picture(records):
 
 
 def read_gpu():
-    """The newest record that bench/gpu.sh wrote, with PyTorch's rows of older records of the same GPU where
-    the newest record lacks them. Each row gets the date of its record."""
+    """Returns the newest record that bench/gpu.sh wrote. If it lacks some of PyTorch's rows, they come from
+    older records of the same GPU. Each row gets the date of its record."""
     records = sorted((json.loads(open(path, encoding="utf-8").read()) for path in
                       glob.glob(os.path.join(RESULTS, "gpu_*.json"))), key=lambda record: record["date"])
     newest, rows = records[-1], {}
@@ -196,8 +199,9 @@ def read_gpu():
     return {**newest, "rows": list(rows.values())}
 
 
-# Of the picture of a GPU: sides of gpu.SIDES that do tinytrain's work, and those without dropout, each with
-# the name of ours; of PyTorch's compiled ones the fastest is drawn, and eager.
+# For the picture of a GPU: sides of gpu.SIDES that do the same work, with dropout and without. Each line
+# holds an ending of the heading, tinytrain's sides and PyTorch's compiled sides. The fastest compiled side is
+# drawn, and for the work with dropout also eager PyTorch.
 GPU_WORK = [("", ("tinytrain", "tuned"),
              ("compile", "reduce", "nano_dropout", "nano_dropout_reduce", "nano_padded_dropout")),
             (", without dropout", ("nodrop", "nodrop_tuned"), ("nano", "nano_padded", "nano_padded_reduce"))]
@@ -206,7 +210,8 @@ GPU_LEFT, GPU_RIGHT, GPU_BAR = 228, 496, 150
 
 
 def gpu_groups(record):
-    """[(heading, [(side, ours?, ms, MB, waits for its host?, date)])] of what read_gpu returns"""
+    """Returns [(heading, [(side, is it tinytrain's?, ms, MB, does the GPU wait for its host?, date)])] of the
+    record that read_gpu returns."""
     value = {r["name"]: r for r in record["rows"]}
     labels = dict.fromkeys(name[:-len(", tinytrain: time of a step")] for name in value
                            if name.endswith(", tinytrain: time of a step"))
@@ -278,15 +283,16 @@ def gpu_picture(record):
     return framed(title, y + 2 + 16 * len(notes), out)
 
 
-# Of the picture of ranks: categories of a plan, as tt_plan_svg colours them, and cards to compare with.
+# For the picture of ranks: categories of a plan in the colours of tt_plan_svg, and GB of the cards to compare
+# with.
 PARTS = [("parameters", "#4e79a7"), ("optimizer", "#a0cbe8"), ("gradients", "#f28e2b"),
          ("activations", "#59a14f")]
 CARDS = (24, 80)
-PANEL, LABELS, LENGTH = 346, 112, 164     # pixels: of a panel, of the names in it, of its longest bar
+PANEL, LABELS, LENGTH = 346, 112, 164     # pixels: width of a panel, of its labels, of its longest bar
 
 
 def ranks_panel(x, rows):
-    """the bars of one model, and the y of their end"""
+    """Returns the bars of one model and the y at which they end."""
     out = [text(x, 28, escape(rows[0]["model"]), 14, bold=True),
            text(x, 45, escape(rows[0]["what"]), 12, fill=QUIET)]
     most, bars, end = max(r["planned_bytes"] for r in rows), x + LABELS, 94 + ROW * len(rows)
@@ -304,7 +310,7 @@ def ranks_panel(x, rows):
         words = f'<tspan font-weight="600">{r["planned_bytes"] / 1e9:.2f}</tspan> GB'
         number = f"{bars + LENGTH * r['planned_bytes'] / most + 6:.1f}", y + 12, words
         halo = text(*number, fill="#ffffff").replace("<text ", '<text stroke="#ffffff" stroke-width="5" ', 1)
-        out += [halo, text(*number)]      # which keeps the lines of cards off
+        out += [halo, text(*number)]      # the halo keeps the lines of cards away from the number
     return out, end
 
 
@@ -324,7 +330,7 @@ def ranks_picture(rows):
 
 
 def devices_picture(rows):
-    """step time by number of devices, a line for each link"""
+    """Draws the step time by number of devices, with a line for each link."""
     left, top, wide, high, lines = 70, 70, WIDTH - 250, 240, {}
     for r in rows:
         model, devices, link = re.fullmatch(r"(.+), (\d+) H200, (.+)", r["name"]).groups()
@@ -355,7 +361,7 @@ def devices_picture(rows):
 
 
 def ranks_summary(rows):
-    """README.md's lines below the picture of ranks"""
+    """Returns README.md's lines below the picture of ranks."""
     lines = []
     for model in dict.fromkeys(r["model"] for r in rows):
         gb = {r["strategy"]: f"{r['planned_bytes'] / 1e9:.2f}" for r in rows if r["model"] == model}
@@ -366,7 +372,7 @@ def ranks_summary(rows):
 
 
 def ranks_table(rows):
-    """bench/README.md's table of ranks"""
+    """Returns bench/README.md's table of ranks."""
     heads = ["model", "strategy", "GB a rank", "GB moved a step and rank", "at least"]
     cells = [[f"{r['model']}, {r['what']}", r["strategy"]] +
              [f"{r[k] / 1e9:.2f}" for k in ("planned_bytes", "moved_bytes", "least_bytes")] for r in rows]
@@ -374,7 +380,7 @@ def ranks_table(rows):
 
 
 def replay_table(rows):
-    """bench/README.md's table of rows that `build/ranks --only replay --json` printed"""
+    """Returns bench/README.md's table of the rows that `build/ranks --only replay --json` printed."""
     cells, heads = {}, ["GPUs, link", "model"]
     for r in rows:
         name = re.fullmatch(r"(.+?): (.+?), ((?:zero|server|tensor).*)", r["name"])
@@ -386,7 +392,7 @@ def replay_table(rows):
 
 
 def offload_table(rows):
-    """bench/README.md's table of rows that `build/ranks --only offload --json` printed"""
+    """Returns bench/README.md's table of the rows that `build/ranks --only offload --json` printed."""
     cells, heads = {}, ["ViT-L/16, 64 images"]
     for r in rows:
         machine, what = r["name"].split(": ", 1)
@@ -418,7 +424,7 @@ def gain(records):
 
 
 def summary(records):
-    """README.md's lines below the picture: its rows, also beside torch.compile where that was measured"""
+    """Returns README.md's lines below the picture: its rows, with torch.compile where that was measured."""
     lines = []
     for heading, rows in charted(records):
         drawn = {key(r)[:-1] for r in rows}
@@ -429,7 +435,7 @@ def summary(records):
 
 
 def table(records):
-    """bench/README.md's table: all records"""
+    """Returns bench/README.md's table of all records."""
     def cell(x, digits=None):
         return "" if x is None else f"{x:.{digits}f}" if digits else f"{x:g}"
     heads = ["what", "precision", "CPU", "beside", "unit", "tinytrain", "other", "times as fast", "MB",

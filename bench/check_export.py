@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Does transformers compute the same logits from a folder that tinytrain saved?
+"""Checks that transformers computes the same logits as tinytrain from a folder that tinytrain saved.
 
     python bench/check_export.py FOLDER TEXTS [--program build/logits] [--count 100] [--tolerance 1e-4]
 
-TEXTS: a file with a text on each line, or a folder of .txt files (the first COUNT by name). Tokenizer and
-model are loaded from FOLDER by transformers' Auto classes. Prints the largest difference; status 1 if it
-exceeds the tolerance.
+TEXTS: a file with a text on each line, or a folder of .txt files (the first COUNT by name). transformers'
+Auto classes load the tokenizer and the model from FOLDER. Prints the largest difference. The status is 1 if
+the difference exceeds the tolerance.
 
 needs: torch, transformers."""
 import argparse
@@ -31,7 +31,7 @@ def main():
         texts = [open(os.path.join(args.texts, n), encoding="utf-8").read() for n in names]
     else:
         texts = open(args.texts, encoding="utf-8").read().splitlines()[:args.count]
-    texts = [" ".join(t.split()) for t in texts]      # one line each
+    texts = [" ".join(t.split()) for t in texts]      # each text on one line
     tokenizer = AutoTokenizer.from_pretrained(args.folder)
     model = AutoModelForSequenceClassification.from_pretrained(args.folder, dtype=torch.float32).eval()
     out = subprocess.run([args.program, args.folder], input="\n".join(texts) + "\n", capture_output=True,

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""The logits of random checkpoints of every architecture beside those of transformers and of a float64 run.
+"""Compares the logits of random checkpoints of every architecture with those of transformers and of a float64
+run.
 
     python bench/check_logits.py [--lora] [--only NAME] [--program build/logits] [--tolerance 1e-5]
 
-Prints, as a table, the largest differences of all logits of some sequences: tinytrain's from transformers' in
-fp32, and those of both from the same model computed in float64 throughout. The models are those of the golden
-tests, tiny; all again 256 wide with 4 layers; and some tiny ones with a config that asks for half of each
-head's columns to turn, which transformers does for GPT-NeoX alone. --lora: with a random adapter, which peft
-saved, tinytrain read and wrote again, and peft loads from there. Status 1 if one of tinytrain's differences
-exceeds the tolerance, but for the wide ones, whose sums round by more on either side.
+Prints, as a table, the largest differences over all logits of some sequences: tinytrain's from transformers'
+in fp32, and both from those of the same model computed in float64 throughout. The models are the tiny ones of
+the golden tests; all of these a second time, 256 wide with 4 layers; and some tiny ones whose config asks for
+the rotation of half of each head's columns, which transformers does for GPT-NeoX alone. --lora: with a random
+adapter, which peft saves, tinytrain reads and writes again, and peft loads from tinytrain's copy. The status
+is 1 if one of tinytrain's differences exceeds the tolerance; the wide models do not count, as their sums
+round by more on either side.
 
 needs: torch, transformers, peft for --lora."""
 import argparse
@@ -42,7 +44,7 @@ TARGETS = {
 
 @contextlib.contextmanager
 def float64():
-    """Models of transformers compute some things in float32 whatever their dtype: here they do not."""
+    """Makes transformers' models compute in float64 what they compute in float32 whatever their dtype."""
     kept = torch.float32
     torch.float = torch.float32 = torch.float64
     torch.set_default_dtype(torch.float64)
@@ -54,7 +56,7 @@ def float64():
 
 
 def configs():
-    """(name, config) of each model: tiny, wider, and with half of the columns"""
+    """Yields (name, config) of each model: tiny, wider, and with half of the columns rotated."""
     for wide in False, True:
         for name, settings in make_lm.MODELS.items():
             settings = dict(settings)
@@ -87,7 +89,8 @@ def sequences(rng, config):
 
 @torch.no_grad()
 def theirs(model, ids):
-    """Of all sequences, in float64. A short one makes BigBird attend in full until it is told otherwise."""
+    """Returns the logits of all sequences, in float64. A short sequence switches BigBird to full attention
+    until the attention type is set again."""
     rows = []
     for seq in ids:
         if model.config.model_type == "big_bird":
@@ -104,7 +107,7 @@ def ours(program, folder, ids, *adapter):
 
 
 def adapted(config, model, folder, rng):
-    """Gives the model a random adapter and saves it."""
+    """Gives the model a random adapter and saves the adapter."""
     from peft import LoraConfig, get_peft_model
     gated = config.model_type in ("llama", "mistral", "qwen2")
     targets = TARGETS.get("llama" if gated else config.model_type, dict(target_modules=["query_key_value"]))
@@ -116,12 +119,13 @@ def adapted(config, model, folder, rng):
 
 
 def compare(name, config, a, rng):
-    """(largest logit, differences)"""
+    """Returns (largest logit, difference of tinytrain from transformers, of tinytrain from float64, of
+    transformers from float64)."""
     auto = AutoModelForSequenceClassification if name.split(",")[0] in CLASSIFIERS else AutoModelForCausalLM
     config._attn_implementation = "eager" if config.model_type == "big_bird" else "sdpa"
     model = auto.from_config(config)
     (make_golden if auto is AutoModelForSequenceClassification else make_lm).initialise(model, rng)
-    if "wide" in name:  # as large as of tiny ones
+    if "wide" in name:  # so that the logits are about as large as those of tiny models
         for p in model.parameters():
             p.data *= 0.3 if p.dim() > 1 else 1
     ids = sequences(rng, config)

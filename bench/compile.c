@@ -1,8 +1,8 @@
-/* Seconds from a model to a program that can run: making the parameters of a BERT of many small layers,
-   recording it, and tt_compile of it (differentiation, passes, lifetimes, placement): forward only, for
-   training, and for training with the verifier after each pass. Nothing is allocated, and nothing runs. A
-   figure is the best of --rounds. --shapes: how tt_compile and tt_plan_text grow with programs of other
-   shapes, each with n, 2 n and 4 n of what it repeats. */
+/* Seconds from a model to a program that can run: creating the parameters of a BERT of many small layers,
+   recording the BERT, and tt_compile (differentiation, passes, lifetimes, placement): forward only, for
+   training, and for training with the verifier after each pass. Nothing is allocated, and nothing runs. Each
+   figure is the best of --rounds. With --shapes: how the time of tt_compile and tt_plan_text grows with
+   programs of other shapes, each recorded with n, 2 n and 4 n repetitions. */
 
 #include "bench.h"
 
@@ -12,7 +12,8 @@ static const char *const phase_names[PHASES] = {
     "compiling, training, verified"};
 typedef struct phases { double seconds[PHASES]; int instructions; } phases;
 
-/* *report: seconds that the plan as text takes; NULL: is not asked for. */
+/* Compiles the tape and returns the seconds. *report: seconds that tt_plan_text takes; NULL: tt_plan_text is
+   not called. */
 static double compile(tt_context *ctx, tt_tape *t, tt_value loss, bool train, int *instructions,
                       double *report)
 {
@@ -33,7 +34,7 @@ static double compile(tt_context *ctx, tt_tape *t, tt_value loss, bool train, in
     return seconds;
 }
 
-/* Adds to `best` what is faster. */
+/* Measures each phase once, and lowers the seconds in `best` where this round was faster. */
 static void measure(int layers, bool verify, phases *best)
 {
     tt_bert m;
@@ -74,7 +75,7 @@ static void measure(int layers, bool verify, phases *best)
 
 /* ------------------------------------------------------------------------------------------------- shapes */
 
-/* A parameter of (rows, cols) with a name of its own. */
+/* Returns a new parameter of shape (rows, cols) with a name of its own. */
 static tt_param *parameter(tt_tape *t, int64_t rows, int64_t cols)
 {
     char name[32];
@@ -86,14 +87,14 @@ static tt_param *parameter(tt_tape *t, int64_t rows, int64_t cols)
 
 static tt_value linear(tt_tape *t, tt_value x, tt_param *w) { return tt_linear(t, x, w, NULL); }
 
-/* A deep network, each layer with a parameter of its own. */
+/* A deep network in which each layer has its own parameter. */
 static tt_value parameters(tt_tape *t, tt_value x, int n)
 {
     for (int k = 0; k < n; k++) x = linear(t, x, parameter(t, 4, 4));
     return x;
 }
 
-/* Layers of which only some rows of the last are read. */
+/* Layers; the output is only some rows of the last layer. */
 static tt_value gathered(tt_tape *t, tt_value x, int n)
 {
     tt_param *w = parameter(t, 4, 4);
@@ -115,7 +116,7 @@ static tt_value branches(tt_tape *t, tt_value x, int n)
     return x;
 }
 
-/* Layers down and up again, which add what the way down has computed. */
+/* n layers, then n layers that each add the output of one of the first n, in reverse order. */
 static tt_value skips(tt_tape *t, tt_value x, int n)
 {
     tt_param *w = parameter(t, 4, 4);

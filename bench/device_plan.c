@@ -1,15 +1,15 @@
 /* How long a training step should take on a GPU, by its plan: launches, bytes and FLOPs of each kind of work,
-   and the time that these take by rates that were measured. No GPU is needed: programs are compiled for
-   "cuda" and never run. The models are ViT-L/16 on 64 images, DistilBERT-base on 12 x 512 tokens and GPT-2 of
-   124 million on 16 x 1,024 tokens, with AdamW and clipping. Options: --precision (bf16-true), --recompute
-   (cheap), --matmul (fp32; fp8) and --no-dropout.
+   and the time that these take at measured rates. No GPU is needed: programs are compiled for "cuda" and
+   never run. The models are ViT-L/16 on 64 images, DistilBERT-base on 12 x 512 tokens and GPT-2 of 124
+   million parameters on 16 x 1,024 tokens, with AdamW and clipping. Options: --precision (bf16-true),
+   --recompute (cheap), --matmul (fp32; fp8) and --no-dropout.
 
-   The rates are those of an H200 with operands of 16 bits, from timelines of whole steps
-   (bench/results/NOTES.md). A kind of work takes the longer of its bytes and its FLOPs, and for each launch
-   the microseconds of the table besides, which are the fill and the end of a kernel and the gap to the next.
-   Bytes are those of each operand and result once. FLOPs of attention are those of whole tiles of 64 queries
-   and 64 keys. Launches are those that the CUDA backend makes of an instruction; gradients of tables, whose
-   launches depend on the ids, count as 6. The gap between two steps is not counted. */
+   The rates are those of an H200 with 16-bit operands, read from timelines of whole steps
+   (bench/results/NOTES.md). The time of a kind of work is the time of its bytes or of its FLOPs, whichever is
+   longer, plus the microseconds per launch of the table: the start and end of a kernel and the gap to the
+   next. Bytes count each operand and each result once. FLOPs of attention are those of whole tiles of 64
+   queries and 64 keys. Launches are those that the CUDA backend makes for an instruction; a gradient of a
+   table, whose launches depend on the ids, counts as 6. The gap between two steps is not counted. */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 
@@ -18,7 +18,7 @@ enum {
     NORMS, NORMS_BACKWARD, UPDATES, INPUTS, ROUNDING, OTHERS, KINDS
 };
 
-/* TB/s, TFLOP/s (0: FLOPs do not count), and microseconds of a launch. */
+/* TB/s, TFLOP/s (0: FLOPs do not count), and microseconds per launch. */
 typedef struct rate { const char *name; double bytes, flops, launch; } rate;
 static const rate rates[KINDS] = {
     {"products", 4.2, 715, 5}, {"products of unlike dtypes", 4.2, 10, 5},
@@ -27,7 +27,7 @@ static const rate rates[KINDS] = {
     {"GELU and its slope", 3.8, 0, 1}, {"norms", 3.5, 0, 1}, {"norms backward", 3.7, 0, 1.5},
     {"norm of gradients and AdamW", 4.2, 0, 1}, {"inputs", 4.2, 0, 2}, {"rounding to fp8", 3.4, 0, 1},
     {"the rest", 3.4, 0, 1}};
-/* Microseconds that a million draws of attention's dropout take. */
+/* Microseconds that a million random draws of attention's dropout take. */
 static const double draws_forward = 0.35, draws_backward = 0.5;
 
 typedef struct cost { double launches, bytes, flops, seconds; } cost;
@@ -49,8 +49,9 @@ static void add(cost *costs, int kind, double launches, double bytes, double flo
     to->seconds += fmax(by_bytes, by_flops) + launches * r->launch * 1e-6;
 }
 
-/* The kernel that writes a gradient leaves a partial sum of its columns for each group of rows; one more
-   launch adds these up, for a norm the launch that also adds up the gradients of its weights. */
+/* Counts column sums: the kernel that writes a gradient writes a partial sum of its columns for each group of
+   rows, and one more launch adds the partial sums up. For a norm, the launch that adds up its weight
+   gradients also does this. */
 static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
 {
     const bool norm = i->op == TT__OP_LAYERNORM_BACKWARD || i->op == TT__OP_RMSNORM_BACKWARD;
@@ -62,10 +63,11 @@ static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
     }
 }
 
-/* joined: one launch with the product before it, whose x is not read again. */
+/* Counts a matrix product. joined: the product shares a launch with the product before it, so x is not read a
+   second time. */
 static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, double bytes, bool joined)
 {
-    const bool sums = i->op == TT__OP_LINEAR_DW; /* over rows: dw (out, in) = dy^T x */
+    const bool sums = i->op == TT__OP_LINEAR_DW; /* dw (out, in) = dy^T x, a sum over rows */
     const tt__shape *a = &t->values[i->in[0]].shape, *b = &t->values[i->in[1]].shape;
     const bool fp8 = tt__reads_fp8(t, i), alike = a->dtype == b->dtype;
     const double out = (double)(sums ? b->cols : i->op == TT__OP_LINEAR ? b->rows : b->cols);
@@ -76,13 +78,13 @@ static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, dou
             2 * (double)a->rows * (double)a->cols * out);
     if (sums && i->out[1]) add(costs, BIASES, to ? 1 : 2, bytes_of(t, i->in[0]), 0);
     if (sums || i->attr.act == TT__ACT_NONE) return;
-    /* GELU by tanh in the product's epilogue takes as long as a kernel. */
+    /* GELU by tanh in the product's epilogue takes as long as a kernel of its own. */
     const bool slope = i->op == TT__OP_LINEAR_DX, epilogue = !slope && i->attr.act == TT__ACT_GELU_TANH;
     add(costs, ACTIVATIONS, !epilogue, (slope ? 3 : 2) * bytes_of(t, to), 0);
 }
 
-/* The fused loss, by chunks of rows: logits in f32, their loss and gradient, dx, and dw, to which each chunk
-   adds in f32. */
+/* Counts the fused loss, computed in chunks of rows: logits in f32, their loss and gradient, dx, and dw, to
+   which each chunk adds in f32. */
 static void count_head(const tt_tape *t, const tt__instr *i, cost *costs)
 {
     const tt__shape *x = &t->values[i->in[0]].shape, *w = &t->values[i->in[3]].shape;
@@ -106,7 +108,8 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
     add(costs, kind, 1, bytes, 4 * pairs * (double)q->cols * (backward ? 2.5 : 1));
     costs[kind].seconds += draws * (backward ? draws_backward : draws_forward) * 1e-12;
     if (!backward) return;
-    /* Sums of dout * out of each row and head; and, of causal attention half, the parts of dq. */
+    /* Two more launches: sums of dout * out for each row and head, and the sum of the parts of dq, of which
+       causal attention writes a little more than half. */
     add(costs, kind, 1, bytes_of(t, i->in[0]) + bytes_of(t, i->in[5]), 0);
     if (parts > 0) add(costs, kind, 1, parts * (i->attr.causal ? 0.625 : 1) + bytes_of(t, i->out[0]), 0);
 }
@@ -122,7 +125,7 @@ static void count(const tt_program *p, cost costs[KINDS], double length)
     }
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        /* A kernel that does this instruction and the one before does not read what that one wrote. */
+        /* A kernel that does this instruction and the one before does not read what the first one wrote. */
         const bool second = k > 0 && tt__leads_to_next(p, k - 1);
         double bytes = second ? -bytes_of(t, i->in[0]) : 0;
         count_sums(t, i, costs);
@@ -156,7 +159,7 @@ static void count(const tt_program *p, cost costs[KINDS], double length)
         case TT__OP_EMBEDDING: case TT__OP_GATHER_ROWS:
             add(costs, OTHERS, 1, bytes_of(t, i->out[0]) * 2, 0);
             break;
-        default: { /* dropout before or behind a norm is the norm's kernel */
+        default: { /* dropout before or after a norm runs in the norm's kernel */
             const bool first = tt__leads_to_next(p, k), norm = first || second;
             const bool backward = second && i[-1].op != TT__OP_DROPOUT;
             add(costs, !norm ? OTHERS : backward ? NORMS_BACKWARD : NORMS, !second, bytes, 0);

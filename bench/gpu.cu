@@ -1,7 +1,7 @@
-// gpu.cu - what a GPU can do, for the benchmarks: products of large matrices by cuBLASLt and copies of its
-// memory, sustained, on numbers that are not 0 (zeros are multiplied faster); and how much of its memory is
-// in use. Of the device that tinytrain uses, the first. Functions that measure return a rate, or 0 and why in
-// `error`.
+// gpu.cu - measures what a GPU can do, for the benchmarks: the sustained rate of products of large matrices
+// by cuBLASLt and of copies within its memory, on numbers that are not 0 (zeros are multiplied faster); and
+// how much of its memory is in use. The GPU is the one that tinytrain uses, the first. Functions that measure
+// return a rate, or 0 and the reason in `error`.
 #include <cuda_runtime.h>
 #include <cublasLt.h>
 #include <stdio.h>
@@ -28,8 +28,8 @@ static bool failed(cudaError_t e, const char *what, char *error)
     return true;
 }
 
-// Mean seconds of f(), which starts work on stream 0, over at least `seconds` after a quarter of that to warm
-// up; 0 if it fails.
+// Returns the mean seconds of f(), which starts work on stream 0, over at least `seconds` after a warm-up of
+// a quarter of that; 0 if f() fails.
 template <class F> static double sustained(double seconds, F f)
 {
     long runs = 1;
@@ -41,15 +41,16 @@ template <class F> static double sustained(double seconds, F f)
         const double used = seconds_now() - begin;
         if (begin - began >= seconds / 4) { all += used; done += (double)runs; }
         if (done > 0 && all >= seconds) return all / done;
-        if (used < 0.05 * seconds) runs *= 2; // so long that starting and waiting do not count
+        if (used < 0.05 * seconds) runs *= 2; // until starting and waiting do not count
     }
 }
 
-// Fills device memory with numbers of 1/16 to 1 of either sign, of a type with so many bits of mantissa.
+// Fills device memory with numbers of magnitude 1/16 to 1 and of either sign, of a type with `mantissa` bits
+// of mantissa.
 static cudaError_t fill(void *memory, size_t bytes, int element, int mantissa)
 {
     std::vector<uint32_t> pattern(((size_t)1 << 18) + 1); // of odd length, so that rows of a matrix differ
-    // The exponent of 1.
+    // `one` is the exponent field of the number 1.
     const uint32_t half = element == 2 ? 0xffff : 0xffffffffu, one = mantissa == 10 ? 15 : 127;
     uint64_t random = 1;
     for (uint32_t &word : pattern) {
@@ -69,15 +70,15 @@ static cudaError_t fill(void *memory, size_t bytes, int element, int mantissa)
     return e;
 }
 
-extern "C" size_t bench_gpu_used(void) // bytes, by all processes
+extern "C" size_t bench_gpu_used(void) // bytes in use by all processes
 {
     size_t available = 0, total = 0;
     if (cudaSetDevice(0) != cudaSuccess || cudaMemGetInfo(&available, &total) != cudaSuccess) return 0;
     return total - available;
 }
 
-// An event that notes the time, for tt__backend.mark; and the seconds between two of them, once the second
-// has come: less than 0 after an error.
+// bench_gpu_event returns an event that notes the time, for tt__backend.mark. bench_gpu_between waits for the
+// second event and returns the seconds between the two; less than 0 after an error.
 extern "C" void *bench_gpu_event(void)
 {
     cudaEvent_t e = NULL;
@@ -90,7 +91,7 @@ extern "C" double bench_gpu_between(void *from, void *to)
     return cudaEventElapsedTime(&ms, (cudaEvent_t)from, (cudaEvent_t)to) == cudaSuccess ? 1e-3 * ms : -1;
 }
 
-// Bytes read and written a second.
+// Returns the bytes read and written a second.
 extern "C" double bench_gpu_copy(size_t bytes, double seconds, char *error)
 {
     char *memory = NULL;
@@ -109,8 +110,8 @@ extern "C" double bench_gpu_copy(size_t bytes, double seconds, char *error)
     return each > 0 ? 2 * (double)bytes / each : 0;
 }
 
-// FLOP/s of products of n x n matrices with sums in fp32. type: "fp32", "tf32" (fp32 in memory), "fp16" or
-// "bf16".
+// Returns the FLOP/s of products of n x n matrices with sums in fp32. type: "fp32", "tf32" (fp32 in memory),
+// "fp16" or "bf16".
 extern "C" double bench_gpu_product(const char *type, int n, double seconds, char *error)
 {
     const bool bf16 = strcmp(type, "bf16") == 0, fp16 = strcmp(type, "fp16") == 0;
@@ -136,7 +137,7 @@ extern "C" double bench_gpu_product(const char *type, int n, double seconds, cha
     cudaError_t e = fill(memory, 2 * matrix, element, bf16 ? 7 : fp16 ? 10 : 23);
     cublasStatus_t s = cublasLtCreate(&lt);
     if (s == CUBLAS_STATUS_SUCCESS) s = cublasLtMatmulDescCreate(&desc, compute, CUDA_R_32F);
-    // As a linear layer's.
+    // a is transposed, as in a linear layer.
     if (s == CUBLAS_STATUS_SUCCESS)
         s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
     if (s == CUBLAS_STATUS_SUCCESS)
@@ -148,7 +149,7 @@ extern "C" double bench_gpu_product(const char *type, int n, double seconds, cha
     if (s == CUBLAS_STATUS_SUCCESS)
         s = cublasLtMatmulAlgoGetHeuristic(lt, desc, layout, layout, layout, layout, preference, CANDIDATES,
                                            found, &count);
-    // Each for a moment, then the fastest.
+    // Round 0 times each algorithm for a moment, round 1 the fastest.
     for (int round = 0, fastest = 0; round < 2 && s == CUBLAS_STATUS_SUCCESS && e == cudaSuccess; round++) {
         double least = 0;
         for (int k = round ? fastest : 0; k < (round ? fastest + 1 : count); k++) {

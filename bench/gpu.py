@@ -1,24 +1,26 @@
 #!/usr/bin/env python3
-"""What bench/gpu.sh runs of Python: batches for both sides, PyTorch's side of a measurement, and the report.
+"""The Python part of bench/gpu.sh: batches for both sides, PyTorch's side of a measurement, and the report.
 
     python bench/gpu.py batches imdb --seqs 12 --batches 60 --to FILE
-        vit, fixed, imdb or gpt2; standard library only
+        writes batches of vit, fixed, imdb or gpt2; standard library only
     python bench/gpu.py torch --batches FILE --variant 'bf16 weights' ...
-        steps of the model in PyTorch, on "cuda" or "cpu"
+        runs steps of the model in PyTorch, on "cuda" or "cpu"
     python bench/gpu.py peers --list FILE --state DIR
-        such processes, which compile side by side and are timed one at a time
+        runs several `gpu.py torch`, which compile side by side and are timed one at a time
     python bench/gpu.py training -- COMMAND
-        a training from its start to its end
+        runs a training from its start to its end
     python bench/gpu.py report --state DIR --to PREFIX ...
-        PREFIX.json and PREFIX.md from what the stages left
+        writes PREFIX.json and PREFIX.md from the results of the stages
 
-Model, optimizer and variants are bench/pytorch.py's. PyTorch's inputs lie on the device, as it wants them,
-before the clock starts; then all of its steps are started without waiting for one, and the clock stops when
-the last is done. tinytrain's clock runs over as many steps, with the copy of each batch to the device, and
-the results of each step, which are read while the next is under way.
+Model, optimizer and variants are those of bench/pytorch.py. PyTorch's inputs are on the device, in the form
+that PyTorch needs, before the clock starts; then all of its steps are started without waiting for any, and
+the clock stops when the last is done. tinytrain's clock runs over the same number of steps, and includes the
+copy of each batch to the device and the results of each step, which are read while the next step is in
+flight.
 
 `imdb` without --imdb draws lengths from a table of IMDb's quantiles; with --imdb DIR --vocab DIR it takes
-reviews. Batches are in random order: PyTorch pads each to its longest sequence, tinytrain has no padding."""
+real reviews. Batches are in random order: PyTorch pads each to its longest sequence, tinytrain has no
+padding."""
 import argparse
 import contextlib
 import csv
@@ -37,8 +39,8 @@ import time
 
 import pytorch
 
-# Tokens of the 25,000 reviews of IMDb's train split by bert-base-uncased's vocabulary, cut to 512: quantiles
-# in steps of 5% (mean 275.3).
+# Quantiles, in steps of 5%, of the tokens of the 25,000 reviews of IMDb's train split by bert-base-uncased's
+# vocabulary, cut to 512 (mean 275.3).
 IMDB_QUANTILES = [13, 86, 123, 147, 158, 168, 178, 189, 202, 217, 233, 253, 276, 306, 340, 382, 436, 509, 512,
                   512, 512]
 
@@ -68,7 +70,7 @@ def batches(args):
 
 # ------------------------------------------------------------------------------------------------------ torch
 def tokens_of(inputs, args):
-    """without padding"""
+    """Returns the number of tokens of a batch, without padding."""
     if args.vit:
         return len(inputs["pixel_values"]) * ((args.pixels // int(args.vit.split("/")[1])) ** 2 + 1)
     return int(inputs["input_ids"].numel() if inputs["attention_mask"] is None
@@ -76,11 +78,11 @@ def tokens_of(inputs, args):
 
 
 class Turn:
-    """The GPU under a lock: this process holds the lock whenever it uses the GPU, that is always but while
-    torch.compile compiles, which several processes do at once. With --turn PREFIX the process writes
-    PREFIX.ready after the first compilation, or without one before the first use of the GPU, and waits for
-    PREFIX.go; it writes PREFIX.timed once it needs the GPU no longer. Compilation gives way to measurements
-    (nice 19)."""
+    """The GPU under a lock. This process holds the lock whenever it uses the GPU, which is always except
+    while torch.compile compiles: several processes compile at once. With --turn PREFIX the process writes
+    PREFIX.ready after the first compilation, or before the first use of the GPU if it compiles nothing, and
+    then waits for PREFIX.go; it writes PREFIX.timed when it no longer needs the GPU. Compilation runs at nice
+    19, so that measurements come first."""
 
     def __init__(self, args, wait):
         self.prefix, self.wait, self.used, self.taken = args.turn, wait, 0, False
@@ -88,15 +90,15 @@ class Turn:
         if "compiled" in args.variant and (self.prefix or self.lock):
             import torch._functorch.config
             from torch._dynamo import callback
-            # The backward is compiled with the forward, and not behind it, where its activations would stay
-            # in the GPU's memory for as long.
+            # Compiles the backward together with the forward. Compiled later, its activations would take GPU
+            # memory until the compilation ends.
             torch._functorch.config.force_non_lazy_backward_lowering = True
             triggers = (callback.CallbackTrigger.DYNAMO, callback.CallbackTrigger.LAZY_BACKWARD)
             callback.on_compile_start(lambda c: c.callback_trigger in triggers and self.leave())
             callback.on_compile_end(lambda c: c.callback_trigger in triggers and self.compiled())
 
     def priority(self, nice):
-        with contextlib.suppress(OSError):      # lowered only by who may raise it again
+        with contextlib.suppress(OSError):      # only root may raise the priority again after lowering it
             if os.geteuid() == 0:
                 os.setpriority(os.PRIO_PROCESS, 0, nice)
 
@@ -131,7 +133,7 @@ class Turn:
 
 
 def profiled(torch, step, steps):
-    """The profiler's record of `steps` calls of step(k) on the GPU."""
+    """Returns the profiler's record of `steps` calls of step(k) on the GPU."""
     from torch.profiler import ProfilerActivity, profile
     with profile(activities=[ProfilerActivity.CUDA]) as record:
         for k in range(steps):
@@ -141,8 +143,8 @@ def profiled(torch, step, steps):
 
 
 def busy(record, steps):
-    """Milliseconds a step in which the GPU computes or copies; where they are far below the wall time, it
-    waits for its host. Prints the kernels that take longest to the log."""
+    """Returns the milliseconds a step in which the GPU computes or copies; if they are far below the wall
+    time, the GPU waits for its host. Prints the kernels that take longest to the log."""
     found = [(e.time_range.start, e.time_range.end, e.name) for e in record.events()
              if e.device_type.name == "CUDA"]
     total, end, by_name = 0.0, float("-inf"), {}
@@ -169,7 +171,7 @@ def run_torch(args):
         turn.take()
         if on_gpu:
             x = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
-            (x @ x).sum().item()      # so that CUDA's context and cuBLAS are there
+            (x @ x).sum().item()      # so that CUDA's context and cuBLAS exist
             before[0] = in_use()
     faulthandler.register(signal.SIGUSR1)
     if args.cache and os.path.exists(args.cache):
@@ -193,7 +195,7 @@ def run_torch(args):
             log("one step is done")
     wait()
     log("timed steps")
-    # The allocator does not see what recorded launches use again.
+    # The allocator does not see the memory that recorded launches reuse.
     if on_gpu and "reduce-overhead" not in args.variant:
         torch.cuda.reset_peak_memory_stats()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(args.steps + 1)] if on_gpu else []
@@ -218,8 +220,8 @@ def run_torch(args):
     if args.count:
         report.row("FLOPs of a step, mean", flops / 1e12, "TFLOP")
     if on_gpu:
-        # Other processes come and go while this one waits for its turn: then what its allocator took of the
-        # device, which leaves out some 100 MB of kernels.
+        # While this process waits for its turn, others start and end. Then the growth is the memory that this
+        # process's allocator took from the device, which leaves out some 100 MB of kernels.
         grown = torch.cuda.max_memory_reserved() if args.turn else in_use() - before[0]
         report.row("device memory grew by", grown / 1e6, "MB")
         report.row("memory of tensors at most", torch.cuda.max_memory_allocated() / 1e6, "MB")
@@ -245,7 +247,7 @@ def run_torch(args):
 
 # ------------------------------------------------------------------------------------------------------ peers
 def said(state, name, result, seconds, command):
-    """a stage, as bench/gpu.sh writes it"""
+    """Writes the result of a stage in the format of bench/gpu.sh."""
     with open(os.path.join(state, name + ".stage"), "w") as f:
         f.write("\t".join((name, result, str(round(seconds)), command)) + "\n")
     print(f"{name:<36} {result}, {seconds:.0f} s", flush=True)
@@ -275,10 +277,10 @@ class Peer:
         return self.process.poll() is None
 
     def end(self, result=None):
-        """how it went; ends the process if it still runs"""
+        """Reports how the process went, and ends the process if it still runs."""
         if self.process and self.running():
             with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(signal.SIGUSR1)      # where it is, for the log
+                self.process.send_signal(signal.SIGUSR1)      # writes the current stack to the log
                 time.sleep(0.2)
                 os.killpg(self.process.pid, signal.SIGKILL)
         status = self.process.wait() if self.process else 0
@@ -291,7 +293,7 @@ class Peer:
 
 
 def in_short(prefix):
-    """one line of the figures of a run, and of warnings about recorded launches"""
+    """Returns one line with the figures of a run and with warnings about launches that were not recorded."""
     with open(prefix + ".out") as f:
         rows = pytorch.rows_of(f.read())
     value = lambda name: rows[name]["value"] if name in rows else float("nan")
@@ -306,9 +308,10 @@ def in_short(prefix):
 
 
 def run_peers(args):
-    """Starts `gpu.py torch` for the lines of a list, so that --at-once compile side by side, and has one
-    after another measure, in the order of the list: from when all have compiled, or --compile seconds after
-    the start those that have. Writes the files of stages as they end."""
+    """Starts `gpu.py torch` for the lines of a list, of which --at-once compile side by side, and lets the
+    processes measure one after another, in the order of the list. Measuring begins when all have compiled, or
+    --compile seconds after the start with those that have. Writes the file of each stage when the stage
+    ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu.py: ended"))
     parent = os.getppid()
     began = time.monotonic()
@@ -319,7 +322,7 @@ def run_peers(args):
         return time.monotonic() - began
     with open(args.list) as f:
         waiting = [Peer(args, line) for line in f if line.strip()]
-    closing = []      # have measured, and write their figures
+    closing = []      # peers that have measured and are writing their figures
 
     def start_more():
         compiling = sum(p.process is not None and p.running() and not p.is_there("ready") for p in waiting)
@@ -372,8 +375,8 @@ def run_peers(args):
 
 # --------------------------------------------------------------------------------------------------- training
 def run_training(args):
-    """Runs examples/distilbert_imdb.c or bench/minilm_imdb.py, and reports how long it took and how good the
-    model is."""
+    """Runs examples/distilbert_imdb.c or bench/minilm_imdb.py, and reports how long the training took and how
+    good the model is."""
     began = time.monotonic()
     out = subprocess.run(args.command, stdout=subprocess.PIPE, text=True)
     seconds = time.monotonic() - began
@@ -408,10 +411,10 @@ SIDES = {"tinytrain": "tinytrain", "tuned": "tinytrain, products timed (tune)",
          "nano_padded_reduce": "plain PyTorch, reduce-overhead, 50,304, no dropout",
          "nano_padded_dropout": "plain PyTorch, compiled, 50,304, dropout"}
 NO_DROPOUT = ("nano", "nano_padded", "nano_padded_reduce")
-# Of a training: what `gpu.py training` reports.
+# The figures of a training that `gpu.py training` reports.
 TRAINED = [("from its start to its end", "s"), ("training steps", "s"), ("accuracy on test reviews", "%"),
            ("memory", "MB")]
-# Below this share of a step's time in which the GPU is busy, the GPU waits for its host.
+# If the GPU is busy for less than this share of a step's time, the GPU waits for its host.
 BUSY = 0.85
 
 
@@ -423,7 +426,7 @@ def table(header, lines):
 
 
 def write_whole(path, text):
-    """all of it or nothing, as a call may be ended from outside"""
+    """Writes the whole file or nothing, since a call may be ended from outside."""
     with open(f"{path}.{os.getpid()}", "w") as f:
         f.write(text)
     os.replace(f.name, path)
@@ -434,8 +437,9 @@ def pairs(texts):
 
 
 def table_of_ops(measured):
-    """of a run of step --ops: each op by itself, beside what it should take by its bytes and FLOPs, at 85% of
-    the rate of copies and 60% of that of matrix products of the same GPU"""
+    """Returns a table of a run of step --ops: the time of each op by itself, beside the time that its bytes
+    and FLOPs should take at 85% of the rate of copies and 60% of the rate of matrix products of the same
+    GPU."""
     ops, lines = {}, []
     for name, r in measured["rows"].items():
         if name.startswith("op "):
@@ -491,7 +495,7 @@ def make_report(args):
             planned = value(run, "planned memory")
             row(f"{label}, {who}: time of a step", millis, "ms")
             row(f"{label}, {who}: tokens a second", speed, "tokens/s")
-            if busy:      # of_peak: the share of its time
+            if busy:      # of_peak: the share of the step's time
                 row(f"{label}, {who}: the GPU is busy", busy, "ms", peak=millis)
             if rate:
                 of = label if side == "tinytrain" else f"{label}, {who}"
@@ -500,7 +504,7 @@ def make_report(args):
                 row(f"{of}: memory measured beside the plan", memory, "MB", peer=planned)
                 of_peak = (f"{rate['value']:.4g} {rate['unit']}" +
                            (f", {100 * rate['of_peak']:.1f}%" if rate["of_peak"] else ""))
-            elif speeds[own]:      # the same FLOPs, in the peer's time
+            elif speeds[own]:      # the FLOPs of tinytrain's step in the peer's time
                 ratio = speeds[own] / speed
                 own_rate = value(f"{what}.{precision}.{own}", "matmuls and attention, whole step, mean")
                 of_peak = f"{own_rate / ratio:.4g}" if own_rate else None

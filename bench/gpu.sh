@@ -1,38 +1,39 @@
 #!/bin/sh
 # Measures and tests tinytrain on a GPU, in one command of at most 9 minutes: tests, training steps beside
-# PyTorch's, a training from its start to its end beside PyTorch's, the time of each op, and small shares of
-# the tests under compute-sanitizer. Each stage has a limit of its own, and the report is written again
-# every 5 seconds, so that a run that is cut leaves its results.
+# PyTorch's, a training from its start to its end beside PyTorch's, the time of each op, and a small part of
+# the tests under compute-sanitizer. Each stage has a time limit of its own, and the report is written anew
+# every 5 seconds, so that a run that is cut off leaves its results.
 #
 #   PYTHON=python3 bench/gpu.sh      builds first; needs an NVIDIA GPU, the CUDA toolkit, and for the peers
 #                                    torch and transformers
 #   bench/gpu.sh --test --measure    these parts only (--build --test --measure --train --ops --sanitize)
 #
-# Where a GPU is at hand for minutes only: bench/gpu.sh --build --arch 90a on another machine, and there
-# bench/gpu.sh --prebuilt --out DIR --revision TEXT --imdb DIR --vocab DIR, which builds nothing.
+# If a GPU is available for minutes only: run bench/gpu.sh --build --arch 90a on another machine, and on the
+# GPU's machine bench/gpu.sh --prebuilt --out DIR --revision TEXT --imdb DIR --vocab DIR, which builds
+# nothing.
 #
-#   bench/gpu.sh --dry-run           the same without a GPU: small shapes on the CPU; what needs a GPU is
-#                                    skipped
+#   bench/gpu.sh --dry-run           runs without a GPU: small shapes on the CPU; what needs a GPU is skipped
 #
-#   --out DIR       for NAME.json, NAME.md and NAME.log, where NAME is gpu_, the GPU and the date
+#   --out DIR       folder for NAME.json, NAME.md and NAME.log, where NAME is gpu_, the GPU and the date
 #                   (bench/results)
-#   --limit N       seconds for all of this call; what no longer fits is skipped (530)
-#   --revision TEXT of the sources, where there is no git (what git says)
+#   --limit N       seconds for all of this call; stages that no longer fit are skipped (530)
+#   --revision TEXT revision of the sources, if there is no git (what git says)
 #   --imdb DIR, --vocab DIR   aclImdb and a folder with vocab.txt (bench/minilm_imdb.py --make-vocab makes
 #                             one): for the training, and real reviews instead of lengths drawn as IMDb's are
-#   --cache DIR     what torch.compile compiled, for calls on another GPU of the same kind: read where it is
-#                   there, else written
-#   --only LIST     of vit, fixed, imdb and gpt2, what to measure: ViT-L/16, DistilBERT on 12 x 512 tokens and
+#   --cache DIR     folder of what torch.compile compiled, for calls on another GPU of the same kind: read if
+#                   it exists, else written
+#   --only LIST     what to measure, of vit, fixed, imdb and gpt2: ViT-L/16, DistilBERT on 12 x 512 tokens and
 #                   on texts of IMDb's lengths, GPT-2 on 16 x 1,024 ('vit fixed imdb gpt2')
 #   --build --arch A   on a machine without a GPU: builds for that architecture (90a: H100, H200)
-#   --prebuilt      $B was so built from these sources, on another machine, and is not built again
-#   --no-peers      tinytrain alone
+#   --prebuilt      $B was built from these sources with --build --arch, on another machine, and is not built
+#                   here
+#   --no-peers      measures tinytrain alone
 #   environment: B (build), CUDA_HOME (/usr/local/cuda), NVCC, CC, PYTHON (python3), GPU_LOCK (/tmp/gpu.lock),
 #                which is locked (flock) while the GPU is measured
 #
 # PyTorch's peers start at once and compile side by side while the tests run; they are timed one at a time
-# after tinytrain (class Turn in gpu.py). A stage that fails or runs out of time is reported and the others go
-# on; the status is 1 if one failed. What the stages print is in NAME.log.
+# after tinytrain (class Turn in gpu.py). If a stage fails or runs out of time, it is reported, and the other
+# stages still run; the status is 1 if one failed. The output of the stages is in NAME.log.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 B=${B:-build} CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} PYTHON=${PYTHON:-python3} began=$(date +%s)
@@ -71,7 +72,7 @@ if [ -z "$parts" ]; then
     parts=' test measure train ops sanitize'
     [ -n "$prebuilt" ] || parts=" build$parts"
 fi
-# Only a build, which a machine without a GPU makes, may take its time.
+# Only a build, for which no GPU is needed, may take its time.
 [ -n "$limit" ] || case $parts in ' build') limit=3600 ;; *) limit=530 ;; esac
 for kind in $only; do
     case $kind in vit | fixed | imdb | gpt2) ;;
@@ -94,7 +95,7 @@ elif [ -z "$dry" ]; then
     cuda=$("$NVCC" --version 2> /dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     [ -n "$cuda" ] || [ -n "$prebuilt" ] || die "no CUDA compiler: $NVCC (CUDA_HOME or NVCC names another)"
 fi
-# What would else be found missing minutes later.
+# Checks what would otherwise be found missing minutes later.
 if [ -z "$dry" ] && part build; then
     for file in include/cublasLt.h include/cuda_runtime.h lib64/libcublasLt.so; do
         [ -e "$CUDA_HOME/$file" ] || die "there is no $CUDA_HOME/$file: install cuBLAS of the CUDA toolkit"
@@ -105,19 +106,20 @@ elif [ -z "$dry" ]; then
 fi
 device=${dry:+cpu} device=${device:-cuda}
 export B CUDA_HOME TORCHINDUCTOR_CACHE_DIR='' TRITON_CACHE_DIR='' TORCHINDUCTOR_COMPILE_THREADS=3
-export TORCH_LOGS=perf_hints,recompiles,graph_breaks HF_HUB_OFFLINE=1 # why a graph is not recorded
-# Without --split-compile: arrays of 64 kernels, attention among them, then lie in local memory (CUDA 13.0).
+export TORCH_LOGS=perf_hints,recompiles,graph_breaks HF_HUB_OFFLINE=1 # says why a graph is not recorded
+# Not with --split-compile, with which arrays of 64 kernels, attention among them, are in local memory (CUDA
+# 13.0).
 export NVCC="$NVCC --threads 0"
 export CUDA_WERROR='' # another machine's compiler may warn of what ours does not
 export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # this GPU's code only
 name=gpu_$(echo "${gpu:-none}" | tr 'A-Z ' 'a-z_' | tr -cd 'a-z0-9_-')_$date
 state=$B/$name
-[ -z "$all" ] || rm -rf "$state" # else several calls share a report
+[ -z "$all" ] || rm -rf "$state" # otherwise several calls share a report
 mkdir -p "$state" "$out" ${cache:+"$cache"} || die "cannot write to $state and $out"
 TORCHINDUCTOR_CACHE_DIR=$(cd "$state" && pwd)/torch TRITON_CACHE_DIR=$TORCHINDUCTOR_CACHE_DIR/triton
 
-# stage NAME SECONDS COMMAND...: runs it and says how it went; its outputs are in NAME.log, and the standard
-# one alone in NAME.out.
+# stage NAME SECONDS COMMAND...: runs the command and reports the result. All output is in NAME.log, standard
+# output alone in NAME.out.
 left() { echo $((limit - $(date +%s) + began)); }
 said() { # NAME RESULT SECONDS COMMAND
     printf '%s\t%s\t%s\t%s\n' "$@" | tr '\n' ' ' > "$state/$1.stage"
@@ -141,13 +143,13 @@ stage() {
     said "$stage" "$result${last:+: $last}" $(($(date +%s) - begin)) "$*"
 }
 skip() { said "$1" "skipped: $2" 0 ''; }
-# For what is measured: alone on the GPU.
+# A prefix for commands that measure: they need the GPU for themselves.
 alone='' lock_tool=$(command -v flock)
 [ -z "$lock_tool" ] || [ -n "$dry" ] || alone="$lock_tool $GPU_LOCK"
 
 # ------------------------------------------------------------------------------------------ what is measured
-# By kind: options of the model, its shape as the report says it, options of the batches, steps not measured
-# and measured, precisions. With of() and model_of(), which read them.
+# For each kind: options of the model, its shape in the report, options of the batches, steps not measured and
+# measured, precisions. of() and model_of() read these variables.
 # shellcheck disable=SC2034
 if [ -n "$dry" ]; then
     model_vit='--vit Ti/16 --pixels 32 --layers 1' model_text='--layers 1' model_gpt2='--gpt2 --layers 1'
@@ -169,7 +171,8 @@ else
     warm_gpt2=6 steps_gpt2=20 precisions_gpt2='bf16-true bf16-mixed'
     step=$B/cuda/step quick='--seconds 0.3' train_program=$B/cuda/distilbert_imdb
     precisions_vit=bf16-true precisions_fixed='bf16-true bf16-mixed' precisions_imdb=bf16-mixed
-    # The example holds out a tenth as many for validation: of 25,000 reviews these are the most.
+    # The example holds out another tenth for validation: of 25,000 reviews, this is the max number to train
+    # on.
     train_options='--train 22720 --test 10000 --epochs 2 --batch 32 --lr 1e-4'
 fi
 of() { eval "echo \"\$$1_$2\""; }
@@ -185,7 +188,7 @@ torch=''
 [ -z "$peers" ] || torch=$("$PYTHON" -c 'import torch, transformers, safetensors
 print("PyTorch", torch.__version__, "transformers", transformers.__version__)' 2> /dev/null)
 [ -z "$imdb" ] || [ -n "$torch" ] || die '--imdb needs PyTorch with transformers'
-# The programs of the tests, each with those of its tests that a GPU takes.
+# Prints the test programs, each with those of its tests that run on a GPU.
 test_list() {
     for program in test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeline; do
         printf '%s ' $program
@@ -204,7 +207,7 @@ report() {
         "peers=${torch:-none}" "revision=$revision" "command=$command" \
         "took=$(($(date +%s) - began)) s" > "$state/report"
 }
-# Every few seconds, for a call that is ended from outside.
+# Writes the report every few seconds, for a call that is ended from outside.
 rm -f "$state/done"
 [ "$parts" != ' build' ] || : > "$state/done"
 (
@@ -226,7 +229,7 @@ elif part build; then
     test_list > "$B/cuda/tests"
 fi
 
-# PyTorch's peers: a line of a name and options for each; SIDE is its name in SIDES of gpu.py.
+# Adds a peer of PyTorch's to the list: a line with its name and options. SIDE is its name in SIDES of gpu.py.
 # peer SIDE KIND PRECISION MODE OPTION...
 peer() {
     side=$1 kind=$2 precision=$3 v=$(variant_of "$3" "$4")
@@ -237,10 +240,10 @@ peer() {
         "--warm $(of warm "$kind") --steps $(of steps "$kind")" \
         "${cache:+--cache $cache/$kind.$precision.$side}" "$*" >> "$state/peers"
 }
-# What matters most comes first, as time may run out. With DistilBERT PyTorch waits for its host, so recorded
-# launches (reduce-overhead) are the fair peer there; they need the same shape in each step. The plain GPT-2
-# (bench/nano_gpt.py) with a padded vocabulary and without dropout is the fastest; that with 50,257 and
-# dropout does tinytrain's work.
+# The most important peers come first, as time may run out. With DistilBERT PyTorch waits for its host, so
+# recorded launches (reduce-overhead) are the fair peer there; they need the same shape in each step. The
+# plain GPT-2 (bench/nano_gpt.py) with a padded vocabulary and without dropout is the fastest; the one with
+# 50,257 tokens and dropout does tinytrain's work.
 list_peers() {
     peer reduce vit bf16-true reduce --whole "$model_vit"
     for precision in bf16-mixed bf16-true; do
@@ -292,12 +295,12 @@ if part test && [ -n "$dry" ]; then
     skip tests 'no GPU'
 elif part test; then
     stage doctor 60 "$B/cuda/tt_doctor" --device cuda
-    # Side by side; the tests of ops in as many processes as there are processors.
+    # Tests run side by side; those of ops run in as many processes as there are processors.
     [ -e "$B/cuda/tests" ] || test_list > "$B/cuda/tests"
-    most=$((limit / 4)) # seconds for all of them
+    most=$((limit / 4)) # seconds for all tests
     export TEST_PROGRESS="$state/progress" TEST_SECONDS=$((most - 2))
     sh tests/run.sh start "$TEST_PROGRESS" "$(wc -l < "$B/cuda/tests")" '' > /dev/null
-    stage test_emu $most "$B/cuda/test_emu" & # what the portability block has in assembly
+    stage test_emu $most "$B/cuda/test_emu" & # tests the portability block's assembly
     waiting=$!
     while read -r program cases; do
         test_parts=1
@@ -311,7 +314,7 @@ elif part test; then
     wait $waiting
 fi
 
-# ours KIND PRECISION NAME OPTION...
+# ours KIND PRECISION NAME OPTION...: measures tinytrain as stage KIND.PRECISION.NAME
 ours() {
     kind=$1 precision=$2 run=$1.$2.$3
     shift 3
@@ -340,7 +343,8 @@ if part measure; then
     [ -z "$coordinator" ] || wait $coordinator
 fi
 
-# A training from start to end: DistilBERT from the same random weights, on the reviews of IMDb.
+# A training from start to end: DistilBERT, from the same random weights on both sides, on the reviews of
+# IMDb.
 if part train && [ -z "$imdb" ]; then
     skip train 'no --imdb and --vocab'
 elif part train; then
@@ -373,8 +377,8 @@ if part ops; then
     done; done; done
 fi
 
-# A tool on some ops, side by side, as many as there is time for. Arguments: compute-sanitizer, tool, program,
-# seconds, a folder for logs.
+# Runs a tool on several ops side by side, as far as the time allows. Arguments: compute-sanitizer,
+# tool, program, seconds, a folder for logs.
 # shellcheck disable=SC2016
 sanitize='mkdir -p "$5" && end=$(($(date +%s) + $4))
 export TINYTRAIN_DEVICE=cuda

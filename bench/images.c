@@ -1,10 +1,10 @@
-/* Images a second that one thread of a loader makes ready: resized, padded by an eighth, cropped at random
-   and flipped, as examples/vit_l16.c --augment does; and for how much of its training steps a vision
-   transformer waits for them, where that thread works beside those of the steps. */
+/* Images a second that one loader thread prepares: resized, padded by an eighth, cropped at random and
+   flipped, as examples/vit_l16.c --augment does. Also the share of a vision transformer's training step that
+   is spent waiting for images, where the loader thread runs beside the threads of the step. */
 
 #include "bench.h"
 
-/* Ready as it is: what takes time is the loader's part. */
+/* Returns the same image each time at no cost, so that the loader's own work is all that takes time. */
 static const char *give(void *user, int64_t index, tt_image *image)
 {
     (void)index;
@@ -53,11 +53,12 @@ static void next(tt_context *ctx, tt_loader *l, tt_batch *b, int64_t *epoch)
             bench_die("%s", tt_error(ctx));
 }
 
-/* delivered: images a second of that thread alone. */
+/* Measures training steps of a vision transformer. delivered: images a second that the loader thread prepares
+   when nothing else runs. */
 static void steps_of(tt_image *image, const char *size, int side, int batch, int steps, double delivered)
 {
     tt_context *ctx = bench_reopen();
-    /* steps, those not measured, and what is made ahead: one epoch */
+    /* one epoch: the steps, the steps that are not measured, and what the loader prepares ahead */
     tt_dataset *d = dataset(ctx, image, batch * (steps + 4));
     tt_loader *l = loader(ctx, d, side, batch);
     tt_vit_config c = tt_vit_config_default(size);
@@ -77,7 +78,7 @@ static void steps_of(tt_image *image, const char *size, int side, int batch, int
     o.max_seqs = batch;
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     if (!t) bench_die("%s", tt_error(ctx));
-    for (int step = 0; step <= steps; step++) { /* the first begins with nothing ready, and makes the arena */
+    for (int step = 0; step <= steps; step++) { /* step 0 has no image ready, and allocates the arena */
         next(ctx, l, &b, &epoch);
         if (tt_train_batch(t, &b, &s, NULL) != TT_OK) bench_die("%s", tt_error(ctx));
         if (step == 0) begin = tt__seconds(), waited = tt_loader_waited(l);
@@ -127,7 +128,7 @@ int main(int argc, char **argv)
 
     tt_dataset *d = dataset(ctx, &image, 64 * batch);
     tt_loader *l = loader(ctx, d, side, batch);
-    for (int k = 0; k < 4; k++) next(ctx, l, &b, &epoch); /* what was made ahead */
+    for (int k = 0; k < 4; k++) next(ctx, l, &b, &epoch); /* discards what the loader has prepared ahead */
     double begin = tt__seconds();
     do next(ctx, l, &b, &epoch), images += b.seqs;
     while (tt__seconds() - begin < bench.least);

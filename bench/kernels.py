@@ -1,17 +1,17 @@
-"""Prints a table of the compiled CUDA kernels: registers, spills, shared memory, instructions and how many
-warps a processor of compute capability 9.0 runs at a time. Needs no GPU.
+"""Prints a table of the compiled CUDA kernels: registers, spills, shared memory, instructions, and how many
+warps a multiprocessor of compute capability 9.0 runs at a time. Needs no GPU.
 
     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. -c tinytrain_cuda.cu -o build/sm90.o
     python3 bench/kernels.py build/sm90.o                 # all kernels
     python3 bench/kernels.py build/sm90.o --targets       # the kernels that have a target, and their targets
-    python3 bench/kernels.py before.o after.o --targets   # beside each other
+    python3 bench/kernels.py before.o after.o --targets   # both beside each other
 
 An instance is named by its template arguments, as in the source; dtypes are f32, bf16, f16 and any.
-"instructions" are all of the kernel's, "loop" those of its longest loop with both sides of every branch in
-it: of kernels that take 8 elements at a time, what these cost at most. Registers, threads and shared memory
-limit the warps (65,536 registers, given out by 8 a thread, 228 KiB, 64 warps, 32 blocks); shared memory that
-a launch asks for is not in the object and not counted. cuobjdump (CUDA toolkit) is looked for in PATH, or
-named by CUOBJDUMP."""
+"instructions" counts all instructions of the kernel, "loop" those of its longest loop with both sides of
+every branch: for a kernel that takes 8 elements at a time, the most that 8 elements cost. Registers, threads
+and shared memory limit the warps (65,536 registers, allocated by 8 a thread, 228 KiB, 64 warps, 32 blocks).
+Shared memory that a launch asks for is not in the object and not counted. cuobjdump (CUDA toolkit) is looked
+for in PATH, or named by CUOBJDUMP."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 
-# The kernel as it is printed below: what is to hold for it, a column and the most that it may be.
+# The targets: for each kernel, named as it is printed, a column of the table and its largest allowed value.
 TARGETS = {
     "each_group<op_act<GELU>, bf16, bf16>": ("loop", 250),
     "each_group<op_act_backward<GELU>, bf16, bf16>": ("loop", 250),
@@ -44,7 +44,7 @@ def run(*command):
 
 
 def readable(symbols):
-    """Names as in the source, without arguments and namespaces."""
+    """Returns the names as in the source, without arguments and namespaces."""
     out = subprocess.run(["c++filt"], input="\n".join(symbols), check=True, capture_output=True, text=True)
     names = []
     for name in out.stdout.split("\n"):
@@ -76,7 +76,8 @@ def readable(symbols):
 
 
 def instructions(sass):
-    """Of each function: all of its instructions, and those of its longest loop."""
+    """Returns for each function the number of its instructions and the number of those in its longest
+    loop."""
     counts, found, name = {}, {}, None
     for line in sass.split("\n"):
         m = re.search(r"Function : (\S+)", line)
@@ -98,7 +99,7 @@ def instructions(sass):
 
 
 def threads(elf):
-    """The most threads of a block of each function."""
+    """Returns the largest number of threads in a block of each function."""
     found, name, before = {}, None, ""
     for line in elf.split("\n"):
         m = re.match(r"\.nv\.info\.(\S+)", line.strip())

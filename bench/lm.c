@@ -1,8 +1,8 @@
 /* Training steps and generation of a language model: GPT-2 of 124 million parameters with random weights, or
-   the model of a Hugging Face folder (--model). Windows of --length tokens, --seqs of them a step, one behind
-   the other from a file of ids of 2 bytes (--data), or random ones; AdamW 1e-4, decay 0.01 on matrices, no
-   clipping, no dropout. --generate N: instead, N tokens behind a prompt of --prompt tokens, one sequence. For
-   comparisons with PyTorch and llama.cpp: bench/lm.py. */
+   the model of a Hugging Face folder (--model). A step takes --seqs windows of --length tokens, in the order
+   of a file of 2-byte ids (--data), or of random ids; AdamW 1e-4, decay 0.01 on matrices, no clipping, no
+   dropout. With --generate N the program instead generates N tokens after a prompt of --prompt tokens, for
+   one sequence. bench/lm.py compares this program with PyTorch and llama.cpp. */
 
 #include "bench.h"
 
@@ -20,7 +20,7 @@ static tt_token_stream *random_tokens(tt_context *ctx, int count, int vocab)
     }
     if (fclose(f) != 0) bench_die("'%s': %s", path, strerror(errno));
     tt_token_stream *s = tt_token_stream_open(ctx, path, 2, vocab, -1);
-    remove(path); /* the stream has it open */
+    remove(path); /* the stream keeps the file open */
     return s;
 }
 
@@ -36,7 +36,7 @@ static void generate(tt_context *ctx, const tt_lm *m, const tt_token_stream *s, 
     int count;
     if (!g || !ids || tt_token_stream_get(s, 0, prompt, ids) != TT_OK) bench_die("%s", tt_error(ctx));
     double seconds[2];
-    for (int round = 0; round < 4; round++) { /* the first two are to get warm */
+    for (int round = 0; round < 4; round++) { /* the first two rounds warm up */
         how.max_new = round % 2 ? tokens : 1;
         const double begin = tt__seconds();
         const tt_status status = tt_generate(g, ids, start, 1, &how, ids + prompt, &count);
@@ -82,7 +82,7 @@ static void train(tt_context *ctx, const tt_lm *m, const tt_token_stream *s, int
         bool more = true, updated;
         memset(&b, 0, sizeof b);
         tt_status status = source->next(source->self, &b, &more);
-        if (status == TT_OK && !more) { /* again from the first */
+        if (status == TT_OK && !more) { /* starts over from the first batch */
             status = source->seek(source->self, 0, 0);
             if (status == TT_OK) status = source->next(source->self, &b, &more);
         }
@@ -95,7 +95,7 @@ static void train(tt_context *ctx, const tt_lm *m, const tt_token_stream *s, int
                    stats.loss);
             fflush(stdout);
         }
-        if (!step || turns) continue; /* the first is not counted */
+        if (!step || turns) continue; /* step 0 is not counted */
         speeds[step - 1] = b.rows / now;
         seconds += now;
         flops += stats.flops;

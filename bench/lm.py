@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""tinytrain against PyTorch and llama.cpp on this machine: GPT-2 of 124 million parameters, the same random
-weights and tokens, the same number of threads, in turn.
+"""Compares tinytrain with PyTorch and llama.cpp on this machine: GPT-2 of 124 million parameters with the
+same random weights, the same tokens and the same number of threads, in turn.
 
     python bench/lm.py train                    training steps on 4 x 256 tokens, losses and memory
-    python bench/lm.py losses                   losses of 50 such steps, which no other work disturbs
-    python bench/lm.py generate                 one sequence: tokens a second behind a prompt
-    python bench/lm.py generate --llama f16     ... beside llama.cpp too, with these weights in f16 or f32
+    python bench/lm.py losses                   the losses of 50 such steps, which other load cannot change
+    python bench/lm.py generate                 one sequence: tokens a second after a prompt
+    python bench/lm.py generate --llama f16     ... and llama.cpp with the same weights in f16 or f32
 
 The C side is build/lm (bench/lm.c; `make bench-programs`). Training on both sides: mean cross-entropy of the
 next token, AdamW (PyTorch: fused) 1e-4, decay 0.01 except on biases and norms, no clipping, no dropout;
-PyTorch attends by scaled_dot_product_attention. Programs run one step each in turn, after one that is not
-counted; each is a process of its own. Precisions stand side by side as in pytorch.py. transformers generates
-with its cache, without sampling. llama.cpp is that of the package gpt4all.
+PyTorch attends by scaled_dot_product_attention. Programs run one step each in turn, after one step that is
+not counted; each is a process of its own. Precisions are paired as in pytorch.py. transformers generates with
+its cache, without sampling. llama.cpp is that of the package gpt4all.
 
 needs: torch, transformers, numpy; for --llama gguf and gpt4all."""
 import argparse
@@ -30,7 +30,7 @@ HERE = os.path.abspath(__file__)
 
 
 def make(folder, args):
-    """GPT-2 with random weights, and tokens for each step"""
+    """Writes GPT-2 with random weights, and tokens for each step."""
     import numpy as np
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -44,7 +44,7 @@ def make(folder, args):
 
 
 def turns(args):
-    """a step for each line of standard input, as build/lm --turns"""
+    """Runs a step for each line of standard input, as build/lm --turns does."""
     torch = threads(args.threads)
     import numpy as np
     from transformers import GPT2LMHeadModel
@@ -73,7 +73,7 @@ def turns(args):
 
 
 class Steps(Turns):
-    """Turns that keep the losses."""
+    """A Turns that also keeps the losses."""
 
     def __init__(self, label, command):
         super().__init__(label, command)
@@ -105,7 +105,7 @@ class Steps(Turns):
 
 
 def sides(args, folder, precision):
-    """tinytrain's steps and PyTorch's"""
+    """Starts tinytrain's steps and PyTorch's."""
     sizes = ["--seqs", str(args.seqs), "--length", str(args.length), "--threads", str(args.threads)]
     return (Steps(f"tinytrain {precision}",
                   [program(args, "lm"), "--json", "--turns", "--model", folder, "--data",
@@ -158,7 +158,7 @@ def train(args, report):
 
 
 def theirs_generates(args, folder):
-    """transformers' tokens a second, after the first, best of two"""
+    """Returns transformers' tokens a second after the first token, the best of two runs."""
     torch = threads(args.threads)
     import numpy as np
     from transformers import GPT2LMHeadModel
@@ -179,7 +179,7 @@ def theirs_generates(args, folder):
 
 
 def write_gguf(folder, path, dtype):
-    """the weights as llama.cpp reads them; the vocabulary is made up"""
+    """Writes the weights in llama.cpp's format, with a made-up vocabulary."""
     import gguf
     import numpy as np
     from transformers import GPT2LMHeadModel
@@ -227,7 +227,7 @@ def write_gguf(folder, path, dtype):
 
 
 def llama_generates(args, path):
-    """llama.cpp's tokens a second, after the first, best of two"""
+    """Returns llama.cpp's tokens a second after the first token, the best of two runs."""
     from gpt4all import GPT4All
     model = GPT4All(os.path.basename(path), model_path=os.path.dirname(path), allow_download=False,
                     device="cpu", n_ctx=args.prompt + args.tokens + 32, n_threads=args.threads, verbose=False)
@@ -255,7 +255,7 @@ def generate(args, report):
         path = os.path.join(folder, "model.gguf")
         if args.llama:
             write_gguf(folder, path, args.llama)
-        for _ in range(args.rounds):        # in turn; the best of each
+        for _ in range(args.rounds):        # in turn; the best round of each
             ours = max(ours, rows_of(output_of(command))["tokens a second, after the first"]["value"])
             theirs = max(theirs, theirs_generates(args, folder))
             llama = max(llama, llama_generates(args, path)) if args.llama else 0

@@ -1,14 +1,16 @@
-/* The logits that a saved model gives what stands on each line of standard input, with nine digits, tab
-   separated:
+/* Prints the logits that a saved model gives for each line of standard input, tab-separated, with nine
+   digits:
 
-       build/logits FOLDER < texts.txt               a (Distil)BERT classifier's, of a text
-       build/logits --ids FOLDER < ids.txt           any model's of text, of token ids with spaces between: a
-                                                     line for each text, of a language model for each token
+       build/logits FOLDER < texts.txt               a line is a text, for a BERT or DistilBERT classifier
+       build/logits --ids FOLDER < ids.txt           a line is the token ids of a text, separated by spaces;
+                                                     a language model prints a line for each token, any other
+                                                     text model a line for each text
        build/logits --ids FOLDER ADAPTER COPY < ids.txt
-                                                     with a peft folder, which is written again as COPY
+                                                     with the adapter of a peft folder, which is also saved as
+                                                     COPY
 
-   bench/check_export.py and bench/check_logits.py compare them with what transformers computes from the same
-   folder. */
+   bench/check_export.py and bench/check_logits.py compare the logits with those that transformers computes
+   from the same folder. */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"

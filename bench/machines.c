@@ -1,9 +1,10 @@
-/* Training steps of a vision transformer on the ranks of several processes, which bench/machines.py starts on
-   as many machines of its own making, beside what the plan forecasts for a network of --mbit and --delay. The
-   costs of computation are measured here, on one rank; those of the network are the flags' alone: a link of
-   --mbit in each direction, and 2 * --delay for ranks to meet, which ask and answer. Rows: seconds of a step,
-   the median, beside the forecast; bytes that a process sends, beside the least; and a sum over the bits of
-   all parameters, which is the same for as many ranks in one process. */
+/* Training steps of a vision transformer on the ranks of several processes, beside the time that the plan
+   forecasts. bench/machines.py starts one process on each of several machines, which it makes itself, with a
+   network of --mbit and --delay. The costs of computation are measured here, on one rank; the costs of the
+   network come from the flags alone: a link of --mbit in each direction, and 2 * --delay for a barrier, at
+   which ranks ask and answer. Rows: seconds of a step, the median, beside the forecast; bytes that a process
+   sends, beside the least; and a hash of the bits of all parameters, which is the same for the same number of
+   ranks in one process. */
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* setenv */
@@ -15,7 +16,7 @@ static struct {
     int ranks, batch, zero, steps, mbit, delay;
 } opt = {"S/16", 1, 16, 1, 3, 100, 1000};
 
-/* Of this process's machine, without the others. */
+/* Measures the costs of computation of this process's machine, without the other processes. */
 static tt_costs measured_costs(void)
 {
     tt_costs c = tt_costs_default();
@@ -29,7 +30,7 @@ static tt_costs measured_costs(void)
     return c;
 }
 
-/* FNV-1a over the numbers of all parameters. */
+/* Returns the FNV-1a hash of the numbers of all parameters. */
 static uint32_t hash_of(tt_context *ctx)
 {
     uint32_t hash = 2166136261u;
@@ -60,7 +61,7 @@ int main(int argc, char **argv)
     tt_batch b;
     bench_open(argc, argv, flags, TT__COUNT(flags));
     const tt_costs costs = measured_costs();
-    tt_context *ctx = tt_open(&bench.options); /* whose kernels are not timed, since ranks run at once */
+    tt_context *ctx = tt_open(&bench.options); /* its kernels are not timed, as ranks run at the same time */
     if (!ctx) bench_die("the context does not open");
     if (tt_process(ctx) && !freopen("/dev/null", "w", stdout)) bench_die("/dev/null: %s", strerror(errno));
     const int ranks = opt.ranks * tt_processes(ctx);
@@ -115,7 +116,7 @@ int main(int argc, char **argv)
     if (plan.sent_bytes)
         bench_peer_row("sent by a process, beside the least", (double)plan.sent_bytes / 1e6, "MB", 0,
                        (double)plan.sent_least_bytes / 1e6);
-    const uint32_t hash = hash_of(ctx); /* all processes collect the parameters */
+    const uint32_t hash = hash_of(ctx); /* all processes take part: they gather the parameters */
     snprintf(name, sizeof name, "hash %08x of so many parameters", hash);
     bench_row(name, ctx->n_params, "", 0);
     free(pixels);

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Trains on machines of its own making: network namespaces of this one, with a link of --mbit million bits a
-second in each direction, and --delay microseconds from each to each. In them mpirun starts build/mpi/machines
-(bench/machines.c), one process a machine, which prints what a step takes beside what its plan forecasts; the
-parameters must then be those of as many ranks in one process, to the bit.
+"""Trains on machines of its own making: network namespaces of this machine, each with a link of --mbit
+million bits a second in each direction, and --delay microseconds from each to each. mpirun starts
+build/mpi/machines (bench/machines.c) in them, one process a machine, which prints the time of a step beside
+the forecast of its plan. The parameters must then be the same, to the bit, as those of the same number of
+ranks in one process.
 
     make MPI=1 B=build/mpi build/mpi/machines && python3 bench/machines.py
     python3 bench/machines.py --machines 4 -- --zero 3 --batch 8
 
-What follows -- goes to build/mpi/machines; without it, some ways to share a step are tried. Needs Linux, root
-(for `ip netns` and /dev/net/tun) and Open MPI. Linux's own netem would do what `carry` does here, where the
-kernel has it: packets wait for the sender's link, take their time on it, and arrive after the delay. Standard
+Options after -- go to build/mpi/machines; without them, some ways to share a step are tried. Needs Linux,
+root (for `ip netns` and /dev/net/tun) and Open MPI. `carry` does the work of Linux's netem, which some
+kernels lack: packets wait for the sender's link, take their time on it, and arrive after the delay. Standard
 library only.
 """
 import argparse
@@ -28,8 +29,8 @@ import tempfile
 import time
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454ca, 0x0001, 0x1000
-MTU = 9000      # of the links: jumbo frames, so that a busy processor carries few packets
-# Bytes that wait for a link; the kernel of who sends holds WAITING packets more, and drops others.
+MTU = 9000      # of the links: jumbo frames, so that a busy CPU carries few packets
+# Bytes that wait for a link. The sender's kernel holds WAITING more packets and drops any others.
 QUEUE = 1 << 15
 WAITING = 16
 NETWORK = "10.77.0"
@@ -45,7 +46,8 @@ def call(*command):
 
 
 def open_link(k):
-    """a tunnel in the namespace of machine k; what the kernel there sends can be read from it"""
+    """Opens a tunnel in the namespace of machine k, from which the packets that the kernel there sends can be
+    read."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open("/proc/self/ns/net") as home, open(f"/run/netns/{name(k)}") as there:
         if libc.setns(there.fileno(), 0) != 0:
@@ -61,9 +63,9 @@ def open_link(k):
 
 
 def carry(links, rate, delay):
-    """Takes packets from each machine at `rate` bytes a second, and hands them on after `delay` seconds."""
-    free = [0.0] * len(links)           # when each machine's link has sent all that it was given
-    waiting, number = [], 0             # (when it is due, number, link, packet)
+    """Takes packets from each machine at `rate` bytes a second, and delivers them after `delay` seconds."""
+    free = [0.0] * len(links)           # when each machine's link has sent all its packets
+    waiting, number = [], 0             # (time of arrival, number, link, packet)
     while True:
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
@@ -71,7 +73,7 @@ def carry(links, rate, delay):
             try:
                 os.write(links[to], packet)
             except OSError:
-                pass                    # a full queue drops it, as networks do
+                pass                    # a full queue drops the packet, as networks do
         ready = [k for k in range(len(links)) if (free[k] - now) * rate < QUEUE]
         until = min([waiting[0][0]] if waiting else [now + 1])
         if len(ready) < len(links):
@@ -93,7 +95,7 @@ def carry(links, rate, delay):
 
 
 def start_network(machines, rate, delay):
-    """the process that carries packets; ended by SIGTERM"""
+    """Starts the process that carries packets, which SIGTERM ends."""
     for k in range(machines):
         call("ip", "netns", "add", name(k))
     links = [open_link(k) for k in range(machines)]
@@ -101,7 +103,7 @@ def start_network(machines, rate, delay):
     if child == 0:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # a network waits for no processor
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # a network does not wait for a CPU
         carry(links, rate, delay)
     for link in links:
         os.close(link)
@@ -186,7 +188,7 @@ def main():
                 os.waitpid(carrier, 0)
             for k in range(args.machines):
                 pids = subprocess.run(["ip", "netns", "pids", name(k)], capture_output=True, text=True).stdout
-                for pid in map(int, pids.split()):  # what mpirun has left there, if it was stopped
+                for pid in map(int, pids.split()):  # processes that a stopped mpirun has left there
                     os.kill(pid, signal.SIGKILL)
                 subprocess.run(["ip", "netns", "del", name(k)], stderr=subprocess.DEVNULL)
     sys.exit(wrong > 0)

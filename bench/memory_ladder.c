@@ -1,28 +1,28 @@
-/* The memory of fine-tuning a vision transformer, rung by rung: what each technique leaves of it, known
-   before anything is allocated.
+/* Memory of fine-tuning a vision transformer, rung by rung: how much memory is still needed after each
+   technique, known before anything is allocated.
 
    The rungs are those of S. Raschka, "Optimizing memory usage for training LLMs and vision transformers in
-   PyTorch" (2023), which takes ViT-L/16 on 224 x 224 pixels and ten classes from 26.84 to 2.02 GB, and what
-   tinytrain has beyond them. GB are 10^9 bytes; planned is all that the step's one arena holds on the device
-   kind named by --device, measured what the allocator gave for it in a real step here (--measure, only on
-   "cpu") and what the resident memory grew by. Where something is offloaded, host is what is planned of the
-   host's memory, beside it what the allocator gave for that, and copied what goes to it and from it in a step
-   of all micro-batches. Of several ranks all of this is of one. "plan s" are the seconds that recording,
-   differentiating, choosing and planning took together. --json: an object a line with rung, planned_bytes,
-   measured_bytes, extra_flops (a share of the step's), host_bytes, host_measured_bytes, copied_bytes,
-   article_gb; null where there is none, and where a budget is too small.
+   PyTorch" (2023), which takes ViT-L/16 on 224 x 224 pixels and ten classes from 26.84 to 2.02 GB, and
+   techniques that tinytrain has beyond them. GB are 10^9 bytes. "planned" is the size of the step's one arena
+   on the device kind that --device names; "measured" is what the allocator gave for the arena in a real step
+   here (--measure, only on "cpu"), and "resident" by how much the resident memory grew. If something is
+   offloaded, "host" is the planned host memory, beside it what the allocator gave for that, and "copied" the
+   bytes copied to and from the host in a step of all micro-batches. With several ranks all figures are of one
+   rank. "plan s" are the seconds of recording, differentiating, choosing and planning together. --json: an
+   object a line with rung, planned_bytes, measured_bytes, extra_flops (a share of the step's), host_bytes,
+   host_measured_bytes, copied_bytes, article_gb; null where there is no value, and where a budget is too
+   small.
 
    --fits asks the other way round: the largest micro-batch whose plan, with AdamW, fits a GPU of 8, 12, 24 or
-   80 GB, when 0.7 GB of these are left to CUDA's context and kernels, an assumption (tt_largest_micro_batch).
+   80 GB (tt_largest_micro_batch). 0.7 GB of that are left to CUDA's context and kernels, an assumption.
    --json: an object a line with model, precision, recompute, offload, card_gb, batch (0: not even 1 fits),
-   planned_bytes, next_bytes, which are planned for one more with a budget that everything fits, and
-   host_bytes.
+   planned_bytes, next_bytes (planned for one more, with a budget that everything fits), and host_bytes.
 
-   --ranks N: what each of N ranks needs by how they share the work, of ViT-L/16 in fp32 on 64 images and of a
-   language model of 6.05 billion parameters (bench.h) in bf16-mixed on 4 sequences of 2048 tokens, on each
-   data rank; Adam, blocks recomputed. --json: an object a line with model, what (it is trained on), ranks,
-   strategy, planned_bytes, moved_bytes and least_bytes (tt_plan.moved_least_bytes) of a step, and the bytes
-   of each category at the peak; chart.py draws bench/results/ranks.svg from them. */
+   --ranks N: what each of N ranks needs, by how the ranks share the work, for ViT-L/16 in fp32 on 64 images
+   and for a language model of 6.05 billion parameters (bench.h) in bf16-mixed on 4 sequences of 2048 tokens,
+   on each data rank; Adam, blocks recomputed. --json: an object a line with model, what (the model is trained
+   on), ranks, strategy, planned_bytes, moved_bytes and least_bytes (tt_plan.moved_least_bytes) of a step, and
+   the bytes of each category at the peak; chart.py draws bench/results/ranks.svg from these lines. */
 
 #include "bench.h"
 
@@ -33,12 +33,12 @@ typedef struct rung {
     tt_optimizer_kind optimizer;
     int batch, accumulate;      /* images or texts of a micro-batch; micro-batches                          */
     double article_gb;          /* 0: not in the article                                                    */
-    bool initialise;            /* only the parameters                                                      */
+    bool initialise;            /* only the parameters are initialised                                      */
     const char *offload;        /* NULL: nothing                                                            */
-    int ranks;                  /* 2 and more: with ZeRO 3                                                  */
+    int ranks;                  /* 2 or more: with ZeRO 3                                                   */
     double budget_gb;           /* 0: any                                                                   */
     const char *update;         /* NULL: "end"                                                              */
-    int tokens;                 /* of texts. 512: DistilBERT-base, the article's other model; 4,096:
+    int tokens;                 /* of a text. 512: DistilBERT-base, the article's other model; 4,096:
                                    BigBird-base                                                             */
 } rung;
 
@@ -130,8 +130,8 @@ static struct { const char *size, *device; int pixels, batch, ranks; } opt = {"L
 
 static int batch_of(const rung *g) { return (int)tt__max(1, (int64_t)g->batch * opt.batch / 64); }
 
-/* What parameters take until the first step. Of the arena, allocated in one piece, only they are touched:
-   resident memory shows it. */
+/* Measures the memory of the parameters before the first step. The arena is allocated in one piece, but only
+   the parameters are touched so far, so resident memory grows by their size. */
 static void measure_init(tt_context *ctx, tt_trainer *t, result *out)
 {
     double before = bench_resident_peak();
@@ -139,7 +139,7 @@ static void measure_init(tt_context *ctx, tt_trainer *t, result *out)
     out->resident = bench_resident_peak() - before;
 }
 
-/* Bytes that the allocator gave for the arenas of all ranks. */
+/* Returns the bytes that the allocator gave for the arenas of all ranks. */
 static double arena_bytes(const tt_program *p)
 {
     double sum = 0;
@@ -149,7 +149,8 @@ static double arena_bytes(const tt_program *p)
     return sum;
 }
 
-/* A step of one rung on random images, as many micro-batches on each rank. m NULL: on random texts. */
+/* Runs a step of one rung, with the same number of micro-batches on each rank, on random images. m NULL: on
+   random texts. */
 static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung *g, result *out)
 {
     const int n = batch_of(g);
@@ -157,7 +158,7 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     const int ranks = (int)tt__max(1, g->ranks), micros = g->accumulate * ranks;
     const tt_vit_config *c = m ? &m->config : NULL;
     size_t bytes = c ? (size_t)n * (size_t)(c->image_size * c->image_size * c->channels) : 1;
-    const bool open = tt__crew_open(ctx, t->train->arena->crew) == TT_OK; /* threads of ranks are no plan's */
+    const bool open = tt__crew_open(ctx, t->train->arena->crew) == TT_OK; /* ranks' threads are in no plan */
     size_t held = tt_allocated_bytes(ctx);
     uint8_t *pixels = (uint8_t *)malloc(bytes);
     bench_batches texts;
@@ -186,7 +187,8 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     free(pixels);
 }
 
-/* Plans are the least that options need: without what tight budgets give up first. */
+/* Opens a new context whose plans are the least that the options need: without memory for the inputs of the
+   next run, which tight budgets give up first. */
 static tt_context *reopen(void)
 {
     tt_context *ctx = bench_reopen();
@@ -247,7 +249,7 @@ static result climb(const rung *g, bool run)
     const double begin = tt__seconds();
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     r.planning = tt__seconds() - begin;
-    r.ok = !t && g->budget_gb > 0; /* another model than ViT-L/16 may not fit */
+    r.ok = !t && g->budget_gb > 0; /* a model other than ViT-L/16 may not fit */
     if (!t && !r.ok) bench_die("%s: %s", g->name, tt_error(ctx));
     if (t) read_plan(g, tt_trainer_program(t), &r);
     if (t && run && g->initialise) measure_init(ctx, t, &r);
@@ -258,7 +260,7 @@ static result climb(const rung *g, bool run)
     return r;
 }
 
-/* The same in a process of its own, so that its resident memory is its own. */
+/* Does what climb does in a child process, so that the resident memory is that of this rung alone. */
 static result climb_apart(const rung *g)
 {
     int ends[2], status = 0;
@@ -269,7 +271,7 @@ static result climb_apart(const rung *g)
     pid_t child = fork();
     if (child < 0) bench_die("no process: %s", strerror(errno));
     if (child == 0) {
-        bench.ctx = NULL; /* its threads are the parent's */
+        bench.ctx = NULL; /* its threads exist only in the parent */
         r = climb(g, true);
         bool sent = write(ends[1], &r, sizeof r) == (ssize_t)sizeof r;
         _exit(!sent);
@@ -297,7 +299,7 @@ static const subject subjects[] = {
     {"7B language model, 2,048 tokens", 2048, {32, 4096, 11008, 32, 32000, true, false}},
 };
 
-/* From the least memory saved to the most. */
+/* In order of memory saved, the least first. */
 static const struct policy { const char *recompute, *offload; } policies[] = {
     {"cheap", "none"}, {"blocks", "none"}, {"blocks", ALL},
 };
@@ -309,7 +311,7 @@ static tt_value record_decoder(const void *self, tt_tape *t, const tt_train_opti
     return bench_record_decoder(bench.ctx, t, &s->decoder, o->max_seqs, s->tokens);
 }
 
-/* A step of AdamW on so many images or texts. */
+/* Returns the options of a step of AdamW on `batch` images or texts, with a budget of `room` bytes. */
 static tt_train_options subject_options(const subject *s, const char *precision,
                                         const struct policy *policy, int batch, double room)
 {
@@ -334,8 +336,8 @@ static tt_plan plan_of(const tt_model *m, const tt_train_options *o)
     return plan;
 }
 
-/* The largest micro-batch within `room` bytes: *at, its plan, all 0 where not one fits, and *above, the plan
-   of one more. */
+/* Returns the largest micro-batch within `room` bytes. *at: its plan, all 0 if not even one fits; *above: the
+   plan of one more. */
 static int largest(const subject *s, const tt_model *m, const char *precision, const struct policy *policy,
                    double room, tt_plan *at, tt_plan *above)
 {
@@ -345,7 +347,8 @@ static int largest(const subject *s, const tt_model *m, const char *precision, c
     if (!fits && tt_error_code(bench.ctx) != TT_ERR_BUDGET) bench_die("%s", tt_error(bench.ctx));
     o = subject_options(s, precision, policy, fits, room);
     if (fits) *at = plan_of(m, &o);
-    /* A budget that everything fits: programs with a budget do not join products of one x. */
+    /* Both plans have a budget, here one that everything fits: with a budget, products of one x are not
+       joined. */
     o = subject_options(s, precision, policy, fits + 1, 1e15);
     *above = plan_of(m, &o);
     return fits;

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""PyTorch reference for fine-tuning MiniLM on IMDb reviews: what tinytrain's runs are compared with.
+"""PyTorch reference for fine-tuning MiniLM on IMDb reviews, with which tinytrain's runs are compared.
 
 needs: torch, transformers, safetensors. IMDb: the original aclImdb_v1 archive, unpacked. MiniLM: a Hugging
-Face folder with config.json, model.safetensors and vocab.txt, such as sentence-transformers/all-MiniLM-L6-v2.
+Face folder with config.json, model.safetensors and vocab.txt, for example
+sentence-transformers/all-MiniLM-L6-v2.
 
     # 1. the starting point of both programs: the MiniLM body with a seeded classifier of two labels
     python bench/minilm_imdb.py --make-start start/ --minilm all-MiniLM-L6-v2/
@@ -17,16 +18,17 @@ Face folder with config.json, model.safetensors and vocab.txt, such as sentence-
     python bench/minilm_imdb.py --train 4000 --test 2000 --epochs 2 --batch 16 --start start/ --imdb aclImdb/
 
 Training in both modes: mean cross-entropy, AdamW (betas 0.9 0.999, eps 1e-8, weight decay 0.01 except on
-biases and LayerNorm weights), global gradient norm clipped to 1, and the learning rate --lr times, at step
-s = 0, 1, ... of S with W = S // 10,
+biases and LayerNorm weights), global gradient norm clipped to 1. At step s = 0, 1, ... of S, with W = S //
+10, the learning rate is --lr times
     s / W                  while s < W (as transformers' get_linear_schedule_with_warmup)
     (S - s) / (S - W)      after that, with --schedule linear;   1 with --schedule constant
 Reviews are cut to 512 tokens, [CLS] and [SEP] included. A label is 1 for pos, 0 for neg.
 
-Choice of N reviews of a split: the sorted file names of pos, shuffled by random.Random(seed), the first N/2;
-the same for neg with a fresh random.Random(seed). --losses then shuffles those N = 16 * steps reviews by
-random.Random(seed) and cuts them into batches of 16. batches.safetensors holds int32 tensors batchB.input_ids
-(all sequences one after another, no padding), batchB.seq_start (sequences + 1) and batchB.labels.
+To choose N reviews of a split, random.Random(seed) shuffles the sorted file names of pos, of which the first
+N/2 are taken; neg likewise, with a fresh random.Random(seed). --losses then shuffles these N = 16 * steps
+reviews by random.Random(seed) and cuts them into batches of 16. batches.safetensors holds int32 tensors
+batchB.input_ids (all sequences one after another, no padding), batchB.seq_start (sequences + 1) and
+batchB.labels.
 """
 import argparse
 import json
@@ -47,7 +49,8 @@ MAX_TOKENS = 512
 
 
 def make_vocab(args):
-    """30,522 pieces of words of the train split, as bert-base-uncased has"""
+    """Writes a vocabulary of 30,522 pieces, the size of bert-base-uncased's, from the words of the train
+    split."""
     from tokenizers import BertWordPieceTokenizer
     tokenizer = BertWordPieceTokenizer(lowercase=True)
     tokenizer.train_from_iterator([text for text, _ in reviews(args.imdb, "train", 25000, args.seed)],
@@ -58,8 +61,8 @@ def make_vocab(args):
 
 
 def make_start(args):
-    """BertForSequenceClassification with MiniLM's body; classifier weights normal(0, 0.02), bias 0. With
-    --vocab DistilBERT, all of its weights as transformers draws them."""
+    """Writes BertForSequenceClassification with MiniLM's body; classifier weights normal(0, 0.02), bias 0.
+    With --vocab, writes a DistilBERT with all weights as transformers draws them."""
     if args.vocab:
         torch.manual_seed(args.seed)
         DistilBertForSequenceClassification(DistilBertConfig(num_labels=2)).save_pretrained(args.make_start)
@@ -79,7 +82,8 @@ def make_start(args):
 
 
 def reviews(folder, split, count, seed):
-    """count reviews of a split, half of them positive: a list of (text, label), positive ones first"""
+    """Returns `count` reviews of a split, half of them positive: a list of (text, label), positive ones
+    first."""
     out = []
     for name, label in (("pos", 1), ("neg", 0)):
         files = sorted(os.listdir(os.path.join(folder, split, name)))
@@ -95,13 +99,13 @@ def reviews(folder, split, count, seed):
 
 
 def encode(tokenizer, rows):
-    """a list of (ids, label)"""
+    """Returns a list of (ids, label)."""
     ids = tokenizer([text for text, _ in rows], truncation=True, max_length=MAX_TOKENS)["input_ids"]
     return [(x, label) for x, (_, label) in zip(ids, rows)]
 
 
 def padded(rows, device):
-    """ids, mask, labels of a batch; a GPU need not have them when this returns"""
+    """Returns ids, mask and labels of a batch. The copies to a GPU may still be in flight."""
     longest = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([x + [0] * (longest - len(x)) for x, _ in rows])
     lengths = torch.tensor([len(x) for x, _ in rows])
@@ -141,8 +145,8 @@ class Trainer:
                                else 1.0)
 
     def step(self, rows):
-        """one update on a batch, for which the host does not wait; (loss, gradient norm before clipping,
-        learning rate), of which two are tensors"""
+        """Does one update on a batch, for which the host does not wait. Returns (loss, gradient norm before
+        clipping, learning rate), the first two as tensors."""
         lr = self.lr()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -172,7 +176,7 @@ def losses(args, tokenizer):
         tensors[f"batch{b}.labels"] = torch.tensor([label for _, label in batch], dtype=torch.int32)
     save_file(tensors, args.batches)
 
-    tensors = load_file(args.batches)      # train on what the file says
+    tensors = load_file(args.batches)      # train on the batches of the file
     trainer = Trainer(load_model(args, dropout=False).train(), args, args.total_steps or args.losses)
     out = {"losses": [], "grad_norms": [], "lrs": [], "seconds": []}
     for b in range(args.losses):
@@ -194,7 +198,8 @@ def losses(args, tokenizer):
 
 
 def length_grouped(rows, batch, rng):
-    """Shuffle; sort by length within groups of 50 batches; cut; shuffle the batches."""
+    """Shuffles the rows, sorts them by length within groups of 50 batches, cuts them into batches, and
+    shuffles the batches."""
     rows = rows[:]
     rng.shuffle(rows)
     group = 50 * batch

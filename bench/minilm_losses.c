@@ -1,5 +1,5 @@
-/* The losses of the batches that bench/minilm_imdb.py --losses wrote, trained with the same
-   settings, as JSON on standard output:
+/* Trains on the batches that bench/minilm_imdb.py --losses wrote, with the same settings, and prints the
+   losses as JSON on standard output:
 
        build/minilm_losses start/ batches.safetensors STEPS [precision [steps of the schedule]] \
            > tinytrain.json
@@ -16,7 +16,7 @@ static int fail(tt_context *ctx)
     return 1;
 }
 
-/* Tensor batchB.NAME as int32; *n elements. */
+/* Returns tensor batchB.NAME as int32, to be freed, and its *n elements; NULL if that fails. */
 static int32_t *read_tensor(const tt_safetensors *file, int batch, const char *name, int64_t *n)
 {
     char full[64];

@@ -1,9 +1,9 @@
 """GPT-2 as one bare file of PyTorch, in the manner of nanoGPT: the strongest common baseline for a training
-step of GPT-2 on one GPU. Attention by scaled_dot_product_attention, the loss within the model, so that
-torch.compile has all of the forward, no key-value cache and no masks. bench/pytorch.py trains it, with fused
-AdamW and in bf16 by autocast or with weights in bf16.
+step of GPT-2 on one GPU. Attention is scaled_dot_product_attention, and the loss is part of the model, so
+that torch.compile has all of the forward. There is no key-value cache, and there are no masks.
+bench/pytorch.py trains the model with fused AdamW, in bf16 by autocast or with weights in bf16.
 
-Model and start: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; weights
+Model and initialisation: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; weights
 normal(0, 0.02), those of the projections that end on the residual stream divided by sqrt(2 layers)."""
 import math
 
@@ -32,8 +32,8 @@ class Block(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """vocabulary: 50,257, or 50,304 so that tensor cores like the logits' width; the rows beyond the
-    tokens are never met"""
+    """A GPT-2. vocabulary: 50,257, or 50,304, a width of the logits that suits tensor cores; no token uses
+    the rows beyond 50,257."""
 
     def __init__(self, vocabulary=50304, layers=12, width=768, heads=12, positions=1024, dropout=0.0):
         super().__init__()
@@ -50,7 +50,7 @@ class NanoGPT(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, ids, targets):
-        """the mean loss over the targets that are not -100; ids, targets: (batch, tokens)"""
+        """Returns the mean loss over the targets that are not -100. ids, targets: (batch, tokens)."""
         x = self.drop(self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device)))
         for block in self.blocks:
             x = block(x)

@@ -1,30 +1,31 @@
 #!/usr/bin/env python3
-"""tinytrain against PyTorch on this machine: the same model, tokens, optimizer, dropout and number of
+"""Compares tinytrain with PyTorch on this machine: the same model, tokens, optimizer, dropout and number of
 threads, in turn.
 
     python bench/pytorch.py gemm
-        F.linear of the shapes in bench/gemm.c: forward, dX, dW; OpenBLAS, oneDNN
+        F.linear of the shapes in bench/gemm.c: forward, dX, dW; also OpenBLAS and oneDNN
     python bench/pytorch.py step
         training steps of DistilBERT-base on 8 x 256 tokens
     python bench/pytorch.py step --vit L/16 --seqs 4
-        the same of a vision transformer, on images
+        training steps of a vision transformer on images
     python bench/pytorch.py imdb --imdb aclImdb --vocab DIR
-        the same on batches of 16 reviews: padding against none
+        training steps on batches of 16 reviews: PyTorch pads them, tinytrain does not
     python bench/pytorch.py epoch --imdb aclImdb --start DIR
         one epoch of MiniLM, from process start to end
 
-DIR: a Hugging Face folder with vocab.txt; for `epoch` as bench/minilm_imdb.py --make-start writes it. The C
-side is build/gemm, build/step and build/distilbert_imdb, made by `make bench-programs`, as are
-build/gemm_openblas and build/gemm_onednn (bench/peers/gemm.c) where those libraries are. PyTorch's products
-are MKL's in fp32 and oneDNN's in bf16, where it is built with them. With --json each figure is an object on a
-line of its own: name, value, unit, peak, of_peak, peer (PyTorch's value; in `gemm` that of the fastest
-library, unless the name says which), ratio (ours / theirs); null where there is none.
+DIR: a Hugging Face folder with vocab.txt; for `epoch` a folder that bench/minilm_imdb.py --make-start writes.
+`make bench-programs` builds the C side: build/gemm, build/step and build/distilbert_imdb, and
+build/gemm_openblas and build/gemm_onednn (bench/peers/gemm.c) if those libraries are installed. PyTorch's
+products are MKL's in fp32 and oneDNN's in bf16, if PyTorch is built with them. With --json each figure is an
+object on a line of its own: name, value, unit, peak, of_peak, peer (PyTorch's value; in `gemm` the value of
+the fastest library, unless the name says which), ratio (ours / theirs). A key is null where it does not
+apply.
 
 Training on both sides: random weights, mean cross-entropy, AdamW (PyTorch: fused) 5e-5, decay 0.01 except on
 biases and norms, gradient norm clipped to 1, dropout as in DistilBERT's config (0.1; 0.2 before the
 classifier). PyTorch attends by scaled_dot_product_attention. In `step` and `imdb` the programs run one step
 each in turn, A B A B ..., after a step that is not counted; every PyTorch variant is a process of its own.
-Precisions stand side by side so: 32-true with fp32; bf16-mixed with autocast to bf16; bf16-true with weights
+Precisions are paired as follows: 32-true with fp32; bf16-mixed with autocast to bf16; bf16-true with weights
 in bf16.
 
 needs: torch, transformers, safetensors. On a GPU: bench/gpu.sh."""
@@ -43,7 +44,8 @@ import sys
 import tempfile
 import time
 
-# torch and transformers are imported where they run: this process stays small, as ru_maxrss survives an exec.
+# torch and transformers are imported where they are used. So this process stays small: a child's ru_maxrss
+# starts from that of the process that started it, even after an exec.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 PAIRS = {"32-true": "fp32", "bf16-mixed": "bf16 autocast", "bf16-true": "bf16 weights"}
 GEMMS = [(rows, n, m) for rows, d, ff in ((512, 768, 3072), (1536, 768, 3072), (6144, 768, 3072),
@@ -60,7 +62,7 @@ class Report:
         print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
 
     def row(self, name, value, unit, peer=None, peak=None, who="PyTorch"):
-        """a figure of ours, a peer's beside it"""
+        """Prints a figure of ours, beside a peer's if there is one."""
         ratio = value / peer if peer else None
         if self.json:
             print(json.dumps({"name": name, "value": value, "unit": unit, "peak": peak,
@@ -88,12 +90,12 @@ def output_of(command):
 
 
 def rows_of(text):
-    """the objects among the lines that a program printed, by name"""
+    """Returns the objects among the lines that a program printed, by name."""
     return {r["name"]: r for r in (json.loads(line) for line in text.splitlines() if line.startswith("{"))}
 
 
 class Turns:
-    """A program that does a step for each line that it reads, and says how long it took."""
+    """A program that does a step for each line that it reads, and prints how long the step took."""
 
     def __init__(self, label, command):
         self.label, self.seconds, self.rows = label, [], {}
@@ -163,10 +165,10 @@ VITS = {"Ti": (192, 12, 3), "S": (384, 12, 6), "B": (768, 12, 12), "L": (1024, 2
 
 
 def attention_of(args):
-    """The name under which a model of transformers finds scaled_dot_product_attention. Under torch.compile
-    transformers makes a mask for "sdpa" even where all sequences are whole, and with that mask PyTorch
-    multiplies in fp32; --whole registers the same function under a name for which transformers makes no
-    mask."""
+    """Returns the name under which a model of transformers finds scaled_dot_product_attention. Under
+    torch.compile transformers makes a mask for "sdpa" even if no sequence is padded, and with that mask
+    PyTorch multiplies in fp32. --whole registers the same function under a name for which transformers makes
+    no mask."""
     if not getattr(args, "whole", False):
         return "sdpa"
     from transformers import AttentionInterface
@@ -176,7 +178,7 @@ def attention_of(args):
 
 
 def model_of(args):
-    """in PyTorch, with random weights"""
+    """Returns the model in PyTorch, with random weights."""
     if getattr(args, "nano", None):
         from nano_gpt import NanoGPT
         return NanoGPT(args.nano, layers=args.layers or 12, dropout=args.dropout)
@@ -197,8 +199,8 @@ def model_of(args):
 
 
 def inputs_of(tensors, b, args, dtype):
-    """what the model reads, and the labels, of a batch in a file; images are normalised here, outside of the
-    step"""
+    """Returns the model's inputs and the labels of a batch in a file. Images are normalised here, outside of
+    the step."""
     import torch
     labels = tensors[b + "labels"].long()
     if args.vit:
@@ -214,8 +216,8 @@ def inputs_of(tensors, b, args, dtype):
 
 
 def training(args, device="cpu", before_device=lambda: None):
-    """the model in one variant, as a function that does a step on a batch and returns the loss, and the
-    batches of a file; before_device() is called before the first use of the device"""
+    """Returns a function that does a step of the model, in one variant, on a batch and returns the loss; and
+    the batches of a file. before_device() is called before the first use of the device."""
     torch = threads(args.threads)
     from safetensors.torch import load_file
     torch.manual_seed(1)
@@ -234,7 +236,7 @@ def training(args, device="cpu", before_device=lambda: None):
     tensors, batches = load_file(args.batches), []
     while f"batch{len(batches)}.labels" in tensors:
         inputs, labels = inputs_of(tensors, f"batch{len(batches)}.", args, next(model.parameters()).dtype)
-        if nano:      # each token foretells the next
+        if nano:      # each token predicts the next
             labels = torch.nn.functional.pad(inputs["input_ids"][:, 1:], (0, 1), value=-100)
         batches.append(({name: x if x is None else x.to(device) for name, x in inputs.items()},
                         labels.to(device)))
@@ -259,14 +261,14 @@ def training(args, device="cpu", before_device=lambda: None):
 
 
 def peak_resident():
-    """bytes"""
+    """Returns the peak resident memory in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def turns(args):
-    """a step for each line of standard input, as build/step --turns"""
+    """Runs a step for each line of standard input, as build/step --turns does."""
     step, batches = training(args)
-    k = len(batches) - 1      # the one before the first is not counted
+    k = len(batches) - 1      # the batch before the first, for the step that is not counted
     for _ in sys.stdin:
         began = time.perf_counter()
         step(*batches[k % len(batches)]).item()
@@ -276,8 +278,8 @@ def turns(args):
 
 
 def linear_speeds(torch, rows, n_in, n_out, dtype, least):
-    """GFLOP/s of F.linear's forward, dX and dW (as autograd computes them), the best of the runs of at least
-    so many seconds"""
+    """Returns the GFLOP/s of F.linear's forward, dX and dW (as autograd computes them), each the best of the
+    runs of at least `least` seconds."""
     x, w, dy = (torch.randn(*shape).to(dtype) for shape in ((rows, n_in), (n_out, n_in), (rows, n_out)))
     ops = {"forward": lambda: torch.nn.functional.linear(x, w), "dX": lambda: dy.mm(w),
            "dW": lambda: dy.t().mm(x)}
@@ -300,7 +302,8 @@ LIBRARIES = {"OpenBLAS": ("gemm_openblas", "libopenblas-dev"),
 
 
 def library_speeds(path, shape, precision, threads, least):
-    """as linear_speeds, by a program of bench/peers/gemm.c; None if its library has no such products"""
+    """Does what linear_speeds does, with a program of bench/peers/gemm.c. Returns None if its library has no
+    products in that precision."""
     out = subprocess.run([path, *map(str, shape), str(least)] + (["bf16"] if precision != "32-true" else []),
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                          env=dict(os.environ, OMP_NUM_THREADS=str(threads),
@@ -335,7 +338,7 @@ def gemm(args, report):
         if precision == "bf16-mixed":
             continue      # its products are those of bf16-true
         dtype = torch.float32 if precision == "32-true" else torch.bfloat16
-        mine, peers, peaks = {}, {}, {}      # of peers: by name, then product
+        mine, peers, peaks = {}, {}, {}      # peers: by name, then by product
         for turn in range(args.rounds):
             for shape in shapes:
                 rows, n_in, n_out = shape
@@ -379,8 +382,8 @@ def gemm(args, report):
 
 # ------------------------------------------------------------------------------------------------------- step
 def write_tensors(path, tensors):
-    """a safetensors file, by the standard library alone; tensors: lists of numbers below 2^31, or (bytes,
-    shape)"""
+    """Writes a safetensors file with the standard library alone. tensors: lists of numbers below 2^31, or
+    (bytes, shape)."""
     header, data = {}, []
     for name, x in tensors.items():
         raw, shape, dtype = ((*x, "U8") if isinstance(x, tuple)
@@ -395,7 +398,7 @@ def write_tensors(path, tensors):
 
 
 def write_batches(path, batches):
-    """batches: lists of (ids, label)"""
+    """Writes batches, which are lists of (ids, label), as a safetensors file."""
     tensors = {}
     for b, batch in enumerate(batches):
         tensors[f"batch{b}.input_ids"] = [i for ids, _ in batch for i in ids]
@@ -428,7 +431,7 @@ def step(args, report):
         layers = f" ({args.layers} layers)" if args.layers else ""
         report.say(f"a training step of {model}{layers}, {what}, {args.threads} threads, "
                    f"medians of {args.rounds} steps each, in turn")
-        for group in (("32-true",), ("bf16-mixed", "bf16-true")):      # not all at once, for the memory
+        for group in (("32-true",), ("bf16-mixed", "bf16-true")):      # not all at once, to save memory
             group = [p for p in group if p in args.precisions]
             variants = ([PAIRS[p] for p in group] +
                         ([PAIRS[p] + " compiled" for p in group] if args.compile else []))
@@ -440,7 +443,7 @@ def step(args, report):
         p.speed = tokens / statistics.median(p.seconds)
         if label.startswith("tinytrain"):
             row = p.rows["matmuls and attention, whole step, mean"]
-            # GFLOP of a token
+            # GFLOP per token
             p.peak, flops[label] = row["peak"], row["value"] / p.rows["tokens a second, mean"]["value"]
     for label, p in results.items():
         report.say(f"  {label:<32} {1e3 * tokens / p.speed:8.0f} ms {p.speed:8.0f} "
@@ -459,8 +462,9 @@ def step(args, report):
 
 # ------------------------------------------------------------------------------------------------------- imdb
 def imdb_batches(args, shuffled, grouped):
-    """Two files of --batches batches of one window of 50 batches of 16 reviews: in random order, and sorted
-    by length within the window (transformers' group_by_length), evenly spaced over it"""
+    """Writes two files, each with --batches of the 50 batches of 16 reviews: one in random order, and one
+    sorted by length (as transformers' group_by_length does), with batches evenly spaced over the sorted
+    ones."""
     import minilm_imdb
     from transformers import BertTokenizer
     rows = minilm_imdb.encode(BertTokenizer.from_pretrained(args.vocab),
@@ -473,7 +477,7 @@ def imdb_batches(args, shuffled, grouped):
 
 
 def lengths_of(path):
-    """tokens and padded tokens of a file of batches"""
+    """Returns the numbers of tokens and of padded tokens of a file of batches."""
     from safetensors.numpy import load_file
     starts = [t for name, t in load_file(path).items() if name.endswith("seq_start")]
     return sum(int(t[-1]) for t in starts), sum(int((t[1:] - t[:-1]).max()) * (len(t) - 1) for t in starts)
@@ -505,7 +509,8 @@ def imdb(args, report):
 
 # ------------------------------------------------------------------------------------------------------ epoch
 def epoch(args, report):
-    """PyTorch tests on as many more reviews as tinytrain's example holds out for validation."""
+    """Measures an epoch of both. PyTorch tests on more reviews, by the number that tinytrain's example holds
+    out for validation."""
     report.say(f"one epoch of MiniLM on {args.train} reviews (and a look at {args.test + args.train // 10} "
                f"others), {args.threads} threads, from process start to end, fp32")
     with tempfile.TemporaryDirectory() as folder:

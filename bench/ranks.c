@@ -1,43 +1,49 @@
-/* Several ranks, in seven parts (--only names one):
+/* Several ranks, in eight parts (--only names one):
 
    moved   Bytes that a rank loads from other ranks' memory in a training step, beside the least that its
-           strategy needs (tt_plan.moved_bytes and .moved_least_bytes), by plans for --ranks CUDA devices. And
-           the memory of ViT-L/16 in fp32, Adam, on 64 images on each of 4 ranks, zero 3, blocks recomputed.
-   reduce  An all-reduce between --cpu-ranks ranks on the CPU with one thread each, beside memcpy by the same
-           threads at once, on memory of their own. Both in bytes that a rank reads and writes, as the program
-           sees them: of n ranks with B bytes each reads n pieces of B / n and writes one, then reads and
-           writes the n - 1 others: (n + 1) B / n + 2 (n - 1) B / n. A memcpy of B bytes reads and writes B.
-           Time is that between two points where all ranks meet: what they wait for each other is in it.
-   step    Training steps of DistilBERT-base, --seqs x --length tokens, AdamW, on --cpu-ranks ranks with one
-           thread each, beside as many threads of one rank: a step of each in turn.
-   replay  What a step on GPUs takes by its plan, without a GPU, and how long computation waits in it for
-           links. An instruction takes as long as its FLOPs or its bytes take, whichever is more; a group of
-           collectives takes --latency, and as long as the link needs for the bytes that the rank which loads
-           most loads. One runs after the other, but for what the plan lets run on other streams until a
-           WAIT. Rates of three machines are presets; --flops, --memory and --link replace those of all.
-   offload The same on one GPU of two of these machines, with a link of 50 and of 25 GB/s to the host's memory
-           in each direction: ViT-L/16 on 64 images with the optimizer's state there, by precision and by when
-           parameters are updated; then other models and more of the step there. Each is planned for the rates
-           with which it is replayed. Beside it stands the least that any order of copies leaves exposed: what
-           is copied in, less the computation before the last that waits for it, or what is copied out, less
-           the computation behind the first that it takes, whichever is more. None lasts into the next step.
+           strategy needs (tt_plan.moved_bytes and .moved_least_bytes), by plans for --ranks CUDA devices.
+           Also the memory of ViT-L/16 in fp32, Adam, on 64 images on each of 4 ranks, ZeRO 3, blocks
+           recomputed.
+   reduce  An all-reduce between N ranks on the CPU (--cpu-ranks N) with one thread each, beside memcpy by the
+           same threads at the same time, each on its own memory. Both are in bytes that a rank reads and
+           writes, as the program sees them: each of n ranks with B bytes reads n slices of B / n and writes
+           one, then reads and writes the n - 1 others: (n + 1) B / n + 2 (n - 1) B / n. A memcpy of B bytes
+           reads and writes B. The time is that between two barriers of all ranks, so it includes waiting for
+           one another.
+   step    Training steps of DistilBERT-base, --seqs x --length tokens, AdamW, on N ranks (--cpu-ranks N) with
+           one thread each, beside N threads of one rank: one step of each in turn.
+   replay  The time of a step on GPUs by its plan, without a GPU, and how long computation waits in it for
+           links. An instruction takes as long as its FLOPs or its bytes take, whichever is longer; a group of
+           collectives takes --latency, plus the time that the link needs for the bytes of the rank that loads
+           most. Instructions run one after the other, except for what the plan lets run on other streams
+           until a WAIT. The rates of three machines are presets; --flops, --memory and --link replace those
+           of all.
+   offload A replay on one GPU of each of two of these machines, with a link of 50 or of 25 GB/s to the host's
+           memory in each direction: ViT-L/16 on 64 images with the optimizer's state on the host, by
+           precision and by when parameters are updated; then other models with more of the step on the host.
+           Each program is planned for the rates with which it is replayed. The peer of a row is the least
+           time that any order of copies leaves exposed: the longer of the copies in, less the computation
+           before the last instruction that waits for a copy in, and the copies out, less the computation
+           after the first instruction whose result is copied out. No copy lasts into the next step.
 
-   stages  Steps of pipelines, replayed action by action: what a forward and a backward of each stage take by
-           their plans, a transfer when both stages are ready, and the step's end when all are. The share of a
-           step that stages wait, beside (S - 1) / (M + S - 1), which it is where all stages take as long and
-           transfers take no time; and what the stage that needs most has in memory.
-   share   A table of what each way to share a step among 8 H200s costs and saves: the same 512 images of
-           ViT-L/16, or 16 texts of 2048 tokens for a language model with 7 billion parameters.
-   devices The step of that model on 8 to 1024 H200s in machines of 8, with a link of 100 or of 400 Gbit/s to
-           the other machines for each (one adapter a GPU, as NVIDIA's DGX H200 has): 4 stages of 2 data ranks
-           in a machine, 2 texts in each of 8 micro-batches. At a step's end all goes over the slower link,
-           with the bytes that each of so many data ranks loads: assumed, as no plan has more than 64 ranks.
+   stages  Steps of pipelines, replayed action by action: the forward and the backward of each stage take the
+           time of their plans, a transfer begins when both stages are ready, and the step's end when all are.
+           This part prints the share of a step that stages wait, beside (S - 1) / (M + S - 1), which is that
+           share if all stages take equally long and transfers take no time; and the memory of the stage that
+           needs most.
+   share   A table of the cost and the memory of each way to share a step among 8 H200s: the same 512 images
+           of ViT-L/16, or 16 texts of 2048 tokens for a language model with 7 billion parameters.
+   devices The step of that language model on 8 to 1024 H200s in machines of 8, with a link of 100 or of 400
+           Gbit/s from each GPU to the other machines (one adapter a GPU, as NVIDIA's DGX H200 has): 4 stages
+           of 2 data ranks in a machine, 2 texts in each of 8 micro-batches. All transfers at a step's end use
+           the slower link, with the bytes that each data rank loads: assumed, as no plan has more than 64
+           ranks.
 
    Rates of the presets: an H200 multiplies bf16 at 989 TFLOP/s, dense, and moves 4800 GB/s, an A10 multiplies
    at 125 TFLOP/s and moves 600 GB/s (NVIDIA's data sheets); kernels should reach 60% and 85% of these
    (bench/results/NOTES.md). A link moves 300 GB/s (NVLink of an H200, which has 450 in each direction), 20
-   (PCIe 4.0 x 16, of 32) or 9 (the same through the host's memory, where all is copied twice): assumptions,
-   like the latency. */
+   (PCIe 4.0 x 16, of 32) or 9 (PCIe through the host's memory, where all bytes are copied twice):
+   assumptions, like the latency. */
 
 #include "bench.h"
 
@@ -56,11 +62,11 @@ typedef struct strategy {
     bool early; /* update = "backward" */
     int pipeline;
     const char *schedule;
-    int micros; /* of a step on a data rank; 0: one */
+    int micros; /* micro-batches of a step on a data rank; 0: one */
     bool sequence;
 } strategy;
 
-/* Of one stage and one micro-batch. */
+/* A strategy with one stage and one micro-batch. */
 #define STRATEGY(name, zero, tensor, server, offload) \
     {name, zero, tensor, server, offload, false, 1, NULL, 0, false}
 
@@ -73,7 +79,7 @@ enum { DISTILBERT, VIT, DECODER, MODELS, SEVEN = MODELS };
 static const char *const model_names[] = {"DistilBERT, 16 x 512", "ViT-L/16, 64 images", "6B, 2 x 2048",
                                           "7B, 2 x 2048"};
 
-/* A program that is there to be planned, with what it is made of. */
+/* A program that is planned and never run, with the objects that it needs. */
 typedef struct planned {
     tt_bert bert;
     tt_vit vit;
@@ -181,12 +187,12 @@ static void moved(void)
 
 typedef struct reduction {
     tt__crew *crew;
-    tt__mat x[TT__RANKS], copy[TT__RANKS]; /* of each rank: what is summed in place; as many bytes */
+    tt__mat x[TT__RANKS], copy[TT__RANKS]; /* by rank: summed in place; copied to, of the same size */
     double reduce, copied;                 /* seconds, the least so far */
     bool go_on;
 } reduction;
 
-/* All-reduces and copies in turn, until the first rank says that it is enough. */
+/* Runs all-reduces and copies in turn, until the first rank decides that it has measured enough. */
 static tt_status reduce_often(void *arg, int rank)
 {
     reduction *job = (reduction *)arg;
@@ -224,12 +230,12 @@ static tt_status reduce_often(void *arg, int rank)
             job->copied = fmin(job->copied, at[2] - at[1]);
             job->go_on = run < 4 || at[2] - begin < bench.least;
         }
-        ok = ok && tt__meet(job->crew->world, rank, all); /* before it is decided again whether to go on */
+        ok = ok && tt__meet(job->crew->world, rank, all); /* before rank 0 decides again whether to go on */
     }
     return ok ? TT_OK : TT_ERR_DEVICE;
 }
 
-/* A context whose kernels are not timed, since ranks run at once. */
+/* Opens a context whose kernels are not timed, since ranks run at the same time. */
 static tt_context *open_untimed(int threads)
 {
     tt_context_options o = bench.options;
@@ -283,7 +289,7 @@ typedef struct side {
     tt_bert m;
     tt_trainer *t;
     bench_batches all;  /* a micro-batch for each data rank */
-    double *seconds;    /* of each step */
+    double *seconds;    /* seconds of each step */
 } side;
 
 static void open_side(side *s, const char *device, int threads, int micros)
@@ -362,14 +368,14 @@ static void steps(void)
 
 /* ------------------------------------------------------------------------------------------------- replay */
 
-typedef struct machine { const char *name, *device; double flops, memory, link; } machine; /* a second */
+typedef struct machine { const char *name, *device; double flops, memory, link; } machine; /* per second */
 static const machine machines[] = {
     {"8 H200, NVLink", "cuda*8", 0.60 * 989e12, 0.85 * 4800e9, 300e9},
     {"4 A10, PCIe", "cuda*4", 0.60 * 125e12, 0.85 * 600e9, 20e9},
     {"4 A10, staged", "cuda*4", 0.60 * 125e12, 0.85 * 600e9, 9e9},
 };
 
-/* The machine's rates, with a link to the host of so many bytes a second. */
+/* Returns the machine's rates, with a link to the host of `link` bytes a second. */
 static tt_costs costs_of(const machine *m, double link)
 {
     const double on_host = tt_costs_default().update_host;
@@ -378,7 +384,7 @@ static tt_costs costs_of(const machine *m, double link)
     return c;
 }
 
-/* A step of one micro-batch on each data rank. */
+/* Replays a step of one micro-batch on each data rank. */
 static tt__replay replay(const tt_program *p, const tt_costs *c)
 {
     tt__replay r;
@@ -395,7 +401,8 @@ static machine machine_of(int k)
     return m;
 }
 
-/* Seconds by which the links to the host are busy longer than the computation that they could lie beside. */
+/* Returns the seconds by which the links to the host are busy longer than the computation that could run at
+   the same time. */
 static double least_exposed(const tt_program *p, const tt_costs *c, const tt__replay *r)
 {
     const tt_tape *t = p->built.t;
@@ -415,7 +422,7 @@ static double least_exposed(const tt_program *p, const tt_costs *c, const tt__re
     return fmax(0, fmax(in, isfinite(out) ? out : 0));
 }
 
-/* A plan for each of two machines and two links. */
+/* Plans and replays the strategy on each of two machines with each of two links. */
 static void offload(const char *name, int model, const char *precision, const strategy *s)
 {
     for (int k = 0; k < 4; k++) {
@@ -476,7 +483,7 @@ static void replays(void)
 
 /* ------------------------------------------------------------------------------------------------- stages */
 
-/* The instructions of a segment, as a tape. */
+/* Returns the instructions of a segment as a tape. */
 static tt_tape part_of(const tt_program *q, tt__segment segment)
 {
     tt_tape t = *q->built.t;
@@ -486,7 +493,7 @@ static tt_tape part_of(const tt_program *q, tt__segment segment)
     return t;
 }
 
-/* Seconds of a segment but for what comes from another stage, which takes *taken. */
+/* Returns the seconds of a segment without the transfers from another stage, whose seconds go to *taken. */
 static double segment_seconds(const tt_program *q, tt__segment segment, const tt_costs *c, double *taken)
 {
     const tt_tape t = part_of(q, segment);
@@ -503,13 +510,13 @@ static double segment_seconds(const tt_program *q, tt__segment segment, const tt
 
 enum { MOST_STAGES = 64, MOST_MICROS = 64 };
 
-/* What a step takes. wait, transfer: of all stages together, but for the step's end. */
+/* Seconds of a step. wait, transfer: sums over all stages, without the step's end. */
 typedef struct timing { double seconds, busy, wait, transfer, end; } timing;
 
-/* A step of so many micro-batches on each data rank. slow: rates of what happens at its end. */
+/* Times a step of `micros` micro-batches on each data rank. slow: the rates that hold at the step's end. */
 static timing step_of(const tt_program *p, int micros, const tt_costs *c, const tt_costs *slow)
 {
-    static double done[2][MOST_STAGES][MOST_MICROS]; /* of a forward, of a backward */
+    static double done[2][MOST_STAGES][MOST_MICROS]; /* when the forward or backward ends */
     static double taken_at[MOST_STAGES][MOST_MICROS];
     double work[2][MOST_STAGES], taken[2][MOST_STAGES], now[MOST_STAGES] = {0}, none;
     int at[MOST_STAGES] = {0}, left;
@@ -532,7 +539,7 @@ static timing step_of(const tt_program *p, int micros, const tt_costs *c, const 
                 const int from = backward ? s + 1 : s - 1;
                 const bool comes = from >= 0 && from < stages;
                 const double sent = comes ? done[backward][from][m] : 0;
-                const bool keeps = backward && s > 0 && m > 0; /* the gradient before this must be gone */
+                const bool keeps = backward && s > 0 && m > 0; /* the previous gradient must be taken */
                 const double gone = keeps ? taken_at[s - 1][m - 1] : 0;
                 ready = sent >= 0 && gone >= 0;
                 left += !ready;
@@ -585,7 +592,7 @@ static void stages(void)
             }
 }
 
-/* Bytes that a rank loads from others in a step of so many micro-batches, the most of any. */
+/* Returns the largest number of bytes that any rank loads from others in a step of `micros` micro-batches. */
 static double moved_in_step(const tt_program *p, int micros)
 {
     double most = 0, least;
@@ -646,7 +653,7 @@ static void devices(void)
         for (int gigabits = 100; gigabits <= 400; gigabits *= 4) {
             const tt_costs c = costs_of(&m, m.link);
             tt_costs slow = c;
-            const int data = n / way.pipeline; /* the plan's two load a half of what is shared */
+            const int data = n / way.pipeline; /* each of the plan's two loads half of the shared bytes */
             if (n > 8) slow.between_ranks = gigabits * 1e9 / 8 / (2.0 * (data - 1) / data);
             const timing t = step_of(x.p, way.micros, &c, &slow);
             snprintf(name, sizeof name, "7B, %d H200, %d Gbit/s between machines", n, gigabits);

@@ -1,6 +1,6 @@
-/* GB/s of the ops that memory limits, timed inside a training step, beside a stream of the same kind over
-   arrays that no cache holds. Bytes are those that the program sees, of operands read and results written:
-   Adam with clipping reads a gradient twice. */
+/* GB/s of the ops that are limited by memory, timed inside a training step, beside the rate of a stream of
+   the same kind over arrays that no cache can hold. Bytes are those that the program sees, operands read and
+   results written: Adam with clipping reads a gradient twice. */
 
 #include "bench.h"
 
@@ -9,7 +9,7 @@ static tt_context *ctx;
 static tt_tape *t;
 static bench_inputs in;
 
-/* Begins a program of rows x width; with_loss: it ends with a loss of its own. */
+/* Begins a program of shape (rows, width). with_loss: the program ends with a loss of its own. */
 static tt_value begin(int64_t rows, int64_t width, bool with_loss)
 {
     ctx = bench_reopen();
@@ -63,7 +63,7 @@ int main(int argc, char **argv)
     bench_cost clipped = bench_sum(best[TT__OP_ADAM], best[TT__OP_SUM_SQUARES]);
     bench_bytes_row("AdamW with clipping (5r 3w)", clipped, BENCH_4R_3W);
 
-    bench.precision = "bf16-true"; /* 2-byte parameters and state, which are rounded stochastically */
+    bench.precision = "bf16-true"; /* parameters and state of 2 bytes, rounded stochastically */
     ctx = bench_reopen();
     t = tt_tape_new(ctx);
     in = bench_inputs_new(t, ROWS, WIDTH);

@@ -1,27 +1,28 @@
 /* Whole training steps of DistilBERT-base (66 million parameters, random weights, AdamW, decay 0.01, clipping
-   1, dropout as in its config), with --vit of a vision transformer, or with --gpt2 of GPT-2 of 124 million:
-   tokens/s, GFLOP/s against the peak, where the time goes, and the plan's bytes against what the process grew
-   by.
+   1, dropout as in its config), with --vit of a vision transformer, or with --gpt2 of GPT-2 with 124 million
+   parameters: tokens/s, GFLOP/s beside the peak, how the time of a step divides, and the plan's bytes beside
+   the growth of the process.
 
-   Tokens are random, or those of --batches: a safetensors file of int32 tensors batchB.input_ids (all
+   Tokens are random, or come from --batches: a safetensors file of int32 tensors batchB.input_ids (all
    sequences one after another), batchB.seq_start (sequences + 1) and batchB.labels for B = 0, 1, ..., as
-   bench/pytorch.py and bench/minilm_imdb.py write them; so are images, of uint8 tensors batchB.pixels
-   (images, height, width, 3). With --turns each step waits for a line on standard input and reports itself,
-   so that two programs can take turns.
+   bench/pytorch.py and bench/minilm_imdb.py write them. Images likewise are random or come from uint8 tensors
+   batchB.pixels (images, height, width, 3). With --turns each step waits for a line on standard input and
+   reports itself, so that two programs can take turns.
 
    On a GPU (--device cuda, in a build with tinytrain_cuda.cu and bench/gpu.cu) steps are timed as a whole,
-   from a call of tt_train_batch to its return, by when their results are on the host. The peak is cuBLASLt's,
-   measured before and after the steps: the larger one. Memory is what of the device's is in use
-   (cudaMemGetInfo) after the steps, less what was before the model was there, when the CUDA context and
-   cuBLASLt's kernels of that peak were: so kernels, graphs and whatever else CUDA keeps come on top of the
-   plan.
+   from a call of tt_train_batch to its return. Without --turns a step begins while the one before is in
+   flight, as in tt_fit. The peak is that of cuBLASLt, measured before and after the steps: the larger one.
+   Memory is the device memory in use (cudaMemGetInfo) after the steps, less the memory in use before the
+   model existed, which already held the CUDA context and cuBLASLt's kernels of that peak. So kernels, graphs
+   and whatever else CUDA keeps come on top of the plan.
 
-   With --ops each op is then timed by itself on the GPU: in one more step, every launch is made 8 times, one
-   behind the other, and the host waits before and after. (What the step computes means nothing.)
+   With --ops each op is then timed by itself on the GPU: one step counts the launches, bytes and FLOPs of
+   each op; in 5 more steps, events before and after each launch take the time.
 
    With --estimate the costs of the device are measured before the steps and again after them
-   (tt_measure_costs), and the plan's time of a step by the two is printed beside the median step, and on the
-   CPU beside the sum of what each launch took at its fastest, which other load hardly changes. */
+   (tt_measure_costs). The time of a step by its plan, the mean of both, is printed beside the median step,
+   and on the CPU also beside the sum of the fastest times of all launches, which other load hardly
+   changes. */
 
 #include "bench.h"
 
@@ -118,7 +119,7 @@ static void read_images(tt_context *ctx, bench_batches *all, const char *path, i
     tt_safetensors_close(file);
 }
 
-/* Where the time of a step goes. */
+/* The parts into which the time of a step is divided. */
 enum { MATMULS, ATTENTION, ROWS, OPTIMIZER, REST, PARTS };
 static const char *const part_names[PARTS] = {"matmuls", "attention", "rows (all other ops)",
                                               "optimizer and clipping", "rest (outside of ops)"};
@@ -134,8 +135,8 @@ static int part_of(int op)
     }
 }
 
-/* TFLOP/s of cuBLASLt's products in the type that a precision multiplies in, or 0 if they cannot be measured
-   (again, for want of memory). */
+/* Returns the TFLOP/s of cuBLASLt's products in the type that a precision multiplies in, or 0 if they cannot
+   be measured (after the steps, memory may be short). */
 static double gpu_peak(const char *precision, int n)
 {
     char error[256];
@@ -147,7 +148,7 @@ static double gpu_peak(const char *precision, int n)
     return flops / 1e12;
 }
 
-/* --peaks: what a device can do at most. */
+/* --peaks: prints the best rates that a device can reach. */
 static void peaks(bool gpu, int n)
 {
     static const char *const types[] = {"fp32", "tf32", "fp16", "bf16"};
@@ -166,7 +167,7 @@ static void peaks(bool gpu, int n)
     bench_row("copies of memory, bytes read and written", bytes / 1e9, "GB/s", 0);
 }
 
-/* --estimate: what the plan says that a step takes, by costs that are measured now. */
+/* --estimate: returns the seconds of a step by its plan, with costs that are measured now. */
 static double seconds_by_plan(tt_context *ctx, const tt_model *model, tt_train_options o)
 {
     tt_costs costs;
@@ -181,7 +182,8 @@ static double seconds_by_plan(tt_context *ctx, const tt_model *model, tt_train_o
     return plan.compute_seconds + plan.exposed_seconds;
 }
 
-/* --gpt2: each token foretells the next of its sequence. Of all batches; the caller frees it. */
+/* --gpt2: makes the next token of its sequence the target of each token, in all batches. The caller frees the
+   targets. */
 static tt_array *next_tokens(bench_batches *all)
 {
     tt_array *targets = (tt_array *)malloc((size_t)all->n * sizeof *targets);
@@ -201,8 +203,8 @@ static tt_array *next_tokens(bench_batches *all)
     return targets;
 }
 
-/* --ops: a backend that notes the time before and after each launch, in the place of the program's own. In a
-   first step it counts instead. */
+/* --ops: a backend that replaces the program's own and notes the time before and after each launch. In a
+   first step it counts launches, bytes and FLOPs instead. */
 enum { TIMED_STEPS = 5 };
 static struct {
     const tt__backend *real;
@@ -211,11 +213,12 @@ static struct {
     bench_cost op[TT__OP_COUNT];
     int launches[TT__OP_COUNT];
     bool counts;
-    void **event; /* two for each launch of a step, in their order; and their ops */
+    void **event; /* two events for each launch of a step, in their order; `of`: the op of each launch */
     int *of, n, made;
 } timed;
 
-/* Those of attention depend on where sequences start, which the device has. */
+/* Adds the FLOPs of a launch. Those of attention depend on where sequences start, which is read from the
+   device. */
 static tt_status add_flops(const tt__launch *l, bench_cost *to)
 {
     tt_status status = TT_OK;
@@ -276,7 +279,7 @@ static void time_ops(tt_context *ctx, tt_trainer *t, const tt_batch *b)
     timed.backend.launch = timed_launch;
     timed.kind.backend = &timed.backend;
     p->settings.kind = &timed.kind;
-    ctx->profiles = true; /* no recording of launches */
+    ctx->profiles = true; /* launches are not recorded in a graph */
     for (int step = 0; step <= TIMED_STEPS; step++) {
         timed.counts = step == 0;
         timed.n = 0;
@@ -401,12 +404,12 @@ int main(int argc, char **argv)
     for (int k = 0; k < launches; k++) fastest[k] = INFINITY;
     if (estimate && !gpu) ctx->profile = fastest;
     const tt_program *program = tt_trainer_program(t);
-    const bool waits = !gpu || turns; /* else a step begins while the one before is under way, as by tt_fit */
+    const bool waits = !gpu || turns; /* if not, a step begins while one is in flight, as in tt_fit */
     double seconds = 0, tokens = 0, step_flops = 0, first = 0, part[PARTS] = {0}, *speeds = NULL;
     bench_cost by_op[TT__OP_COUNT];
     memset(by_op, 0, sizeof by_op);
     for (int step = 0; turns ? bench_turn() : step < warm + steps; step++) {
-        /* Those before the first are not counted. */
+        /* The warm-up steps take the batches before the first. */
         const tt_batch *b = &all.batch[(step + all.n * warm - warm) % all.n];
         bench_begin_run();
         if (!waits && step == warm && tt_trainer_wait(t, NULL) != TT_OK) bench_die("%s", tt_error(ctx));

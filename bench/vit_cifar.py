@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""PyTorch reference for a small vision transformer from scratch on CIFAR-10: what tinytrain's runs are
-compared with.
+"""PyTorch reference for a small vision transformer from scratch on CIFAR-10, with which tinytrain's runs are
+compared.
 
-needs: torch, transformers. CIFAR-10: the folder cifar-10-batches-bin of the binary version; the data_batch
-files that are there.
+needs: torch, transformers. CIFAR-10: the folder cifar-10-batches-bin of the binary version, with some or all
+of the data_batch files.
 
     # 1. the starting point of both programs: random weights of a small ViT
     python bench/vit_cifar.py --make-start start/
@@ -17,13 +17,13 @@ files that are there.
         --out run
 
 Training in both modes: fp32, mean cross-entropy, AdamW (betas 0.9 0.999, eps 1e-8, weight decay 0.01 except
-on biases, LayerNorm weights and the class token), global gradient norm clipped to 1, and the learning rate
---lr times, at step s = 0, 1, ... of S with W = S // 10,
+on biases, LayerNorm weights and the class token), global gradient norm clipped to 1. At step s = 0, 1, ... of
+S, with W = S // 10, the learning rate is --lr times
     s / W                                        while s < W
     (1 + cos(pi * (s - W) / (S - W))) / 2        after that
-The model sees pixel / 127.5 - 1. --train: one image of eleven, of each class its share, is left out for
-validation; of the others, padded by 4 zeros on all sides, a random 32 x 32 is cropped, and mirrored with
-probability 1/2.
+The model sees pixel / 127.5 - 1. In training without --losses, one image of eleven is held out for
+validation, in each class its share. Each other image is padded by 4 zeros on all sides, cropped to a random
+32 x 32, and mirrored with probability 1/2.
 """
 import argparse
 import copy
@@ -50,7 +50,7 @@ def make_start(args):
 
 
 def images(folder, files):
-    """(n, 3, 32, 32) bytes and (n) labels of those of the files that are there"""
+    """Returns (n, 3, 32, 32) bytes and (n) labels of those of the files that exist."""
     data = b""
     for file in files:
         path = os.path.join(folder, file)
@@ -64,7 +64,7 @@ def images(folder, files):
 
 
 def held_out(labels, n, g):
-    """n images, of each class its share: (indices of these, indices of the others)"""
+    """Holds out n images, in each class its share. Returns (their indices, the other indices)."""
     place = torch.empty(len(labels))
     for c in labels.unique():
         of_class = (labels == c).nonzero()[:, 0]
@@ -74,7 +74,7 @@ def held_out(labels, n, g):
 
 
 def cropped(pixels, g):
-    """each image shifted by up to PAD pixels in both directions, and mirrored or not"""
+    """Returns each image shifted by up to PAD pixels in both directions, and mirrored or not."""
     n = len(pixels)
     padded = torch.nn.functional.pad(pixels, (PAD,) * 4)
     y, x = (torch.randint(2 * PAD + 1, (n, 1), generator=g) + torch.arange(SIDE) for _ in "yx")
@@ -101,7 +101,8 @@ class Trainer:
                                else 0.5 * (1 + math.cos(math.pi * (s - warmup) / (self.steps - warmup))))
 
     def step(self, pixels, labels):
-        """one update on a batch; (loss, gradient norm before clipping, right)"""
+        """Does one update on a batch. Returns (loss, gradient norm before clipping, number of right
+        predictions)."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr()
         out = logits(self.model, pixels)

@@ -1,10 +1,10 @@
-/* The losses of the first steps from a ViT's folder on CIFAR-10, images in the order of the files, as
-   `bench/vit_cifar.py --losses` prints PyTorch's:
+/* Prints the losses of the first training steps of a ViT folder on CIFAR-10, with images in the order of the
+   files, in the format in which `bench/vit_cifar.py --losses` prints PyTorch's:
 
        build/vit_losses start/ cifar-10-batches-bin/ STEPS [precision [images in a step [learning rate]]]
 
-   AdamW, decay 0.01 (not on biases, norms and class token), cosine schedule with a tenth of the steps
-   as warm-up, clipping 1.0. */
+   AdamW, decay 0.01 (not on biases, norms and the class token), cosine schedule with a tenth of the steps as
+   warm-up, clipping 1.0. */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"

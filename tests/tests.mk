@@ -1,11 +1,11 @@
-# Tests: of each program and check a log, B/NAME.log (see run.sh).
+# Tests. Each test program and each check writes a log, B/NAME.log (see run.sh).
 
 TESTS    ?= $(wildcard tests/test_*.c)
 CHECKS   ?= $(wildcard tests/check_*.py)
 PROGRAMS := $(TESTS:tests/%.c=$(B)/%)
-# Unless the caller gives CFLAGS: without optimisation what is not a kernel compiles in half of the time of
-# -O1, which only these take to run. WHOLE, which tests the kernels, is built as users build theirs, from one
-# file.
+# Unless the caller gives CFLAGS: without optimisation, code other than kernels compiles in half of the time
+# of -O1. Only the tests named here run so long that optimising them pays. WHOLE, which tests the kernels, is
+# built from one file, as users build their programs.
 WHOLE        ?= test_ops
 OPTIMIZED_O2 := test_planner
 OPTIMIZED_O1 := test_lm test_parallel test_ranks test_tensor test_trainer
@@ -17,7 +17,7 @@ $(PROGRAMS): $(B)/%: $(B)/%.o
 	$(link)
 $(filter-out $(WHOLE:%=$(B)/%),$(PROGRAMS)): $(KERNELS)
 
-# What check_mpi.py starts in several processes, where there is an MPI.
+# The programs that check_mpi.py starts in several processes, if there is an MPI.
 HAVE_MPI := $(if $(MPI),,$(if $(filter %check_mpi.py,$(CHECKS)),$(shell command -v $(MPICC))))
 mpicc     = OMPI_CC='$(1)' MPICH_CC='$(1)' $(MPICC)
 mpi_program = $(call mpicc,$(CC)) $(CPPFLAGS) $(STRICT) $(1) $(TEST_CFLAGS) -I$(JOINED_IN) -I. $< \
@@ -35,8 +35,8 @@ $(B)/check_mpi.log: $(B)/mpi_ranks $(B)/mpi_vit_l16 $(B)/mpi_gpt $(if $(HAVE_EMU
 endif
 $(B)/check_bench.log: $(if $(HAVE_EMU),$(EMU)/step.plain)
 
-# RUN stands before a test program's name: an emulator, for what another machine's compiler built.
-# run.sh shows each program's output when it has ended, and at last one line: N passed, N failed
+# RUN precedes a test program's name: an emulator, for programs built by a cross-compiler. run.sh shows each
+# program's output when the program has ended, and finally one line: N passed, N failed
 patterns = $(foreach t,$(1),'$(t)')
 checked  = if $(PYTHON) -c '' 2>/dev/null; then B=$(B) CC='$(CC)' sh tests/run.sh run $@ $(PYTHON) $(1); \
            else sh tests/run.sh skip $@ '$(PYTHON) is not there'; fi
@@ -45,8 +45,8 @@ $(PROGRAMS:%=%.log): $(B)/%.log: $(B)/% FORCE
 $(B)/check_%.log: tests/check_%.py $(EXAMPLES) FORCE
 	@$(call checked,$<)
 
-# On a GPU. Beside it most of a test's time is the CPU's, which computes what is expected: as many processes
-# as there are processors share the tests of ops.
+# Tests on a GPU. Most of a test's time is spent on the CPU, which computes the expected results, so as many
+# processes as there are processors share the tests of ops.
 GPU_PARTS_test_ops ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 GPU_LOGS := $(if $(TINYTRAIN_CUDA),$(CUDA_TESTS:%=$(B)/cuda/%.log))
 cuda: $(CUDA_TESTS:%=$(B)/cuda/%)
@@ -54,10 +54,12 @@ $(B)/cuda/%.log: $(B)/cuda/% FORCE
 	@TEST_PARTS=$(GPU_PARTS_$*) sh tests/run.sh run $@ env TINYTRAIN_DEVICE=cuda $< \
 	    $(call patterns,$(or $(T),$(CUDA_T_$*)))
 
-#> make check        tests, not on the emulator of CUDA: about 1.5 minutes instead of 5, on two cores
-#> make test         build and run all tests; T='name*' runs those, TESTS=tests/test_x.c that program;
-#>                   RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' before each test program
-# The longest first, so that at the end no processor waits for one of them.
+#> make check        run the tests, but not on the emulator of CUDA: about 1.5 minutes instead of 5, on two
+#>                   cores
+#> make test         build and run all tests; T='name*' runs the tests of these names,
+#>                   TESTS=tests/test_x.c the tests of that program;
+#>                   RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' is put before each test program
+# The longest tests start first, so that at the end no processor waits for one of them.
 ALL_LOGS := $(PROGRAMS:%=%.log) $(EMU_LOGS) $(GPU_LOGS) $(if $(T),,$(CHECKS:tests/%.py=$(B)/%.log))
 LONGEST  := $(foreach t,check_mpi test_ops test_planner test_cuda test_peers test_parallel test_trainer, \
             $(filter $(EMU)/$t.%.log $(B)/$t.log,$(ALL_LOGS)))
@@ -72,15 +74,15 @@ start:
 	@mkdir -p $(B)
 	@sh tests/run.sh start $(TEST_PROGRESS) $(words $(LOGS)) '$(TEST_TIME)'
 
-#> make case C='attention*'  such cases of tests/test_ops.c alone, on the CPU and on the emulator
+#> make case C='attention*'  run the cases of tests/test_ops.c of these names, on the CPU and the emulator
 C ?= linear
 case: $(B)/test_ops $(EMU)/test_ops.plain
 	TT_TEST_CASE='$(C)' $(B)/test_ops 'reference_*' 'gradient_*'
 	TT_TEST_CASE='$(C)' TINYTRAIN_DEVICE=cuda $(EMU)/test_ops.plain reference_cuda gradient_cuda
 
-#> make coverage     lines of tinytrain.h that the tests run; fails below 90% (GCOV, gcc)
-# gcc's line counts of all programs added up; a line that one instruction set ran counts as run. covered: the
-# same of tests that ran in B, where CFLAGS had --coverage.
+#> make coverage     count the lines of tinytrain.h that the tests run; fails below 90% (GCOV, gcc)
+# Adds up gcc's line counts of all programs; a line that one variant for an instruction set ran counts as run.
+# covered: counts the lines of tests that ran in B, with --coverage in CFLAGS.
 GCOV ?= gcov
 coverage:
 	@rm -f $(B)/coverage/*.gcda
@@ -91,9 +93,9 @@ covered:
 	@for f in $(B)/*.gcda; do $(GCOV) -t -o $(B) $$f; done | \
 	    sh tests/run.sh coverage tinytrain.h 90 $(B)/not_run.txt
 
-#> make bits         tiny models trained by this version and by that of BASE (a commit): the same bits, no
-#>                   larger plan
-# Bits are those of losses, parameters and optimizer state.
+#> make bits         train tiny models with this version and with that of BASE (a commit): bits must be the
+#>                   same, and no plan larger
+# Compares the bits of losses, parameters and optimizer state.
 BASE ?= 703a5d8
 BITS := $(B)/bits/$(BASE)
 bits: FORCE

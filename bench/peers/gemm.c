@@ -1,14 +1,14 @@
-/* GFLOP/s of the products of a linear layer by other libraries, for bench/pytorch.py gemm to run in turn with
-   build/gemm:
+/* GFLOP/s of the products of a linear layer by other libraries. bench/pytorch.py gemm runs these programs in
+   turn with build/gemm:
 
        build/gemm_openblas ROWS IN OUT SECONDS [bf16]      OpenBLAS; no bf16
        build/gemm_onednn ROWS IN OUT SECONDS [bf16]        oneDNN 3, its matmul primitive
        build/gemm_onednn --version
 
-   One line each for forward, dX and dW: its name and the best of the runs that take SECONDS together. Status
-   2: the library does not have such a product on this CPU. Threads: environment OMP_NUM_THREADS. Matrices are
-   row-major, as they are in training; none is brought into another order beforehand, because weights too are
-   others in each step. `make bench-programs` builds each where it finds the library. */
+   Prints one line each for forward, dX and dW: its name and the best of the runs that take SECONDS together.
+   Status 2: the library does not have that product on this CPU. OMP_NUM_THREADS in the environment sets the
+   threads. Matrices are row-major, as in training; none is reordered beforehand, because weights too change
+   in each step. `make bench-programs` builds each program where it finds the library. */
 
 #define _GNU_SOURCE
 #include <math.h>
@@ -18,8 +18,8 @@
 #include <string.h>
 #include <time.h>
 
-/* c (m, n) = a (m, k) times b (k, n); a_turned, b_turned: is stored as (k, m), (n, k). In bf16 all three
-   are. */
+/* c (m, n) = a (m, k) times b (k, n). a_turned: a is stored as (k, m); b_turned: b is stored as (n, k). bf16:
+   all three matrices are in bf16. */
 typedef struct product { const char *name; int m, n, k, a_turned, b_turned, bf16; void *a, *b, *c; } product;
 
 #ifdef PEER_OPENBLAS
@@ -52,7 +52,8 @@ static void version(void)
     printf("oneDNN %d.%d.%d\n", dnnl_version()->major, dnnl_version()->minor, dnnl_version()->patch);
 }
 
-/* Its description and place among the operands. NULL: not to be had. */
+/* Describes a matrix, creates its memory and sets operand `at`. Returns the description, or NULL if oneDNN
+   refuses. */
 static dnnl_memory_desc_t matrix(int at, int argument, int rows, int cols, int turned, int bf16, void *data)
 {
     const dnnl_dims_t dims = {rows, cols}, steps = {turned ? 1 : cols, turned ? rows : 1};
@@ -63,7 +64,7 @@ static dnnl_memory_desc_t matrix(int at, int argument, int rows, int cols, int t
     return dnnl_memory_create(&operands[at].memory, d, engine, data) == dnnl_success ? d : NULL;
 }
 
-static int prepare(const product *p) /* what is made lasts until the process ends */
+static int prepare(const product *p) /* the primitives are kept until the process ends */
 {
     dnnl_primitive_desc_t d;
     if (!engine && (dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success ||
@@ -105,7 +106,8 @@ static double element(const void *x, int bf16, size_t at)
     return (double)f;
 }
 
-/* Room for n floats: numbers in [1, 2) and their negatives, of which a bf16 is the upper half. */
+/* Returns room for n floats, filled with numbers in [1, 2) and their negatives; in bf16 with the upper halves
+   of these numbers. */
 static void *numbers(size_t n, int bf16)
 {
     uint32_t random = 1;
@@ -147,7 +149,7 @@ int main(int argc, char **argv)
             return 2;
         }
         multiply(p);
-        for (int i = 0; i < p->k; i++) { /* the last element */
+        for (int i = 0; i < p->k; i++) { /* checks the last element of the product */
             size_t a = p->a_turned ? (size_t)(i + 1) * (size_t)p->m - 1
                                    : (size_t)(p->m - 1) * (size_t)p->k + (size_t)i;
             size_t b = p->b_turned ? (size_t)(p->n - 1) * (size_t)p->k + (size_t)i

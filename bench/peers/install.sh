@@ -1,13 +1,13 @@
 #!/bin/sh
-# For `make bench-peers`: makes the virtual environment VENV and has pip install each package by itself, so
-# that one that fails takes no other with it. Writes a sentence to B/pip_NAME.left_out for each that is not
-# there afterwards.
+# For `make bench-peers`: makes the virtual environment VENV and installs each package with a pip call of its
+# own, so that one failure does not affect the others. For each package that is missing afterwards, writes a
+# sentence to B/pip_NAME.left_out.
 #
 #   B=build VENV=build/venv TORCH='torch --index-url URL' sh bench/peers/install.sh
 mkdir -p "$B"
 rm -f "$B"/pip_*.left_out
 
-# get NAME REQUIREMENT...
+# get NAME REQUIREMENT...: installs a package
 get() {
     name=$1
     shift
@@ -18,7 +18,7 @@ get() {
     fi
 }
 
-# module NAME REQUIREMENT...: one that Python imports by the same name; prints its version
+# module NAME REQUIREMENT...: installs a package that Python imports as NAME, and prints its version
 module() {
     get "$@" || return 0
     "$VENV/bin/python" -c "import $1; from importlib.metadata import *; print('$1', version('$1'))" \

@@ -1,15 +1,15 @@
-/* Training steps of llm.c's CPU program, for bench/peers/gpt2_step.c to run in turn with its own:
+/* Training steps of llm.c's CPU program, which bench/peers/gpt2_step.c runs in turn with its own:
 
-       make build/llmc LLMC=dir        dir: a checkout of github.com/karpathy/llm.c
-       build/llmc BATCH LENGTH         a step for each line of standard input; says its milliseconds and loss
+       make build/llmc LLMC=dir        builds it from a checkout of github.com/karpathy/llm.c
+       build/llmc BATCH LENGTH         a step for each line of standard input; prints milliseconds and loss
 
-   train_gpt2.c is included as it is, without its main. It gets a checkpoint of GPT-2's 124 million parameters
-   with random weights, written to a file without a name, and random tokens. AdamW 1e-4 without decay, as its
-   main has it. */
+   train_gpt2.c is included unchanged, but without its main. It gets a checkpoint of GPT-2's 124 million
+   parameters with random weights, written to a temporary file, and random tokens. AdamW 1e-4 without decay,
+   as in its main. */
 
 #define _GNU_SOURCE
 #define TESTING
-#include <train_gpt2.c> /* a system folder's, as far as warnings go */
+#include <train_gpt2.c> /* included as a system header, so that it causes no warnings */
 
 static double now(void)
 {
@@ -20,8 +20,8 @@ static double now(void)
 
 static uint32_t next(uint32_t *random) { return *random = *random * 1664525u + 1013904223u; }
 
-/* Header, then the 16 tensors: norms begin as 1 and 0, biases as 0, matrices uniform with a standard
-   deviation of 0.02. */
+/* Writes a checkpoint: a header, then the 16 tensors. Norms begin as 1 and 0, biases as 0, matrices uniform
+   with a standard deviation of 0.02. */
 static void write_checkpoint(const char *path, GPT2Config c)
 {
     int header[256] = {20240326,     3,           c.max_seq_len, c.vocab_size,

@@ -27,7 +27,7 @@ static void unpoison(const void *, size_t) {}
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-std::recursive_mutex emu_lock; // of every API call, and so of every kernel
+std::recursive_mutex emu_lock; // held in every API call, and so in every kernel
 emu_device emu_devices[EMU_MOST_DEVICES];
 int emu_device_count;
 size_t emu_address_space;
@@ -91,7 +91,7 @@ cudaError_t emu_error(cudaError_t e)
 }
 
 // ============================================================================== fibers
-// A hand-written switch, as swapcontext makes two system calls (300 ns against 20).
+// A hand-written switch, since swapcontext makes two system calls (300 ns against 20).
 extern "C" void emu_switch(void **save, void *to);
 #if defined(__APPLE__)
 #define EMU_SWITCH "_emu_switch"
@@ -103,7 +103,7 @@ asm(".text\n.globl " EMU_SWITCH "\n" EMU_SWITCH ":\n"
     "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
     "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
     "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
-enum { SAVED_WORDS = 8, SAVED_PC = 6 }; // six registers, the return address, and a word for its caller's
+enum { SAVED_WORDS = 8, SAVED_PC = 6 }; // six registers, the return address, and that of its caller
 #elif defined(__aarch64__)
 asm(".text\n.globl " EMU_SWITCH "\n.p2align 2\n" EMU_SWITCH ":\n"
     "sub sp,sp,#176\nstp x19,x20,[sp]\nstp x21,x22,[sp,#16]\nstp x23,x24,[sp,#32]\nstp x25,x26,[sp,#48]\n"
@@ -123,7 +123,7 @@ enum { SAVED_WORDS = 22, SAVED_PC = 11 };
 static emu_fiber main_fiber; // the host thread that runs the device
 emu_fiber *emu_current_fiber = &main_fiber;
 static emu_fiber *previous_fiber;
-// Never freed: stacks are used to the end.
+// Never freed: a stack can be in use until the process ends.
 static std::vector<emu_fiber *> &idle_fibers = *new std::vector<emu_fiber *>;
 
 static void switch_to(emu_fiber *to)
@@ -169,13 +169,13 @@ static emu_fiber *new_fiber()
     char *m = (char *)mmap(nullptr, size + page, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (m == MAP_FAILED) emu_fatal("no memory for the stack of a thread");
-    mprotect(m, page, PROT_NONE); // stacks grow down into it
+    mprotect(m, page, PROT_NONE); // a guard page: stacks grow down to it
     f->stack = m + page;
     f->size = size;
-    // Different offsets within the page: 1024 equal ones would share a few sets of the L1 cache.
+    // Different offsets within the page: 1024 stacks at equal offsets would share a few sets of the L1 cache.
     uintptr_t top = ((uintptr_t)(f->stack + size) - 64 - (uintptr_t)(serial++ % 32) * 192) & ~(uintptr_t)63;
 #if defined(__x86_64__)
-    // After `ret` the stack is 8 off 16, as behind a call.
+    // After `ret` the stack pointer is 8 above a multiple of 16, as after a call.
     void **sp = (void **)(top - sizeof(void *) * SAVED_WORDS);
 #else
     void **sp = (void **)((top - sizeof(void *) * SAVED_WORDS) & ~(uintptr_t)15);
@@ -187,37 +187,37 @@ static emu_fiber *new_fiber()
 }
 
 // ============================================================================== the block: who runs next
-struct warp_meeting { // the lanes of a mask come together; up to four at once in a warp
+struct warp_meeting { // a meeting of the lanes of a mask; at most four at once in a warp
     enum { FREE, GATHERING, LEAVING } phase = FREE;
     int left = 0, line = 0;
     unsigned mask = 0, arrived = 0;
     const char *what = "", *file = "";
-    unsigned char value[32][64]; // what each lane brought
+    unsigned char value[32][64]; // the data of each lane
     float a[16][16], b[16][8];   // the matrices of an mma
 };
 struct warp_state { unsigned exited = 0; warp_meeting meeting[4]; };
 struct async_copy { char *to; const char *from; int n, bytes, group; };
-struct wide_product { // a warp's part of a warpgroup's product that is under way
+struct wide_product { // a warp's part of a warpgroup's product in flight
     float *d[32]; // the lanes' sums
-    int tiles, group; // of 8 columns; how many groups were committed before
+    int tiles, group; // number of tiles of 8 columns; number of groups committed before
     uint32_t rows, b;
     emu_wide how;
-    bool add, half, early; // early: its shared memory was read at once
+    bool add, half, early; // early: its shared memory was read when the product was issued
     float of_a[16][16], of_b[16][128];
     const char *file;
     int line;
 };
-struct wide_sums { float *d[32]; int tiles; float sum[32][64]; }; // what the lanes' sums hold until the wait
-struct wide_call { const char *file; int line; uint32_t rows, b; }; // the four warps of a group make the same
-struct phases { // of a barrier in shared memory
+struct wide_sums { float *d[32]; int tiles; float sum[32][64]; }; // the true sums of the lanes until the wait
+struct wide_call { const char *file; int line; uint32_t rows, b; }; // equal for a group's four warps
+struct phases { // a barrier in shared memory that counts phases
     uint64_t *barrier;
     int count, pending, by;    // by: the thread that initialised it, in the block's epoch `since`
-    uint32_t phase;            // the number, from 0, of the phase under way
+    uint32_t phase;            // the number, from 0, of the current phase
     uint16_t since;
-    bool copies;               // some arrivals come with copies
-    std::vector<int> waiting;  // threads, for the phase to end
+    bool copies;               // some arrivals wait for copies
+    std::vector<int> waiting;  // threads that wait for the phase to end
 };
-struct late_copies { uint64_t *barrier; std::vector<async_copy> copies; }; // with which the thread arrives
+struct late_copies { uint64_t *barrier; std::vector<async_copy> copies; }; // made when the thread arrives
 enum thread_order { IN_ORDER, REVERSED, SHUFFLED };
 
 static struct {
@@ -225,29 +225,30 @@ static struct {
     thread_order order;
     int started, alive, multiplier, offset; // thread i of the order starts as thread multiplier * i + offset
     int ready_count, ready_head;
-    uint16_t ready[2 * EMU_MOST_THREADS]; // a ring of threads that need not wait any longer
+    uint16_t ready[2 * EMU_MOST_THREADS]; // a ring of threads that can run
     int barrier_count, barrier_line, barrier_votes[3];
     int barrier_result[3];
     const char *barrier_file, *barrier_what;
     size_t shared_top, static_bytes;
     const void *function;
     uint3 thread_index[EMU_MOST_THREADS];
-    dim3 shape{0, 0, 0}; // that thread_index was made for
+    dim3 shape{0, 0, 0}; // the block shape for which thread_index was made
     warp_state warp[32];
-    std::vector<async_copy> copies[EMU_MOST_THREADS]; // cp.async under way
+    std::vector<async_copy> copies[EMU_MOST_THREADS]; // cp.async in flight, by thread
     int copy_group[EMU_MOST_THREADS];
-    std::vector<wide_product> products[32]; // of a warp, under way
+    std::vector<wide_product> products[32]; // in flight, by warp
     std::vector<wide_sums> sums[32];
-    std::vector<wide_call> calls[8];        // of a warpgroup
-    size_t called[32];                      // how many of them the warp has made
-    // fenced: since the last wait; unpublished: has copies by cp.async that no tt__wgmma_publish came behind.
+    std::vector<wide_call> calls[8];        // by warpgroup
+    size_t called[32];                      // by warp: how many of the group's calls it has made
+    // By thread. fenced: a fence since the last wait; unpublished: cp.async copies since the last
+    // tt__wgmma_publish.
     bool fenced[EMU_MOST_THREADS], committed[EMU_MOST_THREADS], unpublished[EMU_MOST_THREADS];
-    int groups[32];                         // of products that the warp has committed
+    int groups[32];                         // by warp: number of groups of products committed
     std::vector<phases> barriers;
     std::vector<late_copies> late[EMU_MOST_THREADS];
-    bool waited[EMU_MOST_THREADS]; // for others' copies, with no tt__wgmma_publish behind
-    bool copied;                   // such copies were made since `published` was
-    // The shared memory of the launch as it was at the block's last tt__wgmma_publish; empty: there was none.
+    bool waited[EMU_MOST_THREADS]; // for others' copies, since its last tt__wgmma_publish
+    bool copied;                   // such copies were made since `published`
+    // A copy of the launch's shared memory as of the block's last tt__wgmma_publish; empty: there was none.
     std::vector<char> published;
 } block;
 
@@ -260,7 +261,7 @@ static void set_current(int thread)
     threadIdx = block.thread_index[thread];
 }
 
-static int next_thread() // -1: none can run
+static int next_thread() // -1: no thread can run
 {
     const int ring = 2 * EMU_MOST_THREADS, unborn = emu_block.threads - block.started, n = block.ready_count;
     if (unborn + n == 0) return -1;
@@ -275,7 +276,7 @@ static int next_thread() // -1: none can run
         return (int)(((long)i * block.multiplier + block.offset) % emu_block.threads);
     }
     block.ready_count--;
-    // The last comes first: warps run far apart.
+    // The last comes first, so that warps run far apart.
     if (block.order == REVERSED) return block.ready[(block.ready_head + n - 1) % ring];
     if (block.order == SHUFFLED)
         std::swap(block.ready[block.ready_head],
@@ -320,7 +321,8 @@ static void go_to(int thread)
     emu_fatal("divergence: no thread of the block can run%s", text.c_str());
 }
 
-// Makes copies with which threads arrive at a barrier that others wait at, when no thread can run before.
+// Makes the copies with which threads arrive at a barrier that others wait for. Called if no thread can run
+// before.
 static bool make_awaited_copies(const char *file, int line);
 
 static void wait_for_others(const char *what, const char *file, int line)
@@ -337,8 +339,8 @@ static void wait_for_others(const char *what, const char *file, int line)
     set_current(me);
 }
 
-// Body of every fiber: runs threads from begin to end, one after the other on one stack, until one of them
-// has to wait. So kernels without barriers cost no switches.
+// Body of every fiber: runs threads from begin to end, one after another on one stack, until one of them has
+// to wait. So kernels without barriers cost no switches.
 static void run_threads()
 {
     for (;;) {
@@ -349,7 +351,7 @@ static void run_threads()
             fiber->thread = thread;
             emu_block.thread[thread].fiber = fiber;
             set_current(thread);
-            (*block.kernel)(); // which calls emu_kernel_begins
+            (*block.kernel)(); // calls emu_kernel_begins
             emu_block.in_kernel = false;
             if (emu_block.chained && !emu_block.thread[thread].began)
                 emu_fatal("the thread never waited for the kernel before this one, with tt__begin_kernel");
@@ -487,7 +489,7 @@ int emu_block_vote(int predicate, int how, const char *file, int line)
 {
     static const char what[] = "__syncthreads_count/and/or";
     barrier(what, predicate, file, line);
-    // No thread can complete the next barrier before this one has read it.
+    // No thread can complete the next barrier before this one has read the result.
     int result = block.barrier_result[how];
     emu_block.in_kernel = true;
     return result;
@@ -608,10 +610,10 @@ void emu_warp_barrier(unsigned mask, const char *file, int line)
     leave(m);
 }
 
-// ============================================================================== tensor cores Fragment
-// layouts: PTX ISA, "Matrix fragments for mma.m16n8k16 with .f16/.bf16" and "... mma.m16n8k8 with .tf32".
-// With g = lane/4 and t = lane%4: row g and g+8 of A, column g of B, rows g and g+8 and columns 2t and 2t+1
-// of C.
+// ============================================================================== tensor cores
+// Fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16 with .f16/.bf16" and "... mma.m16n8k8 with
+// .tf32". With g = lane/4 and t = lane%4, a lane holds rows g and g+8 of A, column g of B, and rows g and g+8
+// and columns 2t and 2t+1 of C.
 struct mma_operands { uint32_t a[4], b[2]; };
 
 static void multiply(warp_meeting *m, float *d, int depth)
@@ -635,7 +637,7 @@ void emu_mma_16816(float *d, const uint32_t *a, const uint32_t *b, bool half_typ
         uint16_t bits = (uint16_t)(word >> 16 * high);
         return half_type ? __half2float({bits}) : __bfloat162float({bits});
     };
-    if (m->left == 32) { // the first lane to go on decodes the fragments of all
+    if (m->left == 32) { // the first lane that continues decodes the fragments of all lanes
         for (int lane = 0; lane < 32; lane++) {
             mma_operands o;
             int g = lane / 4, t = lane % 4;
@@ -688,7 +690,7 @@ static void require_shared(const void *p, size_t n, size_t alignment, const char
 void emu_ldmatrix(uint32_t *r, int matrices, bool transposed, const void *row, const char *file, int line)
 {
     int lane = emu_block.current & 31;
-    if (lane < matrices * 8) { // lane 8j+i names row i of matrix j
+    if (lane < matrices * 8) { // lane 8j+i holds the address of row i of matrix j
         require_shared(row, 16, 16, "ldmatrix", file, line);
         emu_block.in_kernel = false;
         emu_touch(row, 16, EMU_READS, file, line);
@@ -707,8 +709,8 @@ void emu_ldmatrix(uint32_t *r, int matrices, bool transposed, const void *row, c
     leave(m);
 }
 
-// The destination is undefined from issue to wait: it is filled with garbage first, and copied as late as is
-// legal.
+// Starts a copy. The destination is undefined until the wait, so it is first filled with garbage, and copied
+// as late as is legal.
 void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file, int line)
 {
     if (bytes < 0 || bytes > n) emu_fatal("cp.async at %s:%d: %d of %d bytes", file, line, bytes, n);
@@ -752,7 +754,7 @@ void emu_cp_async_wait(int groups_left, const char *file, int line)
     emu_block.in_kernel = true;
 }
 
-// ---- barriers of phases
+// ---- barriers that count phases
 static phases *phases_of(uint64_t *barrier, const char *file, int line)
 {
     for (auto &b : block.barriers) {
@@ -765,8 +767,8 @@ static phases *phases_of(uint64_t *barrier, const char *file, int line)
     emu_fatal("the barrier at %s:%d: never initialised", file, line);
 }
 
-// Accesses behind the end of a phase see the accesses before its arrivals. The trace build takes the end for
-// a barrier of all threads, so that it misses some races and reports no false one.
+// Counts an arrival. Accesses after the end of a phase see the accesses before its arrivals. The trace build
+// treats the end as a barrier of all threads, so it misses some races and reports no false one.
 static void arrive(phases *b, const char *file, int line)
 {
     if (b->pending == 0) emu_fatal("the barrier at %s:%d: more arrivals than its count", file, line);
@@ -778,7 +780,8 @@ static void arrive(phases *b, const char *file, int line)
     b->waiting.clear();
 }
 
-// Makes the copies of a thread up to those with which it arrives at the barrier, or all.
+// Makes the copies of a thread up to those with which it arrives at `barrier`, or all copies if `barrier` is
+// NULL.
 static void make_late_copies(int thread, uint64_t *barrier, const char *file, int line)
 {
     std::vector<late_copies> &late = block.late[thread];
@@ -853,9 +856,9 @@ void emu_phases_wait(uint64_t *barrier, int parity, const char *file, int line)
 // ---- products of a warpgroup
 uint32_t emu_shared_address(const void *p) { return (uint32_t)((const char *)p - emu_shared_arena); }
 
-// Number `i` of the 16 bytes of a matrix descriptor's rows: of 64 rows of 16 columns (2 of these each), or of
-// 16 rows of 64 (8 each), with 128-byte swizzling, which is by addresses, and groups of 8 rows one behind
-// another.
+// Returns the address of 16 bytes, number `i`, of the matrix of a descriptor. The matrix has 64 rows of 16
+// columns (2 times 16 bytes each), or 16 rows of 64 (8 times 16 bytes each). It is swizzled over 128 bytes by
+// address, and its groups of 8 rows follow one another.
 static const char *wide_part(uint32_t matrix, bool transposed, int i, const char *file, int line)
 {
     const uint32_t start = (matrix & 0x3fff) << 4;
@@ -864,19 +867,19 @@ static const char *wide_part(uint32_t matrix, bool transposed, int i, const char
     if (start % 1024 >= 128)
         emu_fatal("wgmma at %s:%d: the rows begin at shared address %u, within a group of 8", file, line,
                   start);
-    at ^= at >> 3 & 0x70; // bits 4 to 6 with bits 7 to 9
+    at ^= at >> 3 & 0x70; // bits 4 to 6 xor bits 7 to 9
     const char *p = emu_shared_arena + at;
     require_shared(p, 16, 16, "wgmma", file, line);
     emu_block.in_kernel = false;
     emu_touch(p, 16, EMU_READS, file, line);
-    // By ordinary stores, of any thread: products do not see these before a fence.
+    // Ordinary stores of any thread are not visible to products before a fence.
     if (at + 16 <= emu_block.dynamic && (block.published.empty() || memcmp(&block.published[at], p, 16) != 0))
         emu_fatal("wgmma at %s:%d: what it reads at shared address %u has been written with no "
                   "tt__wgmma_publish behind", file, line, at);
     return p;
 }
 
-// Reads what a product has in shared memory.
+// Reads the operands of a product that are in shared memory.
 static void read_wide(wide_product &o, int warp)
 {
     auto value = [&](const char *p, int i) {
@@ -896,7 +899,7 @@ static void read_wide(wide_product &o, int warp)
         }
     }
     for (int i = 0; i < 32 && o.how != EMU_WIDE_REGISTERS; i++) {
-        const bool across = o.how == EMU_WIDE_ACROSS; // of each of 16 rows the warp's two parts
+        const bool across = o.how == EMU_WIDE_ACROSS; // of each of 16 rows the warp's two parts of 16 bytes
         const int part = across ? i / 2 * 8 + warp % 4 * 2 + i % 2 : warp % 4 * 32 + i;
         const char *p = wide_part(o.rows, across, part, o.file, o.line);
         for (int j = 0; j < 8; j++) {
@@ -909,8 +912,8 @@ static void read_wide(wide_product &o, int warp)
 struct wide_operands { float *d; uint32_t rows, b; uint32_t a[4]; };
 static_assert(sizeof(wide_operands) <= sizeof(warp_meeting::value[0]), "a lane brings them");
 
-// A warp's part: rows 16 i ... 16 i + 15. Until the wait sums are garbage, and shared memory is read at once
-// or by then, whichever the seed says.
+// Issues a warp's part of a product: rows 16 i ... 16 i + 15. Until the wait the sums are garbage. Shared
+// memory is read now or at the wait, as the seed decides.
 void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
                bool half_type, const char *file, int line)
 {
@@ -926,7 +929,7 @@ void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t ro
     block.committed[me] = false;
     warp_meeting *m = meet("wgmma", ~0u, &mine, sizeof mine, file, line);
     std::vector<wide_sums> &sums = block.sums[warp];
-    if (m->left == 32) { // the first lane to go on does it for all
+    if (m->left == 32) { // the first lane that continues issues the product for all lanes
         wide_product o = {{}, tiles, block.groups[warp], rows, b, how, add, half_type,
                           (emu_random() & 1) != 0, {}, {}, file, line};
         std::vector<wide_call> &calls = block.calls[warp / 4];
@@ -970,7 +973,7 @@ void emu_wgmma_fence() { block.fenced[emu_block.current] = true; }
 void emu_wgmma_publish()
 {
     const int me = emu_block.current;
-    const bool others = block.waited[me] && !block.unpublished[me]; // of what others have copied
+    const bool others = block.waited[me] && !block.unpublished[me]; // has only waited for copies of others
     block.unpublished[me] = block.waited[me] = false;
     if (others && !block.copied && !block.published.empty()) return;
     block.published.assign(emu_shared_arena, emu_shared_arena + emu_block.dynamic);
@@ -1042,7 +1045,7 @@ static void drop_pinned(const emu_pinned &m)
     if (!gone.registered) free(gone.p);
 }
 
-static const size_t FAR_REGION = (size_t)1 << 30; // never accessible: indices that are far off end here
+static const size_t FAR_REGION = (size_t)1 << 30; // never accessible: indices far off end here
 
 int emu_device_of(const void *p)
 {
@@ -1090,12 +1093,13 @@ bool emu_bad_range(const void *p, size_t n)
     return !a || a->freed || (const char *)p + n > a->p + a->n;
 }
 
-// Host code never sees device memory; a kernel (bit 31) sees its device and the peers that were enabled.
-// Copies check their ranges themselves, so nothing is taken away for them. The rights are those of whole huge
-// pages, as the time goes with the number of pages: small ones take up to two fifths of a test's time.
+// Sets which devices' memory is accessible. Host code never sees device memory; a kernel (bit 31) sees that
+// of its device and of the peers that were enabled. Copies check their ranges themselves, so nothing is taken
+// away for them. Rights are set for whole huge pages, since the time grows with the number of pages: small
+// pages take up to two fifths of a test's time.
 static const size_t page = (size_t)sysconf(_SC_PAGESIZE), huge_page = (size_t)2 << 20;
 static char *huge_page_of(const char *p) { return (char *)((uintptr_t)p & ~(huge_page - 1)); }
-static bool some_open; // managed memory that the host's code may use until the device works again
+static bool some_open; // there is managed memory that the host's code may use until the device works again
 static void set_access(unsigned mask)
 {
     for (int d = 0; some_open && d < emu_device_count; d++) {
@@ -1116,7 +1120,7 @@ static void set_access(unsigned mask)
     }
 }
 
-static void check_canaries() // after every operation; the asan build has its own
+static void check_canaries() // called after every operation; the asan build has its own check
 {
 #ifndef EMU_ASAN
     const uint64_t canary = 0xfdfdfdfdfdfdfdfdull;
@@ -1137,8 +1141,8 @@ static void check_canaries() // after every operation; the asan build has its ow
 #endif
 }
 
-// The host's code touches managed memory: the operation that may use it at the same time, or nullptr and it
-// goes on. False: it is no managed memory.
+// Called when the host's code touches memory at p. False: p is not in managed memory. Otherwise *busy names
+// an operation that may still use the memory, or is nullptr and the host may continue.
 static bool opens_to_host(char *p, const char **busy);
 
 static struct sigaction old_segv, old_bus;
@@ -1151,7 +1155,7 @@ static void on_segv(int number, siginfo_t *info, void *context)
     emu_describe(info->si_addr, text, sizeof text);
     bool device = strstr(text, "not device memory") == nullptr;
     if (emu_current_fiber != &main_fiber) on_fiber = emu_block.current >= 0;
-    if (!device && !on_fiber) { // none of ours
+    if (!device && !on_fiber) { // not a fault of the emulator's memory
         struct sigaction &old = number == SIGBUS ? old_bus : old_segv;
         if (old.sa_flags & SA_SIGINFO) { old.sa_sigaction(number, info, context); return; }
         signal(number, SIG_DFL);
@@ -1183,26 +1187,26 @@ struct emu_event {
 struct emu_node { emu_work work; int lane; std::vector<int> after; };
 struct emu_graph {
     std::vector<emu_node> nodes;
-    std::vector<int> lanes;           // of each stream that took part: its device
-    std::vector<emu_stream *> joined; // while it is captured: those streams
+    std::vector<int> lanes;           // by stream that took part: its device
+    std::vector<emu_stream *> joined; // the streams that take part, during the capture
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
     std::thread::id thread;
     bool invalid = false;
 };
 struct emu_graph_exec { std::vector<emu_node> nodes; std::vector<emu_stream *> lanes; emu_op_ptr last; };
 
-static std::vector<emu_stream *> streams; // the legacy ones and those of graphs too
+static std::vector<emu_stream *> streams; // including the legacy streams and those of graphs
 static std::set<emu_event *> events;
 static std::set<emu_graph *> graphs, captures;
 static std::set<emu_graph_exec *> execs;
 static int other_objects, user_streams;
 static uint32_t op_count;
 static double virtual_us;
-static std::atomic<long> slices; // for the watchdog
+static std::atomic<long> slices; // counted for the watchdog
 
 static bool opens_to_host(char *p, const char **busy)
 {
-    // Another thread may hold it, and wait for this one.
+    // Another thread may hold the lock and wait for this one.
     std::unique_lock<std::recursive_mutex> lock(emu_lock, std::try_to_lock);
     const int device = emu_device_of(p);
     emu_allocation *a = device < 0 ? nullptr : emu_find_allocation(device, p);
@@ -1228,11 +1232,12 @@ static bool runnable(emu_stream *s)
     return true;
 }
 
-static void spoil(char *p, size_t n) // a byte in each KiB; a second time, it makes them right again
+static void spoil(char *p, size_t n) // spoils a byte in each KiB; a second call repairs them
 {
     for (size_t i = 0; i < n; i += 1024) p[i + i / 1024 * 37 % std::min<size_t>(1024, n - i)] ^= 0x10;
 }
-// Makes what kernels of the device load from others' memory wrong, or right again.
+// Spoils the memory of others from which kernels of the device would load wrong bytes. A second call repairs
+// the memory.
 static void spoil_loads(const emu_op &op)
 {
     if (op.work.kind != EMU_KERNEL) return;
@@ -1244,7 +1249,7 @@ static void spoil_loads(const emu_op &op)
     }
 }
 
-static void run_slice(emu_stream *s) // of the operation at the head of the stream
+static void run_slice(emu_stream *s) // runs a slice of the operation at the head of the stream
 {
     emu_op_ptr op = s->queue.front();
     if (op->work.body) {
@@ -1270,7 +1275,7 @@ static void run_slice(emu_stream *s) // of the operation at the head of the stre
     s->queue.pop_front();
 }
 
-static emu_stream *needed_for(const emu_op_ptr &op) // a runnable stream without which op cannot run
+static emu_stream *needed_for(const emu_op_ptr &op) // returns a runnable stream without which op cannot run
 {
     if (op->stream->queue.front() != op) return needed_for(op->stream->queue.front());
     std::vector<emu_op_ptr> missing;
@@ -1298,7 +1303,7 @@ static emu_stream *choose(const emu_op_ptr &target)
     return ready[random_below(ready.size())];
 }
 
-static void run_until(const emu_op_ptr &op) // the host learns nothing from it
+static void run_until(const emu_op_ptr &op) // until op is done; the host does not learn of it
 {
     while (op && !op->done) {
         emu_stream *s = choose(op);
@@ -1307,13 +1312,13 @@ static void run_until(const emu_op_ptr &op) // the host learns nothing from it
     }
     set_access(0);
 }
-static void synchronise(const emu_op_ptr &op) // from here on the host may rely on op
+static void synchronise(const emu_op_ptr &op) // the host may rely on op from here on
 {
     run_until(op);
     if (op) join(emu_host_clock, op->clock);
 }
 
-static void progress() // of the device while the host enqueued: any is legal
+static void progress() // lets the device work while the host enqueues: any progress is legal
 {
     if (scheduler == EMU_EAGER) {
         while (emu_stream *s = choose(nullptr)) run_slice(s);
@@ -1341,7 +1346,7 @@ static emu_op_ptr add_op(emu_stream *s, emu_work work, std::vector<emu_op_ptr> a
     if (s->last) op->after.push_back(s->last);
     for (auto &w : s->waits) op->after.push_back(w);
     s->waits.clear();
-    // The legacy stream waits for all blocking streams of its device, and they for it.
+    // The legacy stream waits for all blocking streams of its device, and they wait for it.
     for (auto t : streams) {
         bool legacy = s == emu_devices[s->device].legacy || t == emu_devices[s->device].legacy;
         if (t != s && t->device == s->device && t->last && legacy &&
@@ -1381,7 +1386,7 @@ cudaError_t emu_enqueue(cudaStream_t handle, emu_work work)
 {
     emu_stream *s = actual(handle);
     if (s->capture) { add_node(s, std::move(work)); return cudaSuccess; }
-    if (s == emu_devices[s->device].legacy) { // would wait for a stream that is being captured
+    if (s == emu_devices[s->device].legacy) { // it would wait for a stream that is being captured
         for (auto t : streams) {
             if (t->capture && t->device == s->device && !(t->flags & cudaStreamNonBlocking))
                 return emu_error(cudaErrorStreamCaptureImplicit);
@@ -1395,7 +1400,7 @@ cudaError_t emu_enqueue(cudaStream_t handle, emu_work work)
 // ============================================================================== control
 static long api_calls, fault_in, fault_count;
 static cudaError_t fault_error;
-static std::string fault_call; // the function whose calls fail; empty: any
+static std::string fault_call; // the function whose calls fail; empty: all functions
 static std::string watched_kernel; // see emu_watch
 
 static emu_stream *new_stream(int device, unsigned flags)
@@ -1429,7 +1434,7 @@ extern "C" void emu_reseed(uint64_t seed)
 }
 extern "C" void emu_set_scheduler(emu_scheduler s) { scheduler = s; }
 
-static void watchdog(long seconds) // an operation that never ends
+static void watchdog(long seconds) // ends the process if an operation never ends
 {
     long before = -1;
     for (;;) {
@@ -1457,8 +1462,8 @@ static void first_configuration()
         struct sigaction action{};
         action.sa_sigaction = on_segv;
         action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-#ifndef EMU_ASAN // which has its own
-        static char signal_stack[65536]; // as a full stack cannot hold the handler's frame
+#ifndef EMU_ASAN // the asan build has its own
+        static char signal_stack[65536]; // its own stack, as a full stack cannot hold the handler's frame
         stack_t stack{};
         stack.ss_sp = signal_stack;
         stack.ss_size = sizeof signal_stack;
@@ -1467,7 +1472,7 @@ static void first_configuration()
         sigaction(SIGSEGV, &action, &old_segv);
         sigaction(SIGBUS, &action, &old_bus);
     }
-    if (watched != getpid()) { // a child of fork has no threads
+    if (watched != getpid()) { // a child of fork has only the calling thread
         watched = getpid();
         const char *seconds = getenv("EMU_WATCHDOG");
         std::thread(watchdog, seconds ? atol(seconds) : 120).detach();
@@ -1503,7 +1508,7 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
         emu_trace_device_gone(d);
         d = emu_device();
     }
-    // Room for many rounds of allocating and freeing.
+    // Room for many rounds of allocating and freeing, since each address is used once.
     emu_address_space = (bytes * 4 + ((size_t)16 << 20) + huge_page - 1) / huge_page * huge_page;
     emu_device_count = devices;
     peers_allowed = peers != 0;
@@ -1651,8 +1656,8 @@ extern "C" int emu_live_objects(char *text, size_t size)
 extern "C" char __executable_start;
 static std::map<const void *, long> kernel_runs;
 
-// EMU_KERNELS=file: at the end of the program how often each kernel has run, by the address that nm prints of
-// it (see kernels.py).
+// EMU_KERNELS=file: at the end of the program writes how often each kernel has run, by the address that nm
+// prints for the kernel (see kernels.py).
 static void write_kernel_runs()
 {
     FILE *f = fopen(getenv("EMU_KERNELS"), "w");
@@ -1748,7 +1753,7 @@ cudaError_t emu_function_get(cudaFuncAttributes *a, const void *kernel)
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     if (cudaError_t e = emu_enter("cudaFuncGetAttributes")) return e;
     *a = cudaFuncAttributes();
-    a->sharedSizeBytes = functions[kernel].static_bytes; // known once it has run
+    a->sharedSizeBytes = functions[kernel].static_bytes; // known after the first run
     a->maxThreadsPerBlock = EMU_MOST_THREADS;
     a->ptxVersion = 90;
     a->numRegs = 64;
@@ -1756,7 +1761,7 @@ cudaError_t emu_function_get(cudaFuncAttributes *a, const void *kernel)
     return cudaSuccess;
 }
 
-// As if every kernel had 64 registers.
+// Computes the occupancy as if every kernel had 64 registers.
 cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t shared)
 {
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
@@ -1770,7 +1775,7 @@ cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t s
 }
 
 // ============================================================================== runtime API: devices
-// Every call takes the lock and may be made to fail. A release does its work even then.
+// Every call takes the lock and may be made to fail. A release does its work nevertheless.
 #define EMU_API(name) \
     std::lock_guard<std::recursive_mutex> lock(emu_lock); \
     if (cudaError_t e_ = emu_enter(name)) return e_
@@ -1778,7 +1783,7 @@ cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t s
     std::lock_guard<std::recursive_mutex> lock(emu_lock); \
     const cudaError_t fault = emu_enter(name)
 
-// Calls that would wait for, or disturb, streams being captured.
+// Refuses calls that would wait for, or disturb, streams that are being captured.
 static cudaError_t forbidden_in_capture(bool whatever_mode)
 {
     for (auto g : captures) {
@@ -1947,14 +1952,14 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 }
 
 // ============================================================================== runtime API: memory
-// At an address that is a multiple of 256 and, as CUDA promises no more, of nothing else; managed memory has
-// pages of its own. From the end of the device's memory downwards, so that what runs beyond the end of memory
-// is caught at once, though rights are those of whole huge pages.
+// Allocates at an address that is a multiple of 256 and of no larger power of two, as CUDA promises no more;
+// managed memory has pages of its own. Allocations are placed from the end of the device's memory downwards:
+// rights are set for whole huge pages, but an access beyond the end of memory still faults at once.
 static void *allocate(size_t n, size_t charged, bool managed)
 {
     emu_device &d = emu_devices[current_device];
     size_t total = (EMU_REDZONE + n + EMU_REDZONE + 511) & ~(size_t)511;
-    char *last = d.bottom; // the end of what it takes
+    char *last = d.bottom; // the end of the new allocation
     if (managed) {
         last -= (uintptr_t)(last - EMU_REDZONE) % page;
         total = ((n + page - 1) & ~(page - 1)) + 2 * EMU_REDZONE;
@@ -1962,7 +1967,7 @@ static void *allocate(size_t n, size_t charged, bool managed)
     if (total > (size_t)(last - d.base))
         emu_fatal("cudaMalloc: the address space of device %d is used up by freed allocations",
                   current_device);
-    set_access(0); // the device's memory becomes longer
+    set_access(0); // before the device's memory grows
     emu_allocation a{last - total + EMU_REDZONE, n, charged, false, (int)d.allocations.size(), managed};
     char *before = huge_page_of(d.bottom);
     d.bottom = last - total;
@@ -1991,7 +1996,7 @@ cudaError_t cudaMalloc(void **p, size_t n)
     *p = allocate(n, charged, false);
     return cudaSuccess;
 }
-// Takes none of the device's memory, as none of its pages is anywhere yet.
+// Takes none of the device's memory, as none of its pages is placed yet.
 cudaError_t cudaMallocManaged(void **p, size_t n, unsigned flags)
 {
     EMU_API("cudaMallocManaged");
@@ -2003,7 +2008,7 @@ cudaError_t cudaMallocManaged(void **p, size_t n, unsigned flags)
     *p = allocate(n, 0, true);
     return cudaSuccess;
 }
-// What is wrong with a place where bytes of managed memory are to be.
+// Returns the error of placing n bytes of managed memory at `to`; cudaSuccess if `to` is a valid place.
 static cudaError_t misplaced(const void *p, size_t n, cudaMemLocation to)
 {
     const int device = emu_device_of(p);
@@ -2023,7 +2028,7 @@ cudaError_t cudaMemAdvise(const void *p, size_t n, cudaMemoryAdvise advice, cuda
     if (stays && advice == cudaMemAdviseSetPreferredLocation) emu_stats.advised += (long)n;
     return cudaSuccess;
 }
-// Where bytes are does not change what they are: the operation does nothing in its turn.
+// Enqueues an operation that does nothing, since moving managed memory does not change its contents.
 cudaError_t cudaMemPrefetchAsync(const void *p, size_t n, cudaMemLocation location, unsigned flags,
                                  cudaStream_t handle)
 {
@@ -2118,7 +2123,7 @@ cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
 {
     EMU_API("cudaHostGetDevicePointer");
     if (flags || !emu_find_pinned(host)) return emu_error(cudaErrorInvalidValue);
-    *device = host; // unified addressing
+    *device = host; // unified addressing: both addresses are the same
     return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p)
@@ -2151,7 +2156,7 @@ static void copy_rows(const rectangle &r, size_t begin, size_t end)
 }
 static emu_body copy_body(rectangle r)
 {
-    if (r.height == 1) { // its slices are slices of the row
+    if (r.height == 1) { // a slice of the copy is a slice of the row
         return [r](int part, int parts) {
             size_t begin = r.width * (size_t)part / (size_t)parts & ~(size_t)15;
             size_t end = part + 1 == parts ? r.width
@@ -2215,7 +2220,7 @@ static cudaError_t copy(rectangle r, cudaMemcpyKind kind, cudaStream_t handle, b
     if (to < 0) work.pins.push_back({r.to, to_bytes, true});
     if (from < 0 && !pageable) work.pins.push_back({r.from, from_bytes, false});
     if (cudaError_t e = emu_enqueue(handle, std::move(work))) return e;
-    // Copies within and between devices do not hold up the host.
+    // Copies within and between devices do not make the host wait.
     if (!s->capture && (to < 0 || (blocking && from < 0))) {
         if (blocking || pageable) {
             emu_stats.host_syncs++;
@@ -2263,7 +2268,7 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
 }
 cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n)
 {
-    // Does not hold up the host either.
+    // Does not make the host wait.
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, n, nullptr);
 }
 
@@ -2285,12 +2290,12 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
     emu_stats.memsets++;
     return emu_enqueue(s, std::move(work));
 }
-// The host does not wait for it.
+// Does not make the host wait.
 cudaError_t cudaMemset(void *p, int value, size_t n) { return cudaMemsetAsync(p, value, n, nullptr); }
 
 // ============================================================================== runtime API: streams, events
 static bool bad_event(cudaEvent_t e) { return !events.count(e); }
-static cudaError_t in_capture(emu_stream *s) // a call that a captured stream forbids
+static cudaError_t in_capture(emu_stream *s) // refuses a call that is forbidden in a capture
 {
     if (!s->capture) return cudaSuccess;
     s->capture->invalid = true;
@@ -2341,7 +2346,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle)
     emu_stream *s = actual(handle);
     if (cudaError_t e = in_capture(s)) return e;
     progress();
-    // So that polling ends.
+    // Some progress, so that polling ends.
     if (s->last && !s->last->done) { run_slice(choose(s->last)); set_access(0); return cudaErrorNotReady; }
     if (s->last) join(emu_host_clock, s->last->clock);
     return cudaSuccess;
@@ -2372,7 +2377,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t e, unsigned fla
         s->capture->invalid = true;
         return emu_error(cudaErrorStreamCaptureIsolation);
     }
-    if (e->op) s->waits.push_back(e->op); // an event that was never recorded is no wait at all, as in CUDA
+    if (e->op) s->waits.push_back(e->op); // as in CUDA, an event that was never recorded causes no wait
     return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *user)
@@ -2491,7 +2496,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
     if (g->mode != cudaStreamCaptureModeRelaxed && g->thread != std::this_thread::get_id())
         return emu_error(cudaErrorStreamCaptureWrongThread);
     if (!s->capture_waits.empty()) add_node(s, mark("join"));
-    std::vector<char> reached(g->nodes.size() + 1, 0); // every node must be behind the origin's last
+    std::vector<char> reached(g->nodes.size() + 1, 0); // every node must precede the origin's last node
     bool joined = true;
     if (s->capture_last >= 0) reached[(size_t)s->capture_last] = 1;
     for (size_t i = g->nodes.size(); i-- > 0;) {
@@ -2571,7 +2576,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t handle)
     if (s->capture) { s->capture->invalid = true; return emu_error(cudaErrorNotSupported); }
     emu_stats.graph_launches++;
     std::vector<emu_op_ptr> before, ops;
-    if (x->last) before.push_back(x->last); // launches of one graph follow each other
+    if (x->last) before.push_back(x->last); // launches of one graph run one after another
     emu_op_ptr start = add_op(s, mark("graph start"), before);
     for (auto &n : x->nodes) {
         std::vector<emu_op_ptr> after{start};

@@ -1,11 +1,11 @@
-// cuda_emu.h - enough of CUDA for a C++17 compiler to build tinytrain_cuda.cu, and to run it on a CPU with an
-// adversary at the wheel.
+// cuda_emu.h - enough of CUDA for a C++17 compiler to build tinytrain_cuda.cu, and to run it on a CPU as an
+// adversary would.
 //
-// A test double, never a backend. Of all that CUDA leaves open (order of threads, warps, blocks, operations
-// of different streams; what fresh memory holds; when an asynchronous copy reads its source) it takes, for
-// each seed, another legal choice, so that a missing barrier or event shows as a wrong result; and a good
-// part of the mistakes it reports itself: one message that begins `emu error:`, exit status 86. Three builds
-// of one runtime:
+// This is a test double, never a backend. CUDA leaves much open: the order of threads, warps, blocks and of
+// operations of different streams; what fresh memory holds; when an asynchronous copy reads its source. For
+// each seed the emulator makes another legal choice, so that a missing barrier or event shows as a wrong
+// result. Many mistakes it reports itself, with one message that begins `emu error:` and exit status 86.
+// There are three builds of one runtime:
 //
 //     plain   divergence, far accesses, writes beyond an allocation, missing peer access, host code in device
 //             memory, stack overflow
@@ -19,22 +19,22 @@
 //     c++ -std=c++17 -g -O2 -I tests/cuda_emu -x c++ my.cu -x none cuda_emu.o cuda_emu_blas.o -lpthread
 //
 // How it works. All device work runs on the host thread that synchronises or enqueues, under one lock.
-// Threads of a block are fibers. Streams are chains of a graph of operations, of which a seeded scheduler
-// picks the next. See emu_control.h for what a test can set and ask.
+// Threads of a block are fibers. Streams are chains in a graph of operations, from which a seeded scheduler
+// picks the next operation. See emu_control.h for what a test can set and ask.
 //
-// Rules for the .cu; what breaks them does not compile, or is reported, or makes results differ from a GPU's:
-//   1. Launch with TT__LAUNCH, shared memory with TT__SHARED and TT__DYN_SHARED, inline assembly only in its
-//      portability block.
+// Rules for the .cu. A violation does not compile, or is reported, or makes results differ from a GPU's:
+//   1. Launch with TT__LAUNCH; declare shared memory with TT__SHARED and TT__DYN_SHARED; inline assembly only
+//      in the portability block.
 //   2. No __device__ or __constant__ variables, no static variables in kernels: virtual devices would share
 //      them.
 //   3. Blocks are multiples of 32 threads. Every thread reaches every __syncthreads; every lane of a mask
 //      reaches its warp operation. Shuffles do not order memory, __syncwarp does.
-//   4. No waiting for other blocks, devices or the host within a kernel, and no plain access by two blocks to
-//      an address that one writes.
+//   4. A kernel does not wait for other blocks, devices or the host, and two blocks make no plain accesses to
+//      an address that one of them writes.
 //   5. 16-bit and 8-bit floats have no arithmetic: convert, compute in float, convert back.
-//   6. No memcpy or memset of device memory in kernels; vector accesses through float4 and the like.
-//   7. Managed memory belongs to the device that was current when it was made, and other devices need peer
-//      access to it. The host touches it only when it has waited for all operations.
+//   6. No memcpy or memset of device memory in kernels; vector accesses through float4 and similar types.
+//   7. Managed memory belongs to the device that was current when it was allocated; other devices need peer
+//      access to it. The host touches it only after waiting for all operations.
 #ifndef TT_CUDA_EMU_H
 #define TT_CUDA_EMU_H
 #ifdef __CUDACC__
@@ -66,9 +66,9 @@
 #define __constant__ static_assert(false, "no __constant__ variables: virtual devices would share them");
 // Not defined: __noinline__, which libstdc++ spells __attribute__((__noinline__)).
 
-// The line of the call, without a macro around it.
+// File and line of the caller, without a macro around the call.
 #define EMU_HERE const char *emu_file = __builtin_FILE(), int emu_line = __builtin_LINE()
-// Out of the trace build's sight. noinline, as inlined code is instrumented with its caller.
+// Hides a function from the trace build. noinline, as inlined code is instrumented with its caller.
 #define EMU_UNTRACED __attribute__((no_sanitize("thread"), noinline))
 
 #define TT__UNROLL
@@ -80,9 +80,10 @@
     name##_type &name = *(name##_type *)emu_shared(&name##_key, sizeof(name##_type), #name)
 // The launch's dynamic shared memory, aligned to 128 bytes.
 #define TT__DYN_SHARED(T, name) T *name = (T *)emu_dynamic_shared()
-// TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in
-// parentheses: (kernel<64, 2>). The stream may be a tt__stream; if that chains, a thread that ends without
-// tt__begin_kernel is an error, and so is, in the trace build, what it does to memory before.
+// TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) launches a kernel and returns a
+// cudaError_t. A template goes in parentheses: (kernel<64, 2>). The stream may be a tt__stream. If the
+// tt__stream chains, a thread that ends without tt__begin_kernel is an error; so is, in the trace build, any
+// access to memory before tt__begin_kernel.
 #define TT__LAUNCH(kernel, grid, block, shared, ...) \
     emu_launch_kernel(#kernel, kernel, grid, block, shared, __VA_ARGS__)
 
@@ -99,7 +100,7 @@ struct dim3 {
     inline name##2 make_##name##2(T x, T y) { return {x, y}; } \
     inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; } \
     inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-#define uint3 emu_uint3 // made above, as threadIdx needs it whole
+#define uint3 emu_uint3 // uint3 is defined above, as threadIdx needs the whole type
 EMU_VECTORS(float, float, 8, 16)
 EMU_VECTORS(int, int, 8, 16)
 EMU_VECTORS(unsigned, uint, 8, 16)
@@ -368,7 +369,7 @@ struct emu_any_stream {
     bool chains;
     emu_any_stream(cudaStream_t s) : it(s), chains(false) {}
     template <class S, class = std::enable_if_t<std::is_convertible<const S &, cudaStream_t>::value>>
-    emu_any_stream(const S &s) : it(s), chains(false) {} // what stands for a stream
+    emu_any_stream(const S &s) : it(s), chains(false) {} // types that convert to a stream
     emu_any_stream(const tt__stream &s) : it(s.it), chains(s.chains) {}
 };
 cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 block, size_t shared,
@@ -395,8 +396,9 @@ void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file
 void emu_cp_async_commit();
 void emu_cp_async_wait(int groups_left, const char *file, int line);
 uint32_t emu_shared_address(const void *p);
-// Of a warpgroup's products: a in registers; or in `rows`, and rows of it and of b along the sum; or both
-// across it. tiles: of 8 columns of d, 8 or 16.
+// Products of a warpgroup. REGISTERS: a is in registers. ROWS: a is in shared memory at `rows`, and the rows
+// of a and b run along the summed dimension. ACROSS: the rows of both run across the summed dimension. tiles:
+// number of tiles of 8 columns of d, 8 or 16.
 enum emu_wide { EMU_WIDE_REGISTERS, EMU_WIDE_ROWS, EMU_WIDE_ACROSS };
 void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
                bool half,
@@ -414,10 +416,10 @@ template <class... P, class... A> cudaError_t emu_launch_kernel(const char *name
                                                                 dim3 grid, dim3 block, size_t shared,
                                                                 emu_any_stream s, A &&...arguments)
 {
-    // Of the parameters' types, as <<<>>> makes them.
+    // Copies with the parameters' types, as <<<>>> makes them.
     std::tuple<std::decay_t<P>...> copies(std::forward<A>(arguments)...);
     return emu_launch(name, (const void *)kernel, grid, block, shared, s, [kernel, copies] {
-        // On the thread's stack: what it reads elsewhere from here on is the kernel's doing.
+        // A copy on the thread's own stack: every read from elsewhere after this point is the kernel's.
         void (*function)(P...) = kernel;
         std::tuple<std::decay_t<P>...> own = copies;
         emu_kernel_begins();
@@ -548,7 +550,8 @@ inline unsigned __reduce_xor_sync(unsigned mask, unsigned v, EMU_HERE)
 }
 
 // ========================================================================= device code: atomics
-// One thread runs at a time, so plain code is atomic. The trace build checks them as atomic accesses.
+// One thread runs at a time, so plain code is atomic. The trace build checks these functions as atomic
+// accesses.
 #define EMU_ATOMIC(name, T, result) \
     EMU_UNTRACED inline T name(T *p, T v, EMU_HERE) \
     { \
@@ -590,7 +593,7 @@ template <class T> void __stcs(T *p, T v) { *p = v; }
 template <class T> void __stcg(T *p, T v) { *p = v; }
 template <class T> void __stwt(T *p, T v) { *p = v; }
 
-#define __expf(x) expf(x) // macros, as old C libraries declare functions of these names
+#define __expf(x) expf(x) // macros, as old C libraries declare functions with these names
 #define __exp10f(x) exp10f(x)
 #define __logf(x) logf(x)
 #define __log2f(x) log2f(x)
@@ -647,9 +650,9 @@ EMU_MIN_MAX(unsigned long long)
 inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
 
-// ========================================================================= 16-bit floats Our own types, so
-// that no toolkit is needed, and without arithmetic: bf16 arithmetic by accident does not compile. The
-// conversions give the bits of NVIDIA's (test_emu.cu).
+// ========================================================================= 16-bit floats
+// Our own types, so that no toolkit is needed, and without arithmetic: accidental bf16 arithmetic does not
+// compile. The conversions give the same bits as NVIDIA's (test_emu.cu).
 struct __nv_bfloat16 { uint16_t emu_bits; };
 struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
 struct __half { uint16_t emu_bits; };
@@ -692,7 +695,7 @@ inline __half __float2half_rn(float f) // nearest, ties to even
 {
     unsigned u = __float_as_uint(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
     if (a > 0x7f800000) return {0x7fff};
-    if (a >= 0x477ff000) return {(uint16_t)(sign | 0x7c00)}; // from 65520 on it is infinity
+    if (a >= 0x477ff000) return {(uint16_t)(sign | 0x7c00)}; // 65520 and above round to infinity
     if (a >= 0x38800000) {
         a -= 0x38000000;
         return {(uint16_t)(sign | (a + 0xfff + (a >> 13 & 1)) >> 13)};
@@ -745,13 +748,13 @@ inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float f, __nv_saturation_t satur
     const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
     unsigned u = __float_as_uint(f), sign = u >> 24 & 0x80, a = u & 0x7fffffff;
     float x = __uint_as_float(a);
-    if (a > 0x7f800000) return 0x7f; // NaN, of either kind
-    // Rounds beyond the largest finite number (464 itself is a tie that goes down, to even).
+    if (a > 0x7f800000) return 0x7f; // NaN, of either sign
+    // Beyond the largest finite number after rounding (464 itself is a tie, which rounds down, to even).
     if (e4m3 ? x > 464.0f : x >= 61440.0f)
         return (__nv_fp8_storage_t)(sign | (saturate == __NV_SATFINITE ? (e4m3 ? 0x7e : 0x7b)
                                                                        : (e4m3 ? 0x7f : 0x7c)));
     int exponent = (int)(a >> 23) - 127;
-    if (exponent < 1 - bias) // subnormal: multiples of the smallest
+    if (exponent < 1 - bias) // subnormal: a multiple of the smallest subnormal
         return (__nv_fp8_storage_t)(sign | (unsigned)lrintf(x * (e4m3 ? 0x1p9f : 0x1p16f)));
     int drop = 23 - mantissa_bits;
     unsigned r = a - ((unsigned)(127 - bias) << 23);
@@ -785,8 +788,8 @@ EMU_FP8(__nv_fp8_e4m3, __NV_E4M3)
 EMU_FP8(__nv_fp8_e5m2, __NV_E5M2)
 
 // ========================================================================= the portability block's functions
-// What tinytrain_cuda.cu gets from inline assembly under nvcc; its portability block has those twins and says
-// what each does.
+// Functions that are inline assembly under nvcc. The portability block of tinytrain_cuda.cu holds those
+// versions and describes each function.
 template <class T> void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE)
 {
     static_assert(std::is_same<T, __half>::value || std::is_same<T, __nv_bfloat16>::value,

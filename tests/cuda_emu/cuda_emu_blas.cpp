@@ -1,10 +1,10 @@
 // cuda_emu_blas.cpp - cuBLAS and cuBLASLt as plain loops: column-major, sums in float, each call one
 // operation of its stream.
 //
-// Where the libraries are strict, this is: sizes of attributes, leading dimensions, alignment, workspaces,
-// combinations of types (cuBLAS documentation, cublasLtMatmul() and "Tensor Core Usage"). Where they are
-// free, this is nasty: the workspace is garbage before, during and after the call, and so is an output that
-// the call does not read until the call ends.
+// Where the libraries are strict, the emulator is strict: about sizes of attributes, leading dimensions,
+// alignment, workspaces, combinations of types (cuBLAS documentation, cublasLtMatmul() and "Tensor Core
+// Usage"). Where the libraries are free, the emulator is nasty: the workspace is garbage before, during and
+// after the call, and so is an output that the call does not read until the call ends.
 #include "emu_internal.h"
 #include <algorithm>
 #include <set>
@@ -12,7 +12,7 @@
 struct emu_cublas { int device; cudaStream_t stream; void *workspace; size_t workspace_bytes; bool tf32; };
 struct emu_cublas_lt { int device; };
 struct emu_lt_layout { cudaDataType type; uint64_t rows, cols; int64_t ld; int32_t batch; int64_t stride; };
-// Of A, B, C, D.
+// alignment: of A, B, C and D.
 struct emu_lt_preference { uint64_t workspace = 0; uint32_t alignment[4] = {256, 256, 256, 256}; };
 struct emu_lt_matmul {
     cublasComputeType_t compute;
@@ -25,7 +25,7 @@ struct emu_lt_matmul {
     float *largest_d = nullptr;
 };
 
-static std::set<void *> handles; // all that is alive, whatever it is
+static std::set<void *> handles; // all live objects, of any type
 
 template <class T> static cublasStatus_t made(T **out, T *object)
 {
@@ -105,8 +105,8 @@ struct product { // D (m, n) = epilogue(alpha op(A) op(B) + beta C)
     int64_t aux_ld;
     const float *scale_a, *scale_b, *scale_c, *scale_d;
     float *largest_d;
-    uint64_t algorithm; // of cuBLASLt; 0: of cuBLAS
-    bool fast_accumulation; // of fp8
+    uint64_t algorithm; // the algorithm of cuBLASLt; 0: cuBLAS
+    bool fast_accumulation; // for fp8
     // what the epilogue does
     bool has(uint32_t bits) const { return epilogue == bits; }
     bool adds_bias() const
@@ -119,7 +119,7 @@ struct product { // D (m, n) = epilogue(alpha op(A) op(B) + beta C)
     bool reads_aux() const { return has(CUBLASLT_EPILOGUE_DGELU) || has(CUBLASLT_EPILOGUE_DGELU_BGRAD); }
     bool applies_gelu() const
     { return has(CUBLASLT_EPILOGUE_GELU) || has(CUBLASLT_EPILOGUE_GELU_BIAS) || writes_aux(); }
-    int64_t bias_gradient() const // how many numbers it has
+    int64_t bias_gradient() const // returns the length of the bias gradient; 0: there is no bias gradient
     {
         return has(CUBLASLT_EPILOGUE_DGELU_BGRAD) || has(CUBLASLT_EPILOGUE_BGRADA) ? m
                : has(CUBLASLT_EPILOGUE_BGRADB) ? n
@@ -138,7 +138,7 @@ static bool leaves_allocation(const matrix &x, int64_t rows, int64_t cols)
     return emu_device_of(x.p) < 0 || emu_bad_range(x.p, (size_t)((cols - 1) * x.ld + rows) * size_of(x.type));
 }
 
-static void check_ranges(const product &g) // the library has no bounds to check; a wrong size is the caller's
+static void check_ranges(const product &g) // the library cannot check sizes; the caller must
 {
     const char *wrong = nullptr;
     if (leaves_allocation(g.a, g.transpose_a ? g.k : g.m, g.transpose_a ? g.m : g.k)) wrong = "A";
@@ -155,14 +155,14 @@ static void check_ranges(const product &g) // the library has no bounds to check
 }
 
 // ------------------------------------------------------------------------------------- sums of fp8 products
-// The exponent of x, or `least` where x is smaller: that of subnormal numbers.
+// Returns the exponent of x, but at least `least`: the exponent of subnormal numbers.
 static int exponent_from(double x, int least) { return x == 0 ? least : std::max(ilogb(x), least); }
 static int least_exponent(cudaDataType t) { return t == CUDA_R_8F_E5M2 ? -14 : -6; }
 
-// One instruction of Hopper's tensor cores: the sum of n products of fp8, at most 32, and of `sum`. All are
-// shifted to the largest exponent, where a product has the sum of its factors' exponents, and cut 13 bits
-// behind the point, as is the new sum (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; MMA-Sim, arXiv
-// 2511.10909).
+// Does one instruction of Hopper's tensor cores: the sum of n products of fp8, at most 32, and of `sum`. The
+// exponent of a product is the sum of its factors' exponents. All terms are shifted to the largest exponent
+// and cut 13 bits after the point; so is the new sum (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; MMA-Sim,
+// arXiv 2511.10909).
 static float add_fp8_products(const float *a, const float *b, int64_t n, float sum, const product &g)
 {
     const int bits = 13;
@@ -173,14 +173,14 @@ static float add_fp8_products(const float *a, const float *b, int64_t n, float s
                                               exponent_from(b[l], least_exponent(g.b.type)));
     const double unit = ldexp(1, exponent - bits);
     double units = trunc(sum / unit);
-    for (int64_t l = 0; l < n; l++) units += trunc((double)a[l] * b[l] / unit); // NaN and infinity stay so
+    for (int64_t l = 0; l < n; l++) units += trunc((double)a[l] * b[l] / unit); // NaN and infinity are kept
     const double exact = units * unit;
     if (exact == 0 || !std::isfinite(exact)) return (float)exact;
     const double last = ldexp(1, exponent_from(exact, -126) - bits);
     return (float)(trunc(exact / last) * last);
 }
 
-// Without fast accumulation the sums of FP8_AT_ONCE products are added up in f32.
+// Without fast accumulation, the sums of each FP8_AT_ONCE products are added up in f32.
 static float fp8_sum(const float *a, const float *b, const product &g)
 {
     enum { INSTRUCTION = 32, FP8_AT_ONCE = 128 };
@@ -202,7 +202,8 @@ static float scale_at(const float *p)
     return *p;
 }
 
-// The sum of k products in the order of an algorithm: from the first on; from the last; of two halves; as 1.
+// Returns the sum of k products in the order of an algorithm: 1, from the first; 2, from the last; 3, two
+// halves; 4, as 1.
 static float sum_of(const float *a, const float *b, int64_t k, uint64_t algorithm)
 {
     float s = 0, second = 0;
@@ -279,7 +280,8 @@ static void compute(const product &g)
     }
 }
 
-// The first half of the work: what it writes and does not read is undefined until the end.
+// The first half of the work: the part of the output that the product does not read is undefined until the
+// end.
 static void spoil_output(const product &g)
 {
     check_ranges(g);
@@ -401,7 +403,7 @@ cublasStatus_t cublasSetPointerMode(cublasHandle_t h, cublasPointerMode_t m)
 {
     EMU_BLAS("cublasSetPointerMode", CUBLAS_STATUS_EXECUTION_FAILED);
     if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
-    // Alpha and beta on the host only.
+    // Only alpha and beta on the host are supported.
     return m == CUBLAS_POINTER_MODE_HOST ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
@@ -415,7 +417,7 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t h, cublasOperation_t ta
     EMU_BLAS("cublasGemmStridedBatchedEx", CUBLAS_STATUS_EXECUTION_FAILED);
     if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (batch < 0 || !alpha || !beta || emu_stream_device(h->stream) < 0) return CUBLAS_STATUS_INVALID_VALUE;
-    // Bound to its device.
+    // A handle is bound to its device.
     if (emu_current_device() != h->device || emu_stream_device(h->stream) != h->device)
         return CUBLAS_STATUS_EXECUTION_FAILED;
     if (a_type != b_type || is_fp8(a_type) || is_fp8(c_type) || !known(a_type) || !known(c_type))
@@ -478,7 +480,7 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
     EMU_BLAS_RELEASE("cublasLtMatmulDescDestroy");
     return destroyed(d, fault);
 }
-// An attribute of the wrong size is refused.
+// Sets an attribute. A value of the wrong size is refused.
 template <class T> static cublasStatus_t set(T &to, const void *value, size_t n)
 {
     if (!value || n != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -565,12 +567,13 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 
 // ===================================================================================== cuBLASLt: matmul
-// In cublasLtMatmulAlgo_t::data; alignment 0: that of an element.
+// The content of cublasLtMatmulAlgo_t::data. alignment 0: the alignment of an element.
 struct algorithm { uint64_t id, workspace, alignment; };
 static const algorithm algorithms[] = {{1, 256 << 10, 16}, {2, 4 << 10, 16}, {3, 0, 16}, {4, 0, 0}};
 
 static size_t alignment_of(uint64_t bytes) { return bytes ? (size_t)(bytes & (~bytes + 1)) : 256; }
-// Of its columns and of the batch's matrices, if the first is aligned enough.
+// Returns the alignment of a matrix's columns and of a batch's matrices, if the first matrix is aligned
+// enough.
 static size_t alignment_of(const emu_lt_layout &l)
 {
     size_t a = alignment_of((uint64_t)l.ld * size_of(l.type));
@@ -599,7 +602,7 @@ static bool has_bias(uint32_t epilogue)
     return g.adds_bias() || epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD || epilogue >= CUBLASLT_EPILOGUE_BGRADA;
 }
 
-// What holds for every algorithm: shapes, types, the epilogue's operands.
+// Checks the conditions of every algorithm: shapes, types, operands of the epilogue.
 static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, const emu_lt_layout &b,
                                 const emu_lt_layout &c, const emu_lt_layout &out)
 {
@@ -620,7 +623,7 @@ static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, 
     cudaDataType bias_type = bias_type_of(d, a.type, out.type);
     bool aux = g.writes_aux() || g.reads_aux();
     bool bias = has_bias(d.epilogue);
-    // The operand that is summed has its rows across the sum, else an H200 with cuBLASLt 13.1 refuses it.
+    // The rows of the summed operand must run across the sum; otherwise an H200 with cuBLASLt 13.1 refuses.
     if ((d.epilogue == CUBLASLT_EPILOGUE_BGRADA && d.transpose_a) ||
         (d.epilogue == CUBLASLT_EPILOGUE_BGRADB && !d.transpose_b))
         return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -685,7 +688,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-// Whether an algorithm is one, and can do this at all: alignments are those of the layouts alone.
+// Checks that an algorithm exists and can do this product at all. Alignments are those of the layouts alone.
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
                                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                                        cublasLtMatrixLayout_t out, const cublasLtMatmulAlgo_t *algo,
@@ -725,14 +728,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     if (emu_stream_device(s) != h->device) return CUBLAS_STATUS_EXECUTION_FAILED;
     cublasStatus_t status = supported(*d, *a_layout, *b_layout, *c_layout, *out_layout);
     if (status) return status;
-    // Of these the heuristic says nothing; as an H200 with cuBLASLt 13.1 does.
+    // The heuristic does not check these conditions, as on an H200 with cuBLASLt 13.1.
     if (d->bias && !has_bias(d->epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
     for (const float *scale : {d->scale_a, d->scale_b, d->scale_c, d->scale_d})
         if ((uintptr_t)scale % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
     const emu_lt_layout *layouts[4] = {a_layout, b_layout, c_layout, out_layout};
     const void *pointers[4] = {a, b, c, out};
     algorithm chosen = {0, 0, 0};
-    for (auto &x : algorithms) { // the one asked for, or the first that fits
+    for (auto &x : algorithms) { // the algorithm that was asked for, or the first that fits
         bool fits = x.workspace <= workspace_bytes && (uintptr_t)workspace % 16 == 0 &&
                     !(is_fp8(a_layout->type) && !x.alignment);
         for (int i = 0; i < 4; i++) {
@@ -750,7 +753,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     if (emu_refused >> chosen.id & 1) return (cublasStatus_t)emu_refused_status;
     if (!chosen.id) return algo ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_NOT_SUPPORTED;
     std::vector<product> products;
-    // Column by column: `rows` is the size along memory.
+    // Matrices are column-major, so `rows` is the size along memory.
     for (const emu_lt_layout *of : {a_layout, b_layout, out_layout}) {
         if (of->rows % 8 == 0 && of->ld % 8 == 0) continue;
         emu_stats.uneven_gemms++;

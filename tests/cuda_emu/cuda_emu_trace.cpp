@@ -1,16 +1,18 @@
 // cuda_emu_trace.cpp - the trace build: the functions that -fsanitize=thread calls before each load and
 // store, without libtsan.
 //
-// Two bytes of device, shared or pinned memory have a cell of 32 bytes: who wrote them last, and who read
-// them since. An access is an error if its bytes lie outside of every allocation, were never written, or were
-// last used by someone whom nothing orders before it:
+// Each two bytes of device, shared or pinned memory have a cell of 32 bytes, which holds who wrote the bytes
+// last and who has read them since. An access is an error if its bytes are outside of every allocation, were
+// never written, or were last used by an access that is not ordered before this one. An earlier access is
+// ordered before this one
 //
-//   in one block          a barrier, or a __syncwarp for lanes of one warp, lies between (epochs)
-//   in one operation      never, for two blocks of which one writes
-//   in two operations     the vector clock of this one includes the other
+//   in one block          if there is a barrier, or a __syncwarp for lanes of one warp, in between (epochs)
+//   in one operation      never, if two blocks access the bytes and one of them writes
+//   in two operations     if the vector clock of this operation includes the other one
 //
-// The cells are lossy: they know the last writer, the last reader, and whether there were others of its block
-// or of other blocks. So a race can be missed with one seed; none is made up.
+// The cells lose information: they hold the last writer, the last reader, and whether there were other
+// readers of its block or of other blocks. So a race can be missed with one seed, but no false race is
+// reported.
 #include "emu_internal.h"
 #include <sys/mman.h>
 #include <unistd.h>
@@ -19,7 +21,7 @@
 extern "C" char __executable_start, _end;
 
 struct cell {
-    uint32_t write_op, write_block, read_op, read_block; // numbers of operations; 0: none
+    uint32_t write_op, write_block, read_op, read_block; // numbers of operations; 0: no operation
     uint16_t write_thread, read_thread, write_epoch, write_warp_epoch, read_epoch, read_warp_epoch;
     uint8_t defined : 2, write_mask : 2, read_mask : 2, atomic : 1; // masks of the two bytes
     uint8_t other_readers;
@@ -28,12 +30,12 @@ static_assert(sizeof(cell) == 32, "a cell for two bytes");
 enum { OTHER_LANES = 1, OTHER_WARPS = 2, OTHER_BLOCKS = 4 };
 enum : uint32_t { NO_BLOCK = 0xffffffff }; // copies, cuBLAS
 
-struct place { void *pc; const char *file; int line; }; // of an access: a return address, or a line
+struct place { void *pc; const char *file; int line; }; // of an access: return address or line
 struct op_record { uint32_t stream, ticket; std::string name; };
 struct pinned_use { emu_pin pin; uint32_t op; };
 
 static cell shared_cells[EMU_SHARED_ARENA / 2];
-static std::vector<op_record> ops(1); // by number
+static std::vector<op_record> ops(1); // by number of the operation
 static std::vector<pinned_use> pinned_uses;
 static std::atomic<size_t> pinned_use_count;
 
@@ -53,7 +55,7 @@ void emu_trace_device(emu_device &d)
     if (d.shadow == MAP_FAILED) emu_fatal("no address space for the cells of a device");
 }
 void emu_trace_device_gone(emu_device &d) { munmap(d.shadow, shadow_bytes()); }
-// The host's writes are not on record, so that pinned memory counts as written.
+// The host's writes are not recorded, so pinned memory counts as written.
 static size_t pinned_shadow_bytes(const emu_pinned &m) { return (m.n / 2 + 2) * sizeof(cell); }
 void emu_trace_pinned(emu_pinned &m)
 {
@@ -133,7 +135,7 @@ static bool happened_before(uint32_t op)
     return now.size() > r.stream && now[r.stream] >= r.ticket;
 }
 
-struct usage { // who does what
+struct usage { // who makes the access, and of what kind
     uint32_t op, in_block;
     uint16_t thread, epoch, warp_epoch;
     bool write, atomic, may_be_undefined;
@@ -176,7 +178,7 @@ static void note_write(cell &c, const usage &a, uint8_t mask)
 {
     bool plain_before = c.write_op == a.op && c.write_block == a.in_block && c.write_thread == a.thread &&
                         c.write_epoch == a.epoch && !c.atomic;
-    c.atomic = a.atomic && !plain_before; // the thread's plain write stays on record
+    c.atomic = a.atomic && !plain_before; // the thread's plain write stays recorded
     c.write_op = a.op;
     c.write_block = a.in_block;
     c.write_thread = a.thread;
@@ -195,7 +197,7 @@ static void note_read(cell &c, const usage &a, uint8_t mask)
         else if (c.read_epoch == a.epoch) {
             const bool same_warp = c.read_thread / 32 == a.thread / 32,
                        ordered = same_warp && c.read_warp_epoch != a.warp_epoch;
-            // A __syncwarp lies behind what the warp's lanes read.
+            // A __syncwarp comes after the reads of the warp's lanes.
             others |= c.other_readers & (ordered ? OTHER_WARPS | OTHER_BLOCKS : ~0);
             if (c.read_thread != a.thread && !ordered) others |= same_warp ? OTHER_LANES : OTHER_WARPS;
         }
@@ -252,7 +254,7 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
         }
         if (pin) c = (cell *)pin->shadow + ((uintptr_t)p / 2 - (uintptr_t)pin->p / 2);
         else c = (cell *)emu_devices[device].shadow + (p - emu_devices[device].base) / 2;
-        // The host's writes are not on record, so that managed memory counts as written, too.
+        // The host's writes are not recorded, so managed memory counts as written.
         may_be_undefined = may_be_undefined || pin || emu_find_allocation(device, p)->managed;
     }
     usage a = {emu_current_op->number, NO_BLOCK, 0, 0, 0, write, atomic, may_be_undefined, at};
@@ -265,7 +267,7 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
     const uintptr_t begin = (uintptr_t)p, end = begin + n;
     for (uintptr_t x = begin & ~(uintptr_t)1; x < end; x += 2, c++) {
         uint8_t mask = (uint8_t)((x >= begin ? 1 : 0) | (x + 1 < end ? 2 : 0));
-        if (shared && (c->write_op != a.op || c->write_block != a.in_block)) { // of an earlier block
+        if (shared && (c->write_op != a.op || c->write_block != a.in_block)) { // written by an earlier block
             c->write_op = 0;
             c->defined = c->write_mask = 0;
         }
@@ -302,17 +304,17 @@ void emu_atomic(void *p, size_t n, const char *file, int line)
     emu_block.in_kernel = true;
 }
 
-// The host uses pinned memory that an operation may not be done with.
+// Checks an access of the host: is an operation that uses the pinned memory still running?
 static void check_host(const char *p, size_t n, bool write, void *pc)
 {
-    // Another thread may hold it, and wait for this one.
+    // Another thread may hold the lock and wait for this one.
     std::unique_lock<std::recursive_mutex> lock(emu_lock, std::try_to_lock);
     if (!lock.owns_lock() || emu_current_op) return;
     size_t kept = 0;
     for (size_t i = 0; i < pinned_uses.size(); i++) {
         const pinned_use u = pinned_uses[i];
         const op_record &r = ops[u.op];
-        // Synchronised with since.
+        // The host has synchronised with this operation since.
         if (emu_host_clock.size() > r.stream && emu_host_clock[r.stream] >= r.ticket) continue;
         if (p < u.pin.p + u.pin.n && u.pin.p < p + n && (write || u.pin.device_writes)) {
             emu_fatal("RACE of the host with the device: %s%s of pinned memory that operation %u '%s' %s, "
@@ -326,7 +328,7 @@ static void check_host(const char *p, size_t n, bool write, void *pc)
     pinned_use_count = kept;
 }
 
-static bool of_a_stack(const char *p) // a thread's own, or that of another one, whose lambda it runs
+static bool of_a_stack(const char *p) // of the thread, or of one whose lambda it runs
 {
     for (int i = 0; i < emu_block.threads; i++) {
         emu_fiber *f = emu_block.thread[i].fiber;
@@ -335,13 +337,13 @@ static bool of_a_stack(const char *p) // a thread's own, or that of another one,
     return false;
 }
 
-// Who calls is told by the stack: other host threads run at the same time as a kernel.
+// Checks an access. The stack tells who makes it: other host threads run at the same time as a kernel.
 static inline void hook(const void *address, size_t n, bool write, void *pc)
 {
     const char *p = (const char *)address, *frame = (const char *)__builtin_frame_address(0);
     const emu_fiber *f = emu_current_fiber;
     if (frame >= f->stack && frame < f->stack + f->size) {
-        // Registers and local variables.
+        // Registers and local variables need no check.
         if (!emu_block.in_kernel || (p >= f->stack && p < f->stack + f->size)) return;
         emu_block.in_kernel = false;
         check(p, n, write, false, true, false, {pc, nullptr, 0});
@@ -360,7 +362,7 @@ static inline void hook(const void *address, size_t n, bool write, void *pc)
     void __tsan_unaligned_read##n(void *p) { hook(p, n, false, CALLER); } \
     void __tsan_unaligned_write##n(void *p) { hook(p, n, true, CALLER); } \
     void __tsan_unaligned_read_write##n(void *p) { hook(p, n, false, CALLER); hook(p, n, true, CALLER); }
-// The host's atomics; a .cu has none in kernels.
+// Atomics of host code; kernels of a .cu never use these functions.
 #define EMU_TSAN_ATOMIC(bits, T) \
     T __tsan_atomic##bits##_load(const volatile T *p, int) { return __atomic_load_n(p, 5); } \
     void __tsan_atomic##bits##_store(volatile T *p, T v, int) { __atomic_store_n(p, v, 5); } \

@@ -1,6 +1,7 @@
-// death.cu - wrong programs, each with what must be reported in which build. A child process runs each of
-// them for some seeds; the emulator ends it with status 86 and a message, the sanitizers with theirs. "wrong
-// result" is not a report but what a test sees: poison and adversarial orders are there to make it so.
+// death.cu - wrong programs, and the report that each must cause in each build. A child process runs each
+// program for some seeds. The emulator ends the process with status 86 and a message, the sanitizers with
+// their own. "wrong result" is no report, but the result that a test sees, thanks to poison and adversarial
+// orders.
 #define SAMPLE_WITHOUT_TESTS
 #include "sample.cu"
 #include <sys/wait.h>
@@ -8,7 +9,7 @@
 #include <algorithm>
 #include <string>
 
-#ifdef __clang__ // no optimiser may look through a planted bug
+#ifdef __clang__ // no optimiser may see through a planted bug
 #define OPAQUE __attribute__((optnone, noinline))
 #else
 #define OPAQUE __attribute__((noinline, noclone))
@@ -29,7 +30,7 @@ static std::vector<float> host_floats(const float *p, size_t n)
     cudaMemcpy(h.data(), p, n * sizeof(float), cudaMemcpyDeviceToHost);
     return h;
 }
-template <class F> static int differs(const float *p, int n, F expected) // also synchronises
+template <class F> static int differs(const float *p, int n, F expected) // also waits for the device
 {
     std::vector<float> h = host_floats(p, (size_t)n);
     for (int i = 0; i < n; i++) if (!(h[(size_t)i] == expected(i))) return 1;
@@ -56,7 +57,7 @@ __global__ void half_begun(float *out)
 }
 __global__ void begun_late(float *out)
 {
-    const float x = out[threadIdx.x]; // which `filled` may not have written yet
+    const float x = out[threadIdx.x]; // a read before `filled` may have written the number
     tt__begin_kernel();
     out[threadIdx.x] = x;
 }
@@ -72,7 +73,7 @@ static int chained_without_wait() { return chain(half_begun); }
 static int chained_that_reads_before() { return chain(begun_late); }
 
 // ===================================================================================== within a block
-__global__ void shifted(float *out) // reads its neighbour's number without a barrier
+__global__ void shifted(float *out) // each thread reads its neighbour's number without a barrier
 {
     TT__SHARED(float, s, [128]);
     int t = threadIdx.x;
@@ -92,7 +93,7 @@ __global__ void reused(float *out)
     s[t] = (float)t;
     __syncthreads();
     float v = s[63 - t];
-    s[t] = -1; // others may not have read it yet
+    s[t] = -1; // others may not have read s[t] yet
     out[t] = v;
 }
 static int write_after_read()
@@ -124,7 +125,7 @@ static int exit_before_barrier()
 __global__ void two_barriers()
 {
     if (threadIdx.x < 32) __syncthreads();
-    else __syncthreads(); // on a line of its own
+    else __syncthreads(); // a second barrier, on a line of its own
 }
 static int barrier_in_branches()
 {
@@ -209,7 +210,7 @@ __global__ void not_shared(float *out, const float *a)
     int t = threadIdx.x;
     tt__cp_async_16(&s[t * 4], a + t * 4);
     tt__cp_async_commit();
-    tt__cp_async_wait<0>(); // for its own copies only
+    tt__cp_async_wait<0>(); // waits for the thread's own copies only
     out[t] = s[127 - t];
 }
 static int cp_async_without_barrier()
@@ -237,7 +238,7 @@ __global__ void stage_reused(float *out, const float *a)
     s[t] = s[t + 32] = s[t + 64] = s[t + 96] = (float)t;
     __syncthreads();
     float v = s[127 - t];
-    tt__cp_async_16(&s[t * 4], a + t * 4); // others still read this stage
+    tt__cp_async_16(&s[t * 4], a + t * 4); // other threads still read this stage
     tt__cp_async_commit();
     tt__cp_async_wait<0>();
     out[t] = v;
@@ -294,7 +295,7 @@ __global__ void multiplies(float *out, const float *a, int mistake)
     tt__cp_async_wait<0>();
     if (mistake != NO_PUBLISH) tt__wgmma_publish();
     if (mistake != NO_BARRIER) __syncthreads();
-    if (mistake == STORED) { // behind the fence
+    if (mistake == STORED) { // a store after the fence
         for (int i = t; i < 4096; i += 128) tile[i] = __float2bfloat16(-__bfloat162float(tile[i]));
         __syncthreads();
     }
@@ -399,7 +400,7 @@ static int read_out_of_bounds()
     TT__LAUNCH(copy_some, 1, 64, 0, 0, out, a, 50);
     return differs(out, 64, [](int) { return 0.f; });
 }
-static int page_out_of_bounds() // though the device's huge page is larger than what has been allocated
+static int page_out_of_bounds() // an access beyond what has been allocated, but within the device's huge page
 {
     float *out = device_floats(64);
     TT__LAUNCH(add, 1, 1, 0, 0, out + (1 << 12), out, 1);
@@ -448,7 +449,7 @@ static int kernel_reads_host_memory()
 {
     float *out = device_floats(64);
     std::vector<float> h(64, 1.0f);
-    // A CPU has one address space, so nothing looks wrong.
+    // A CPU has one address space, so the result looks right.
     TT__LAUNCH(copy_some, 1, 64, 0, 0, out, h.data(), 64);
     return differs(out, 64, [](int) { return 1.f; });
 }
@@ -470,7 +471,7 @@ static int plain_and_atomic()
     TT__LAUNCH(reset_and_add, 1, 64, 0, 0, out);
     return differs(out, 1, [](int) { return 64.f; });
 }
-// Rule 4: the reduction by whoever comes last.
+// Breaks rule 4: the last block to arrive does the reduction.
 __global__ void last_block(float *out, float *part, unsigned *count)
 {
     if (threadIdx.x) return;
@@ -535,7 +536,7 @@ static int spin()
 }
 
 // ===================================================================================== order of operations
-static int consumer(cudaEvent_t e) // on another stream than the producer
+static int consumer(cudaEvent_t e) // the consumer runs on another stream than the producer
 {
     const int n = 4096;
     float *a = device_floats(n), *b = device_floats(n);
@@ -601,14 +602,14 @@ static int pinned_result_read_early()
     cudaStreamSynchronize(s);
     return bad;
 }
-// The host uses managed memory that a kernel may use, too.
+// The host uses managed memory while a kernel may use it.
 static int managed_during_a_kernel()
 {
     const int n = 64;
     float *a;
     cudaMallocManaged(&a, n * sizeof(float));
     cudaStream_t s = new_stream();
-    a[0] = 1; // nothing is under way
+    a[0] = 1; // no operation is in flight
     TT__LAUNCH(fill, 2, 64, 0, s, a, n, 0, 0);
     a[n - 1] = 1;
     cudaStreamSynchronize(s);
@@ -640,7 +641,7 @@ static int product_out_of_bounds()
                  &nothing, c, CUDA_R_32F, 16, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     return done();
 }
-// cudaFree waits for its own device, not for another one that writes there
+// cudaFree waits for its own device, but not for another device that writes there
 static int freed_under_a_peers_copy()
 {
     float *a = device_floats(4096);
@@ -653,7 +654,8 @@ static int freed_under_a_peers_copy()
     cudaSetDevice(1);
     return cudaStreamSynchronize(s) != cudaSuccess;
 }
-// A device's kernel loads what another one copied to pinned memory; with `late`, what that then overwrites.
+// A kernel loads from pinned memory to which another device copies, before the kernel or, with `late`, after
+// it. Nothing orders the two.
 static int pinned_between_devices(bool late)
 {
     enum { N = 64 };
@@ -684,9 +686,9 @@ static int cuda_call_in_host_function()
     return done();
 }
 
-// ===================================================================================== the table What must
-// come in each build: part of a message (or of another, after |), in all seeds; with ~ before it in some;
-// nullptr: nothing is promised.
+// ===================================================================================== the table
+// The expected message in each build: a part of it, or of several after |. With ~ in front, only some seeds
+// must produce it; otherwise all. nullptr: nothing is promised.
 struct death { const char *name; int (*run)(); const char *plain, *asan, *trace; };
 #define DEATH(name, plain, asan, trace) {#name, name, plain, asan, trace}
 static const death deaths[] = {
@@ -756,7 +758,7 @@ static const death deaths[] = {
     DEATH(blocks_write_one_address, "~wrong result", "~wrong result", "RACE between blocks"),
     DEATH(plain_and_atomic, "~wrong result", "~wrong result", "RACE between threads"),
     DEATH(last_block_reduces, nullptr, nullptr, "RACE between blocks"),
-#ifdef __clang__ // whose sanitizer does not look at copies of whole structures
+#ifdef __clang__ // clang's sanitizer does not check copies of whole structures
     DEATH(misaligned_vector, nullptr, nullptr, nullptr),
 #else
     DEATH(misaligned_vector, nullptr, "misaligned address", nullptr),
@@ -811,12 +813,12 @@ static std::string output_of(const death &d, uint64_t seed, int *status)
 
 static bool holds_one_of(std::string text, std::string parts)
 {
-    // Lines come with it or without.
+    // The folder may or may not be part of a line.
     const std::string folder = std::string(__FILE__).substr(0, std::string(__FILE__).find_last_of('/') + 1);
     for (size_t at = folder.empty() ? std::string::npos : text.find(folder); at != std::string::npos;
          at = text.find(folder))
         text.erase(at, folder.size());
-#if defined(__aarch64__) // the lines of accesses come from a tool that a cross-compiler's host may lack
+#if defined(__aarch64__) // lines of accesses come from a tool that the host may lack
     for (size_t at = parts.find(" at death.cu"); at != std::string::npos; at = parts.find(" at death.cu")) {
         parts.erase(at, parts.find_first_of(" |", at + 4) == std::string::npos
                             ? std::string::npos
@@ -830,8 +832,8 @@ static bool holds_one_of(std::string text, std::string parts)
     return false;
 }
 
-static const death *running; // test.h's tests have no argument
-static bool show; // the messages
+static const death *running; // the test to run, as the tests of test.h have no argument
+static bool show; // print the messages
 TEST(dies)
 {
     const bool plain = strcmp(emu_build(), "plain") == 0, asan = strcmp(emu_build(), "asan") == 0;
@@ -858,7 +860,7 @@ TEST(dies)
     test__check(some ? found > 0 : found == seeds, __FILE__, __LINE__, text);
 }
 
-int main(int argc, char **argv) // as test_main; -v shows a message of each
+int main(int argc, char **argv) // does what test_main does; -v prints a message of each program
 {
     int passed = 0, failed = 0, skipped = 0;
     if (argc > 1 && strcmp(argv[1], "-v") == 0) {

@@ -1,4 +1,5 @@
-// What cuda_emu.cpp, cuda_emu_trace.cpp and cuda_emu_blas.cpp share. Never compiled with -fsanitize=thread.
+// emu_internal.h - declarations that cuda_emu.cpp, cuda_emu_trace.cpp and cuda_emu_blas.cpp share. Never
+// compiled with -fsanitize=thread.
 #ifndef TT_EMU_INTERNAL_H
 #define TT_EMU_INTERNAL_H
 #include "cuda_emu.h"
@@ -21,28 +22,28 @@
 enum {
     EMU_MOST_DEVICES = 16,
     EMU_MOST_THREADS = 1024,
-    EMU_SHARED_ARENA = 384 * 1024, // more than a block may have, as slots lie apart
+    EMU_SHARED_ARENA = 384 * 1024, // more than a block may have, as there are gaps between slots
     EMU_STATIC_SHARED = 48 * 1024, // limits of compute capability 9.0
     EMU_OPTIN_SHARED = 227 * 1024,
-    EMU_REDZONE = 256,             // before and behind each allocation
+    EMU_REDZONE = 256,             // before and after each allocation
     EMU_EXIT_STATUS = 86
 };
 
 // ---------------------------------------------------------------------------------- operations
 typedef std::function<void(int part, int parts)> emu_body; // called once for each part 0 ... parts-1
-typedef std::vector<uint32_t> emu_clock;                   // vector clock, one component a stream
+typedef std::vector<uint32_t> emu_clock;                   // vector clock, one component per stream
 enum emu_kind { EMU_KERNEL, EMU_COPY, EMU_MEMSET, EMU_GEMM, EMU_HOST_FUNCTION, EMU_MARK };
 
 struct emu_pin { const char *p; size_t n; bool device_writes; }; // pinned memory that an operation uses
 
-struct emu_work { // what a stream, or a node of a graph, is asked to do
+struct emu_work { // the work of an operation of a stream, or of a node of a graph
     emu_kind kind = EMU_MARK;
     std::string name;
-    unsigned devices = 0; // mask of those whose memory it may use; bit 31: and no others (kernels)
-    int least_parts = 1;  // it may be done in so many slices, with other streams' work in between
+    unsigned devices = 0; // mask of the devices whose memory it may use; bit 31: and no other's (kernels)
+    int least_parts = 1;  // min and max number of slices; other streams' work may run between two slices
     int most_parts = 1;
     emu_body body;
-    double us = 0; // of virtual time, beside one for each slice
+    double us = 0; // virtual time besides the one of each slice
     std::vector<emu_pin> pins;
 };
 struct emu_op {
@@ -52,9 +53,9 @@ struct emu_op {
     int part = 0, parts = 0;
     bool done = false;
     double finished_us = 0; // virtual time
-    uint32_t number = 0;    // of all operations, from 1
-    uint32_t ticket = 0;    // of its stream's: the component of `clock`
-    emu_clock clock;        // what happens before the operation's end, itself included
+    uint32_t number = 0;    // among all operations, from 1
+    uint32_t ticket = 0;    // number among its stream's operations: the component of `clock`
+    emu_clock clock;        // everything that happens before the operation's end, its own end included
 };
 typedef std::shared_ptr<emu_op> emu_op_ptr;
 
@@ -79,20 +80,20 @@ struct emu_allocation {
     size_t n, charged;
     bool freed;
     int serial;
-    bool managed = false, open = false; // open: the host's code may use it at the moment
+    bool managed = false, open = false; // open: the host's code may use it now
 };
 struct emu_device {
-    char *mapped = nullptr;               // what mmap gave
-    char *base = nullptr, *end = nullptr; // of the device's addresses: whole huge pages
+    char *mapped = nullptr;               // result of mmap
+    char *base = nullptr, *end = nullptr; // of the device's addresses, a number of whole huge pages
     char *bottom = nullptr; // [bottom, end) has been handed out; each address is handed out only once
-    char *shadow = nullptr; // trace build
+    char *shadow = nullptr; // cells of the trace build
     size_t used = 0, limit = 0;
     int major = 9, minor = 0;                // compute capability
     bool concurrent = true;                  // cudaDevAttrConcurrentManagedAccess
     std::vector<emu_allocation> allocations; // by address, the highest first
-    unsigned peers = 0;                      // mask of those it may reach
-    unsigned wrong[EMU_MOST_DEVICES] = {};   // EMU_NO_ACCESS ... of what comes from each other one
-    bool readable = false;                   // the access rights of [bottom, end) at the moment
+    unsigned peers = 0;                      // mask of the devices whose memory it may reach
+    unsigned wrong[EMU_MOST_DEVICES] = {};   // by sender: faults of its link (EMU_NO_ACCESS ...)
+    bool readable = false;                   // whether [bottom, end) is accessible now
     emu_stream *legacy = nullptr;
 };
 
@@ -105,15 +106,15 @@ struct emu_thread {
     bool done, began; // began: it has called tt__begin_kernel
     uint16_t warp_epoch;
 };
-struct emu_slot { void *key; char *p; size_t n; const char *name; }; // a TT__SHARED of this block
+struct emu_slot { void *key; char *p; size_t n; const char *name; }; // a TT__SHARED array of this block
 struct emu_running_block {
     int current = -1;         // thread, or -1: no kernel runs
-    bool in_kernel = false;   // the kernel's own code runs, and not ours on its behalf
+    bool in_kernel = false;   // the kernel's own code runs, not the emulator's
     int threads = 0;
-    uint32_t index = 0;       // of the block within the grid
+    uint32_t index = 0;       // number of the block in the grid
     uint16_t epoch = 0;       // barriers so far
-    size_t dynamic = 0;       // shared memory of the launch
-    bool chained = false;     // it may begin before the kernel in front is done
+    size_t dynamic = 0;       // bytes of dynamic shared memory
+    bool chained = false;     // it may begin before the kernel before it is done
     emu_thread thread[EMU_MOST_THREADS];
     std::vector<emu_slot> slots;
 };
@@ -121,35 +122,35 @@ struct emu_running_block {
 extern std::recursive_mutex emu_lock;
 extern emu_device emu_devices[EMU_MOST_DEVICES];
 extern int emu_device_count;
-extern size_t emu_address_space; // a device
+extern size_t emu_address_space; // bytes of one device
 extern emu_running_block emu_block;
 extern emu_fiber *emu_current_fiber;
 extern emu_op *emu_current_op;
-extern emu_clock emu_host_clock; // of all host threads together: what one of them waited for, all know of
+extern emu_clock emu_host_clock; // one clock for all host threads: each knows what any of them has waited for
 extern char *emu_shared_arena;
 extern emu_counts emu_stats;
-extern unsigned emu_refused; // algorithms of cuBLASLt, a bit each
+extern unsigned emu_refused; // algorithms that cuBLASLt refuses, a bit each
 extern int emu_refused_status;
 extern double emu_product_us[4], emu_epilogue_us; // see emu_set_product_times
 
-struct emu_pinned { char *p; size_t n; bool registered; char *shadow; }; // memory of the host
+struct emu_pinned { char *p; size_t n; bool registered; char *shadow; }; // pinned memory of the host
 
 int emu_device_of(const void *p); // -1: host memory
-emu_pinned *emu_find_pinned(const void *p); // that holds p, or nullptr
+emu_pinned *emu_find_pinned(const void *p); // the pinned memory that holds p, or nullptr
 emu_allocation *emu_find_allocation(int device, const void *p);
 void emu_describe(const void *p, char *text, size_t size);
-cudaError_t emu_enter(const char *call); // of every API call, under the lock: counts, injects faults
-cudaError_t emu_error(cudaError_t e);    // notes it for cudaGetLastError
+cudaError_t emu_enter(const char *call); // begins every API call, under the lock: counts it, injects faults
+cudaError_t emu_error(cudaError_t e);    // stores e for cudaGetLastError
 cudaError_t emu_enqueue(cudaStream_t s, emu_work work);
 int emu_stream_device(cudaStream_t s); // -1: no such stream
 int emu_current_device();
-void emu_count_object(int by); // handles of cuBLAS, for emu_live_objects
-bool emu_bad_range(const void *p, size_t n); // begins in device memory and leaves a live allocation
+void emu_count_object(int by); // counts handles of cuBLAS for emu_live_objects
+bool emu_bad_range(const void *p, size_t n); // begins in device memory, and leaves a live allocation
 uint64_t emu_random();
 
 // ---------------------------------------------------------------------------------- the trace build's checks
-// emu_touch: an access of the running operation that no __tsan_ function sees.
-// Copying bytes that were never written is allowed.
+// emu_touch checks an access of the running operation that no __tsan_ function sees. Copying bytes that were
+// never written is allowed.
 enum emu_access { EMU_READS, EMU_WRITES, EMU_COPIES_FROM };
 #ifdef EMU_TRACE
 void emu_trace_reset();
@@ -159,7 +160,7 @@ void emu_trace_pinned(emu_pinned &m);
 void emu_trace_pinned_gone(emu_pinned &m);
 void emu_trace_op(const emu_op &op);
 void emu_trace_pins(const emu_op &op);
-void emu_trace_undefined(const void *p, size_t n); // shared memory that a cp.async is under way to
+void emu_trace_undefined(const void *p, size_t n); // shared memory to which a cp.async is in flight
 void emu_touch(const void *p, size_t n, emu_access access, const char *file = nullptr, int line = 0);
 #else
 inline void emu_trace_reset() {}

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Which kernels of a .cu the programs on the emulator ran: fails if there is one, or an instance of one that
-is a template, that none did.
+"""Checks that the programs on the emulator ran every kernel of a .cu, and every instance of each template
+kernel.
 
     kernels.py FILE.cu PROGRAM.kernels ...
 
-PROGRAM.kernels is what PROGRAM wrote with EMU_KERNELS; nm tells the names. Prints of each kernel how often it
-ran. Ends as all tests do.
+PROGRAM.kernels is the file that PROGRAM wrote because of EMU_KERNELS; nm gives the kernels' names. Prints how
+often each kernel ran, and at the end the line of passed and failed checks.
 """
 import re
 import subprocess
@@ -21,7 +21,7 @@ def kernels_of(path):
 
 
 def instances_of(program, kernels):
-    """The kernels in a program by address: (name, instance), where the instance has its template
+    """Returns the kernels in a program by address: (name, instance). An instance has its template
     arguments."""
     listing = subprocess.run(["nm", "-C", program], stdout=subprocess.PIPE, text=True, check=True).stdout
     found = {}
@@ -34,7 +34,7 @@ def instances_of(program, kernels):
 
 def main():
     kernels = kernels_of(sys.argv[1])
-    runs = {name: {} for name in kernels} # how often each instance ran
+    runs = {name: {} for name in kernels} # number of runs by kernel and instance
     for path in sys.argv[2:]:
         symbols = instances_of(path[:-len(".kernels")], kernels)
         for name, instance in symbols.values():

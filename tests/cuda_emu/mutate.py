@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Removes one barrier, wait or bound at a time from a .cu, and tells which tests on the emulator notice.
+"""Removes one barrier, wait or bound at a time from a .cu, and reports which tests on the emulator notice.
 
     mutate.py FILE.cu [PROGRAM.cu ...] [--builds plain,trace] [--only TEXT] [--first] [--seconds 60]
               [--cxx g++] [--cc gcc] [--list]
 
-All mutants are compiled at once, each behind a switch that the environment's EMU_MUTANT=number turns, and the
-first run of each test notes which of them it reaches. A mutant then runs the tests that reach it, the
-quickest first, until one notices or --seconds worth of them have passed. Programs include FILE.cu by its name
-alone; without one FILE.cu is one itself, but tinytrain_cuda.cu is linked with LINKED below. A mutant that no
-build notices is a hole in the tests, unless EQUIVALENT says why it does the same as the original. Status 1 if
-there is such a hole, or if the original itself fails. What lies in the portability block (#ifndef TT_EMULATE)
-and behind #include "emu_test.h" is left alone.
+All mutants are compiled at once, each behind a switch that the environment variable EMU_MUTANT=number turns
+on. The first run of each test notes which mutants it reaches. A mutant then runs the tests that reach it, the
+quickest first, until one notices or --seconds worth of tests have passed. Programs include FILE.cu by its
+name alone. Without a PROGRAM, FILE.cu is a program itself, except tinytrain_cuda.cu, which is linked with
+LINKED below. A mutant that no build notices is a hole in the tests, unless EQUIVALENT says why it does the
+same as the original. The status is 1 if there is a hole, or if the original itself fails. The portability
+block (#ifndef TT_EMULATE) and the code after #include "emu_test.h" are not mutated.
 """
 import argparse
 import glob
@@ -31,8 +31,8 @@ with open(os.path.join(HERE, "emu.mk")) as makefile:
     DEFINES = re.search(r"^EMU_DEFINES\s*:= ((?:.*\\\n)*.*)", makefile.read(), re.M).group(1)
 DEFINES = re.findall(r"-D\S+", DEFINES) + ["-I" + HERE, "-I" + ROOT]
 
-# Linked with tinytrain_cuda.cu: a program, arguments of all its runs, and what divides it into runs:
-# (pattern, environment or argument).
+# Programs that are linked with a .cu: a program, arguments of all its runs, and how its tests are divided
+# into runs: (pattern, environment variable or, if None, argument).
 LINKED = {
     "tinytrain_cuda.cu": [
         ("tests/test_ops.c", ["reference_cuda", "gradient_cuda"], r"^    X\((\w+), [A-Z]", "TT_TEST_CASE"),
@@ -43,7 +43,7 @@ LINKED = {
     ],
 }
 
-# What bounds compare with: numbers of rows, columns, elements.
+# The right sides of bounds: numbers of rows, columns, elements.
 EXTENT = (r"(?:(?:\w+\.)?(?:cols|rows|n|length|queries|count|head_size|end|to|all|parts|left|width|columns)"
           r"|g\.[mk])")
 TERM = r"(?:\(int\))?[\w.]+(?:\[\w+\])?"
@@ -51,8 +51,8 @@ SUM = TERM + r"(?: [+*/%] " + TERM + r")*"
 BEFORE = r"(?:(?<=\()|(?<=!)|(?<=[=?:;,] )|(?<=&& )|(?<=\|\| ))"
 ARGS = r"(?:[^()]|\([^()]*\))*"
 
-# name, what to look for (ARGS: balanced parentheses), what stands there in the mutant. Of a pattern with
-# (?P<at>) that part is replaced.
+# Mutations: name, pattern to look for (ARGS: balanced parentheses), replacement. If the pattern has a group
+# (?P<at>), only that group is replaced.
 MUTATIONS = [
     ("no barrier", r"__syncthreads\(\)", "(void)0"),
     ("no warp barrier", r"__syncwarp\([^)]*\)", "(void)0"),
@@ -75,7 +75,7 @@ MUTATIONS = [
     ("no bound", r"if \(%s < %s && (?P<at>\w+ < \w+)\)" % (SUM, TERM), "true"),
 ]
 
-# (file, mutation, the line or a part of it): why the mutant is as right as the original
+# (file, mutation, the line or a part of it): why the mutant is as correct as the original
 EQUIVALENT = {
     ("sample.cu", "no zero fill", "tt__cp_async_16(to_"):
         "rows past the end then hold row 0, which is as good: the sums that they enter are not stored",
@@ -158,10 +158,10 @@ __attribute__((no_sanitize("thread"), noinline)) static bool emu_is(int k)
 
 
 def code_regions(text):
-    """The part of the source that is mutated: (begin, end)."""
+    """Returns the part of the source that is mutated: (begin, end)."""
     begin, end = 0, len(text)
     block = text.find("#ifndef TT_EMULATE")
-    depth = 0 # of conditions within the block
+    depth = 0 # depth of conditions within the block
     for m in re.finditer(r"^#(if|endif)", text[block:], re.M) if block >= 0 else []:
         depth += 1 if m.group(1) == "if" else -1
         if depth == 0:
@@ -172,14 +172,14 @@ def code_regions(text):
 
 
 def on_device(text, at):
-    """Whether a place lies in a function, or in a struct's function, of the device."""
+    """Returns whether a place is in a function of the device, or in a struct with one."""
     header = max(m.start()
                  for m in re.finditer(r"^(?:template|static|struct|extern|inline|__)", text[:at], re.M))
     return bool(re.search(r"__global__|__device__", text[header:at]))
 
 
 def mutants(text):
-    """(name, line number, line, begin, end, what stands there instead), by place."""
+    """Returns (name, line number, line, begin, end, replacement) of each mutant, by place."""
     begin, end = code_regions(text)
     found = []
     for name, pattern, instead in MUTATIONS:
@@ -196,7 +196,7 @@ def mutants(text):
 
 
 def switched(text, found, name):
-    """The source with all mutants."""
+    """Returns the source with all mutants."""
     out, at, k = [SWITCH % (len(found), len(found), name)], 0, 0
     while k < len(found):
         first, last = found[k][3:5]
@@ -226,7 +226,7 @@ def build_runtime(cxx, build, folder):
 
 
 def build_programs(options, build, folder, name):
-    """The programs of a build: their paths."""
+    """Builds the programs of a build. Returns their paths."""
     def compiled(p):
         target = os.path.join(folder, "%s.%s.o" % (p, build))
         subprocess.run([options.cxx, "-std=c++17", "-g", "-w", *FLAGS[build].split(), *DEFINES, "-x", "c++",
@@ -246,7 +246,7 @@ def build_programs(options, build, folder, name):
     paths, runtime = {}, [compiled(name), *runtime]
     for p in sorted({p for p, *_ in LINKED[name]}):
         target = os.path.join(folder, "%s%s.o" % (os.path.basename(p), ".asan" * bool(sanitize)))
-        if not os.path.exists(target): # the host's code is the same in the other builds
+        if not os.path.exists(target): # the host's code is the same in the plain and the trace build
             subprocess.run([options.cc, "-std=c99", "-g", *(sanitize or ["-O2"]), "-DTINYTRAIN_CUDA",
                             "-DTT_EMULATE", "-DTINYTRAIN_NO_AVX2", *DEFINES, "-c",
                             os.path.join(ROOT, p), "-o", target], check=True)
@@ -255,7 +255,7 @@ def build_programs(options, build, folder, name):
 
 
 def runs_of(options, name):
-    """What the programs are run with: (program, arguments, environment)."""
+    """Returns how the programs are run: (program, arguments, environment) of each run."""
     if options.programs or name not in LINKED:
         return [(os.path.basename(p), [], {}) for p in options.programs or [name]]
     all_runs = []
@@ -273,7 +273,7 @@ def runs_of(options, name):
 
 
 def verdict(paths, one, mutant=-1, reached=None):
-    """None, or how the run noticed."""
+    """Runs a program. Returns None, or how the run noticed the mutant."""
     program, arguments, extra = one
     environment = dict(os.environ, EMU_WATCHDOG="20", EMU_MUTANT=str(mutant), **extra)
     if reached:
@@ -325,7 +325,7 @@ def main():
         for b in builds:
             paths[b] = build_programs(options, b, folder, name)
 
-        def original_run(b, k): # of run k: seconds, and which mutants it reaches
+        def original_run(b, k): # seconds of run k of the original, and the mutants that it reaches
             if (b, k) not in originals:
                 begin = time.time()
                 wrong = verdict(paths[b], runs[k], reached=reached)
@@ -336,7 +336,8 @@ def main():
                     originals[b, k] = time.time() - begin, set(map(int, f))
             return originals[b, k]
 
-        # Builds may leave out other parts of a test: theirs are run when they are needed.
+        # Other builds may leave out other parts of a test, so their runs of the original are made when
+        # needed.
         for k in range(len(runs)):
             original_run(builds[0], k)
         quickest = sorted(range(len(runs)), key=lambda k: original_run(builds[0], k)[0])
@@ -349,7 +350,7 @@ def main():
         for k in wanted:
             what, number, line = found[k][:3]
             seen, tried = {}, {}
-            # The first one made knows best what is reached, the last one notices most.
+            # The first build made is the best at telling what is reached, the last one notices most.
             for b in reversed(builds):
                 seen[b], tried[b], spent = None, 0, 0
                 if options.first and any(seen.values()):

@@ -1,7 +1,7 @@
-// sample.cu - kernels and host code as tinytrain_cuda.cu has them, in small: a sample of what the emulator
-// runs, and what its mutants are made of. Also builds with nvcc, and then runs on a GPU: nvcc -gencode
-// arch=compute_90a,code=sm_90a tests/cuda_emu/sample.cu (from another folder than this, as nvcc looks for its
-// own cuda_runtime.h here otherwise)
+// sample.cu - small versions of the kernels and host code of tinytrain_cuda.cu: a sample for the emulator to
+// run and for mutate.py to mutate. Also builds with nvcc, and then runs on a GPU: nvcc -gencode
+// arch=compute_90a,code=sm_90a tests/cuda_emu/sample.cu (not in this folder, where nvcc would find the
+// emulator's cuda_runtime.h instead of its own)
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -48,12 +48,12 @@ __global__ void residual(bf16 *out, const bf16 *a, const bf16 *b, int n8)
     ((uint4 *)out)[i] = z;
 }
 
-// Sum over the block, the same bits in every thread.
+// Returns the sum over the block, with the same bits in every thread.
 template <int THREADS> __device__ float block_sum(float v)
 {
     TT__SHARED(float, part, [THREADS / 32]);
     for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
-    __syncthreads(); // an earlier call may still be read
+    __syncthreads(); // threads may still read the part sums of an earlier call
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
     __syncthreads();
     float sum = 0;
@@ -61,7 +61,7 @@ template <int THREADS> __device__ float block_sum(float v)
     return sum;
 }
 
-// Rows of n: out = (x - mean) / std * w, with the variance from a second sum.
+// Normalises rows of n numbers: out = (x - mean) / std * w. The variance comes from a second sum.
 template <int THREADS> __global__ void __launch_bounds__(THREADS)
 layernorm(float *__restrict__ out, const float *__restrict__ x, const float *__restrict__ w, int n)
 {
@@ -87,8 +87,8 @@ __global__ void fill(float *a, int n, int rank, int round) // integers, so that 
 }
 
 // =========================================================================================== matrix product
-// c (M, N) = a (M, K) b (N, K)^T, K a multiple of 32. 4 warps (2 x 2) make a tile of 64 x 64 in steps of 32,
-// double-buffered. Rows of 80 bytes: eight of them lie in different banks.
+// c (M, N) = a (M, K) b (N, K)^T, K a multiple of 32. 4 warps (2 x 2) compute a tile of 64 x 64 in steps of
+// 32, double-buffered. Rows have 80 bytes, so that eight of them are in different banks.
 enum { GEMM_PITCH = 40, GEMM_SHARED = 2 * 2 * 64 * GEMM_PITCH * 2 };
 __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 *b, int M, int N, int K)
 {
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(128) gemm(float *c, const bf16 *a, const bf16 
     int t = threadIdx.x, lane = t & 31, warp = t >> 5, warp_m = warp >> 1, warp_n = warp & 1,
         m0 = blockIdx.y * 64, n0 = blockIdx.x * 64;
     float sum[2][4][4] = {};
-    auto load = [&](int stage, int k0) { // rows past the end are zero
+    auto load = [&](int stage, int k0) { // rows beyond the end are zero
         bf16 *to_a = tiles + stage * 2 * 64 * GEMM_PITCH, *to_b = to_a + 64 * GEMM_PITCH;
         for (int i = t; i < 256; i += 128) {
             int r = i >> 2, k = (i & 3) * 8;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(128)
     float out[8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
     load(tile_q, q + head + (size_t)q0 * 64);
     for (int k0 = 0; k0 <= q0; k0 += 64) {
-        __syncthreads(); // the last tile is used up
+        __syncthreads(); // all threads are done with the previous tile
         load(tile_k, k + head + (size_t)k0 * 64);
         load(tile_v, v + head + (size_t)k0 * 64);
         tt__cp_async_commit();
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(128)
             }
             sum[h] = sum[h] * correction + z;
         }
-        for (int kk = 0; kk < 4; kk++) { // the layout of C is that of A: the probabilities stay in registers
+        for (int kk = 0; kk < 4; kk++) { // C has the layout of A, so the probabilities stay in registers
             uint32_t fa[4] = {pack2(s[2 * kk][0], s[2 * kk][1]), pack2(s[2 * kk][2], s[2 * kk][3]),
                               pack2(s[2 * kk + 1][0], s[2 * kk + 1][1]),
                               pack2(s[2 * kk + 1][2], s[2 * kk + 1][3])};
@@ -232,13 +232,13 @@ __global__ void __launch_bounds__(128)
 }
 
 // =========================================================================================== ring all-reduce
-// Every device has a copy and a compute stream. The sum over all ranks of data[r]; starts after, and ends on,
-// the compute streams.
+// Replaces data[r] by the sum over all ranks. Every device has a copy and a compute stream. The all-reduce
+// starts after the work on the compute streams, and the compute streams wait for its end.
 #define TRY(x) do { if ((err = (x)) != cudaSuccess) goto fail; } while (0)
 enum { MOST_RANKS = 8 };
 struct ring {
     int ranks;
-    size_t chunk; // numbers; a rank has ranks * chunk of them
+    size_t chunk; // numbers of a chunk; a rank has ranks * chunk numbers
     float *data[MOST_RANKS], *received[MOST_RANKS];
     cudaStream_t copy[MOST_RANKS], compute[MOST_RANKS];
     cudaEvent_t ready[MOST_RANKS], sent[MOST_RANKS][MOST_RANKS], added[MOST_RANKS][MOST_RANKS],
@@ -247,7 +247,7 @@ struct ring {
 
 inline void ring_free(ring *R)
 {
-    for (int r = 0; r < R->ranks; r++) { // before anything is freed: a peer may still be writing to it
+    for (int r = 0; r < R->ranks; r++) { // before any memory is freed: a peer may still be writing to it
         cudaSetDevice(r);
         if (R->copy[r]) cudaStreamSynchronize(R->copy[r]);
         if (R->compute[r]) cudaStreamSynchronize(R->compute[r]);
@@ -307,10 +307,10 @@ inline cudaError_t ring_all_reduce(ring *R)
         for (int r = 0; r < n; r++) {
             int q = (r + 1) % n, k = (r - s + n) % n;
             TRY(cudaSetDevice(r));
-            // The chunk is final here.
+            // The chunk that is sent is final.
             TRY(cudaStreamWaitEvent(R->copy[r], s == 0 ? R->ready[r] : R->added[r][s - 1], 0));
             TRY(cudaStreamWaitEvent(R->copy[r], s < 2 ? R->ready[q] : R->added[q][s - 2],
-                                    0)); // its place is free there
+                                    0)); // the receiver's buffer is free
             TRY(cudaMemcpyPeerAsync(R->received[q] + (s & 1) * c, q, R->data[r] + k * c, r, c * sizeof(float),
                                     R->copy[r]));
             TRY(cudaEventRecord(R->sent[r][s], R->copy[r]));
@@ -335,7 +335,8 @@ inline cudaError_t ring_all_reduce(ring *R)
             TRY(cudaEventRecord(R->gathered[r][s], R->copy[r]));
         }
     }
-    // Compute goes on once all has arrived here, and nothing is read from here any longer.
+    // A compute stream continues when all chunks have arrived at its device and no peer reads from its device
+    // any longer.
     for (int r = 0; r < n; r++) {
         TRY(cudaSetDevice(r));
         TRY(cudaStreamWaitEvent(R->compute[r], R->gathered[(r + n - 1) % n][n - 2], 0));
@@ -356,7 +357,7 @@ inline float random_number()
     state ^= state << 17;
     return (float)((int)(state % 2001) - 1000) / 1000.0f;
 }
-template <class T> struct buffer { // the same on the host and on the current device
+template <class T> struct buffer { // an array on the host and on the current device
     T *device = nullptr;
     std::vector<T> host;
     explicit buffer(size_t n) : host(n) { OK(cudaMalloc(&device, n * sizeof(T))); }
@@ -482,7 +483,7 @@ TEST(attention_is_softmax_of_scores)
     }
 }
 
-// Rounds overlap as far as the events allow.
+// Runs several all-reduces, which overlap as far as the events allow.
 inline cudaError_t ring_rounds(int ranks, size_t n, int rounds, bool *wrong)
 {
     ring R;
@@ -551,7 +552,7 @@ TEST(ring_survives_every_failing_call)
         emu_configure(3, (size_t)1 << 20, 1, (uint64_t)call);
         emu_inject_fault(call, cudaErrorUnknown, 1);
         err = ring_rounds(3, 50, 2, &wrong);
-        if (call > emu_api_calls()) break; // it was never reached: all have been tried
+        if (call > emu_api_calls()) break; // the faulty call was never reached: all calls have been tried
         err = cudaErrorUnknown;
         CHECK_EQUAL(emu_live_objects(left, sizeof left), 0);
     }

@@ -1,12 +1,12 @@
-// test_emu.cu - the emulator against CUDA's rules: layouts of fragments, conversions, order of operations,
-// captures, errors, matrix products. What needs no knob of the emulator also builds with nvcc, and then tests
-// the portability block on a GPU.
+// test_emu.cu - tests the emulator against CUDA's rules: layouts of fragments, conversions, order of
+// operations, captures, errors, matrix products. The tests that set nothing in the emulator also build with
+// nvcc, and then test the portability block on a GPU.
 #define SAMPLE_WITHOUT_TESTS
 #include "sample.cu"
 #include <cuda_fp8.h>
 #include <thread>
 
-struct stream { // closes itself
+struct stream { // destroys itself
     cudaStream_t s = nullptr;
     stream() { OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking)); }
     ~stream() { OK(cudaStreamDestroy(s)); }
@@ -19,9 +19,10 @@ struct event {
     operator cudaEvent_t() const { return e; }
 };
 
-// ============================================================================= conversions FNV-1a over the
-// results for every 16-bit pattern, and for floats at a fixed stride through all 2^32 patterns. The expected
-// numbers are what this function gives with NVIDIA's headers (CUDA 13.0, host code).
+// ============================================================================= conversions
+// FNV-1a over the results for every 16-bit pattern, and for floats at a fixed stride through all 2^32
+// patterns. The expected numbers are the results of this function with NVIDIA's headers (CUDA 13.0, host
+// code).
 static uint64_t conversion_hash(int which)
 {
     uint64_t h = 14695981039346656037ull;
@@ -40,9 +41,9 @@ static uint64_t conversion_hash(int which)
         for (uint32_t i = 0; i < 256; i++)
             mix(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)i, which == 2 ? __NV_E4M3 : __NV_E5M2).x);
     } else {
-        for (uint64_t i = 0; i < (1ull << 32); i += 4093) { // a prime: low bits vary too
+        for (uint64_t i = 0; i < (1ull << 32); i += 4093) { // a prime, so that low bits vary as well
             for (uint32_t k = 0; k < 3; k++) {
-                // Near ties too.
+                // k > 0: a number near a tie.
                 uint32_t u = (uint32_t)i + (k == 0 ? 0
                                             : k == 1 ? 0x1000 - (uint32_t)i % 0x2000
                                             : 0x8000 - (uint32_t)i % 0x10000),
@@ -76,9 +77,9 @@ TEST(conversions_have_the_bits_of_nvidias)
     CHECK((float)__nv_fp8_e4m3(1000.0f) == 448 && (float)__nv_fp8_e5m2(1e6f) == 57344);
 }
 
-// ============================================================================= fragments One warp multiplies
-// a (16, K) and b (K, 8), both row-major in device memory, with fragments loaded by the formulas of the PTX
-// manual.
+// ============================================================================= fragments
+// One warp multiplies a (16, K) and b (K, 8), both row-major in device memory, with fragments loaded by the
+// formulas of the PTX manual.
 template <class T> __global__ void mma_by_formula(float *d, const T *a, const T *b)
 {
     int g = threadIdx.x / 4, t = threadIdx.x % 4;
@@ -152,7 +153,7 @@ TEST(tf32_rounds_to_nearest_away_from_zero)
 {
 #ifdef TT_EMULATE
     CHECK(tt__tf32(1.0f) == 0x3f800000);
-    CHECK(tt__tf32(1.0f + 0x1p-11f) == 0x3f802000); // a tie
+    CHECK(tt__tf32(1.0f + 0x1p-11f) == 0x3f802000); // a tie, which rounds away from zero
     CHECK(tt__tf32(-1.0f - 0x1p-11f) == 0xbf802000);
     CHECK(tt__tf32(1.0f + 0x1p-12f) == 0x3f800000);
 #else
@@ -160,8 +161,8 @@ TEST(tf32_rounds_to_nearest_away_from_zero)
 #endif
 }
 
-// A warpgroup's products, by a block of two of them: d (64, 64) = a b^T of a, b (64, 64), then d += a c of c
-// (64, 64), with the rows of a in registers; then d += a^T c, for which no one waits before it is added up.
+// Products by the two warpgroups of a block: d (64, 64) = a b^T of a, b (64, 64); then d += a c of c (64,
+// 64), with the rows of a in registers; then d += a^T c, without a wait before the product is issued.
 template <class T> __device__ void put_swizzled(T *tile, const T *from)
 {
     for (int i = threadIdx.x; i < 64 * 8; i += 256) {
@@ -243,7 +244,8 @@ TEST(wgmma_reads_and_leaves_what_the_manual_says)
     }
 }
 
-// A warp copies tiles of 128 floats, up to two ahead, and three others add them up, each in its own order.
+// One warp copies tiles of 128 floats, at most two ahead. Three other warps add the tiles up, each in its own
+// order.
 __global__ void adds_tiles(float *out, const float *in, int tiles)
 {
 #if defined(TT_EMULATE) || !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -301,8 +303,8 @@ TEST(phases_end_with_the_last_arrival)
     }
 }
 
-// Each load of 8 x 8 matrices: out[matrix][lane] = the thread's two numbers. in (32, 8): four matrices one
-// under the other.
+// Tests each load of 8 x 8 matrices: out[matrix][lane] = the thread's two numbers. in (32, 8): four matrices
+// one below the other.
 __global__ void ldmatrix_all(uint32_t *out, const uint16_t *in)
 {
     TT__SHARED(uint16_t, tile, [32][8]);
@@ -400,7 +402,7 @@ __global__ void warp_functions(int *out)
     o[7] = __reduce_min_sync(all, lane - 5);
     o[8] = (int)__reduce_max_sync(all, (unsigned)(lane - 5));
     o[9] = (int)__reduce_xor_sync(all, (unsigned)(lane * lane));
-    o[10] = __shfl_xor_sync(mine, t, 15); // the halves of a warp by themselves
+    o[10] = __shfl_xor_sync(mine, t, 15); // each half of a warp by itself
     if (lane < 16) o[11] = (int)__reduce_or_sync(mine, 1u << lane);
     else o[11] = (int)__reduce_and_sync(mine, ~(1u << lane));
     o[12] = __syncthreads_count(t % 5 == 0);
@@ -431,7 +433,7 @@ TEST(warp_functions_agree_with_loops)
     }
 }
 
-// Lanes read what one of them writes behind the __syncwarp, having read it again: no race.
+// In each turn all lanes read the number. After a __syncwarp one lane reads it again and writes it: no race.
 __global__ void warp_counter(int *out)
 {
     TT__SHARED(int, count, [2]);
@@ -491,7 +493,7 @@ TEST(atomics_add_up)
     }
 }
 
-__global__ void count_bytes(int *out) // 5 numbers a thread, of the block's dynamic shared memory
+__global__ void count_bytes(int *out) // each thread writes 5 numbers of the block's dynamic shared memory
 {
     TT__DYN_SHARED(int, s);
     for (int i = 0; i < 5; i++) s[threadIdx.x * 5 + i] = (int)threadIdx.x + i;
@@ -544,7 +546,7 @@ TEST(copies_in_one_and_two_dimensions)
         }
         a.up();
         b.up();
-        // Packed to pitched.
+        // Copies packed rows to pitched rows.
         OK(cudaMemcpy2DAsync(a.device, pitch * 4, pinned, width * 4, width * 4, rows, cudaMemcpyHostToDevice,
                              s));
         OK(cudaMemcpy2DAsync(b.device + 1, pitch * 4, a.device, pitch * 4, width * 4, rows,
@@ -559,7 +561,7 @@ TEST(copies_in_one_and_two_dimensions)
         CHECK_EQUAL(cudaMemcpy2D(a.device, 4, pinned, width * 4, width * 4, rows, cudaMemcpyHostToDevice),
                     cudaErrorInvalidPitchValue);
         OK(cudaGetDeviceCount(&devices));
-        if (devices > 1) { // with peer access or staged: a copy between devices always works
+        if (devices > 1) { // a copy between devices always works, with peer access or staged
             int *other, back[35];
             OK(cudaSetDevice(1));
             OK(cudaMalloc(&other, sizeof back));
@@ -584,7 +586,8 @@ TEST(copies_in_one_and_two_dimensions)
 }
 
 // ============================================================================= order of operations
-// A producer on one stream, a consumer on another. `wait`: with the event between them.
+// Runs a producer on one stream and a consumer on another. `wait`: the consumer waits for the producer's
+// event.
 static bool consumer_sees_producer(bool wait)
 {
     const int n = 2000;
@@ -668,8 +671,8 @@ TEST(legacy_stream_waits_for_blocking_streams)
         buffer<float> a(n);
         OK(cudaStreamCreate(&blocking));
         OK(TT__LAUNCH(fill, 2, 64, 0, blocking, a.device, n, 0, 0));
-        OK(TT__LAUNCH(multiply_by, 2, 64, 0, 0, a.device, n, 3.0f)); // the legacy stream waits for it ...
-        OK(TT__LAUNCH(add, 2, 64, 0, blocking, a.device, a.device, n)); // ... and holds it up
+        OK(TT__LAUNCH(multiply_by, 2, 64, 0, 0, a.device, n, 3.0f)); // the legacy stream waits ...
+        OK(TT__LAUNCH(add, 2, 64, 0, blocking, a.device, a.device, n)); // ... and the add for it
         a.down();
         for (int i = 0; i < n; i++) CHECK(a.host[(size_t)i] == 6.0f * (float)(i * 7 % 101));
         OK(cudaStreamDestroy(blocking));
@@ -724,7 +727,7 @@ struct captured { cudaGraph_t graph = nullptr; cudaGraphExec_t exec = nullptr; }
 static cudaError_t capture_two_streams(captured *c, cudaStream_t s, cudaStream_t t, float *a, float *b, int n,
                                        int rank)
 {
-    event fork, join; // may go once the capture has ended
+    event fork, join; // they may be destroyed when the capture has ended
     OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
     OK(cudaEventRecord(fork, s));
     OK(cudaStreamWaitEvent(t, fork, 0));
@@ -750,16 +753,16 @@ TEST(graphs_are_captured_replayed_and_updated)
         OK(cudaGraphInstantiate(&first.exec, first.graph, 0));
         OK(cudaGraphGetNodes(first.graph, nullptr, &nodes));
         CHECK(nodes >= 2);
-        // Launches of one graph follow each other.
+        // Launches of one graph run one after another.
         for (int i = 0; i < 3; i++) OK(cudaGraphLaunch(first.exec, i % 2 ? s.s : t.s));
-        OK(cudaGraphExecUpdate(first.exec, second.graph, &info)); // those under way keep their arguments
+        OK(cudaGraphExecUpdate(first.exec, second.graph, &info)); // launches in flight keep their arguments
         CHECK_EQUAL(info.result, cudaGraphExecUpdateSuccess);
         OK(cudaGraphLaunch(first.exec, s));
         OK(cudaStreamSynchronize(s));
         a.down();
         for (int i = 0; i < n; i++)
             CHECK(a.host[(size_t)i] == 3.0f * (float)((i * 7 + 13) % 101) + (float)((i * 7 + 26) % 101));
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // another shape
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // a graph of another shape
         OK(TT__LAUNCH(add, 4, 64, 0, s, a.device, b.device, n));
         OK(cudaStreamEndCapture(s, &other.graph));
         CHECK_EQUAL(cudaGraphExecUpdate(first.exec, other.graph, &info), cudaErrorGraphExecUpdateFailure);
@@ -812,10 +815,10 @@ TEST(captures_refuse_what_cuda_refuses)
         cudaStreamCaptureStatus status;
         CHECK_EQUAL(cudaStreamBeginCapture(0, cudaStreamCaptureModeThreadLocal),
                     cudaErrorStreamCaptureUnsupported);
-        CHECK_EQUAL(cudaStreamEndCapture(0, &g), cudaErrorIllegalState); // nothing is captured
+        CHECK_EQUAL(cudaStreamEndCapture(0, &g), cudaErrorIllegalState); // no stream is captured
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorIllegalState);
 
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // an end where a stream forked off
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // ends it on a forked stream
         OK(cudaEventRecord(e, s));
         OK(cudaStreamWaitEvent(t, e, 0));
         OK(TT__LAUNCH(fill, 1, 64, 0, t, a.device, 64, 0, 0));
@@ -828,12 +831,12 @@ TEST(captures_refuse_what_cuda_refuses)
         OK(cudaStreamIsCapturing(t, &status));
         CHECK_EQUAL(status, cudaStreamCaptureStatusNone);
 
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // a second beginning changes nothing
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // a second begin changes nothing
         CHECK_EQUAL(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), cudaErrorIllegalState);
         OK(cudaStreamEndCapture(s, &g));
         OK(cudaGraphDestroy(g));
 
-        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // a fork that never joins
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // forks a stream that never joins
         OK(cudaEventRecord(e, s));
         OK(cudaStreamWaitEvent(t, e, 0));
         OK(TT__LAUNCH(fill, 1, 64, 0, t, a.device, 64, 0, 0));
@@ -869,7 +872,7 @@ TEST(captures_refuse_what_cuda_refuses)
         CHECK_EQUAL(cudaStreamWaitEvent(s, outside, 0), cudaErrorStreamCaptureIsolation);
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
 
-        // An event of the capture is none for the host.
+        // The host cannot wait for an event of the capture.
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         OK(cudaEventRecord(e, s));
         CHECK_EQUAL(cudaEventSynchronize(e), cudaErrorCapturedEvent);
@@ -905,7 +908,7 @@ TEST(misuse_has_cudas_error_codes)
         OK(cudaStreamCreateWithFlags(&s1, cudaStreamNonBlocking));
         OK(cudaEventCreateWithFlags(&e1, cudaEventDisableTiming));
         OK(cudaMalloc(&b, 256));
-        // Another device's stream.
+        // The stream belongs to another device.
         CHECK_EQUAL(TT__LAUNCH(fill, 1, 32, 0, s0, p, 1, 0, 0), cudaErrorInvalidResourceHandle);
         CHECK_EQUAL(cudaEventRecord(e1, s0), cudaErrorInvalidResourceHandle);
         CHECK_EQUAL(cudaMemcpyPeerAsync(b, 0, p, 1, 256, s1), cudaErrorInvalidValue); // the devices swapped
@@ -935,7 +938,7 @@ TEST(misuse_has_cudas_error_codes)
         OK(cudaDeviceCanAccessPeer(&can, 0, 1));
         CHECK(!can);
         CHECK_EQUAL(cudaDeviceEnablePeerAccess(1, 0), cudaErrorPeerAccessUnsupported);
-        OK(cudaStreamCreate(&s0.s)); // for the destructors
+        OK(cudaStreamCreate(&s0.s)); // so that the destructors have something to destroy
         OK(cudaMalloc(&a.device, 4));
     }
 }
@@ -958,8 +961,8 @@ TEST(kernels_reach_peers_once_enabled)
     }
 }
 
-// A device's copies and loads from another one bring wrong bytes, each where it is told to; what comes the
-// other way, or through the host, is right.
+// Copies and loads from another device bring wrong bytes, each only if it is told to. What comes in the other
+// direction or through the host is right.
 TEST(links_that_bring_wrong_bytes)
 {
     enum { N = 3000 };
@@ -986,20 +989,19 @@ TEST(links_that_bring_wrong_bytes)
             CHECK(bad[2][0] == 0 && bad[2][1] == 0);
             CHECK_EQUAL(bad[1][0] > 0, (wrong & (EMU_NO_ACCESS | EMU_WRONG_COPIES)) == EMU_WRONG_COPIES);
             CHECK_EQUAL(bad[1][1] > 0, wrong != 0 && wrong != EMU_WRONG_COPIES);
-            // A byte in 256 numbers.
+            // One wrong byte in 256 numbers.
             CHECK(bad[1][0] <= N / 256 + 1 && (wrong & EMU_NO_ACCESS || bad[1][1] <= N / 256 + 1));
             for (int d = 1; d < 3; d++) OK(cudaFree(b[d]));
             OK(cudaSetDevice(0));
-            a.down(); // unharmed
+            a.down(); // the source is unharmed
             for (int i = 0; i < N; i++) CHECK(a.host[(size_t)i] == (float)i);
         }
     }
-    emu_configure(2, (size_t)8 << 20, 1, 0); // which mends them
+    emu_configure(2, (size_t)8 << 20, 1, 0); // repairs the links
     OK(cudaDeviceEnablePeerAccess(1, 0));
 }
 
-// Kernels load from pinned memory, whichever device allocated it and whichever wrote it, once an event orders
-// that.
+// Kernels load from pinned memory, whichever device allocated or wrote it, if an event orders the accesses.
 TEST(kernels_load_from_pinned_memory)
 {
     FOR_SEEDS(10, 2, 0) {
@@ -1045,13 +1047,13 @@ TEST(memory_has_a_limit_and_leaks_are_counted)
     CHECK(strncmp(what, "1 device allocations", 20) == 0);
     OK(cudaFree(p));
     CHECK_EQUAL(emu_live_objects(nullptr, 0), 0);
-    for (int i = 0; i < 50; i++) { // memory comes back
+    for (int i = 0; i < 50; i++) { // memory is returned
         OK(cudaMalloc(&p, (size_t)1 << 16));
         OK(cudaFree(p));
     }
 }
 
-// Managed memory takes none of the device's, and host and device use it in turn, by the same address.
+// Managed memory takes none of the device's memory. Host and device use it in turn, at the same address.
 TEST(managed_memory_is_the_hosts_and_the_devices)
 {
     enum { N = 5000 };
@@ -1114,7 +1116,7 @@ TEST(stalls_of_the_host_are_counted)
               emu_get_counts().copies == 2);
         OK(cudaMemcpyAsync(a.device, h.data(), 256, cudaMemcpyHostToDevice, s)); // staged
         CHECK(emu_get_counts().pageable_async == 1 && emu_get_counts().host_syncs == 0);
-        OK(cudaMemcpyAsync(h.data(), a.device, 256, cudaMemcpyDeviceToHost, s)); // waits
+        OK(cudaMemcpyAsync(h.data(), a.device, 256, cudaMemcpyDeviceToHost, s)); // makes the host wait
         CHECK(emu_get_counts().pageable_async == 2 && emu_get_counts().host_syncs == 1);
         OK(cudaMemcpy(h.data(), a.device, 256, cudaMemcpyDeviceToHost));
         OK(cudaStreamSynchronize(s));
@@ -1137,7 +1139,7 @@ TEST(faults_are_injected_once_or_on_end)
     OK(cudaMalloc(&p, 64));
     CHECK_EQUAL(cudaMalloc(&q, 64), cudaErrorLaunchFailure);
     OK(cudaMalloc(&q, 64));
-    emu_inject_fault(1, cudaErrorLaunchFailure, 1000); // the device is lost; releases still release
+    emu_inject_fault(1, cudaErrorLaunchFailure, 1000); // the device is lost; calls that release still do
     CHECK_EQUAL(cudaStreamCreate(&s), cudaErrorLaunchFailure);
     CHECK(cublasLtCreate(&lt) != CUBLAS_STATUS_SUCCESS);
     CHECK_EQUAL(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
@@ -1183,7 +1185,7 @@ TEST(a_host_thread_for_each_device)
     }
 }
 
-// Each thread captures its device's stream while others allocate, launch, mark and wait.
+// Each thread captures its device's stream while other threads allocate, launch, record and wait.
 TEST(captures_of_threads_are_apart)
 {
     for (uint64_t seed = 0; seed < 3; seed++) {
@@ -1238,7 +1240,7 @@ template <> __nv_fp8_e5m2 from_float<__nv_fp8_e5m2>(float v) { return __nv_fp8_e
 static float to_float(__nv_fp8_e4m3 v) { return (float)v; }
 static float to_float(__nv_fp8_e5m2 v) { return (float)v; }
 template <class T> struct data_type;
-// rounding: by how much of itself a number changes at most
+// rounding: largest relative change of a number by rounding
 template <> struct data_type<float> {
     static const cudaDataType value = CUDA_R_32F;
     static constexpr double rounding = 0x1p-24;
@@ -1258,7 +1260,7 @@ template <class T> static void random_values(buffer<T> &b)
     for (auto &v : b.host) v = from_float<T>(random_number());
     b.up();
 }
-// Element (row, column) of op(x), x column-major
+// element (row, column) of op(x), for a column-major x
 template <class T>
 static double at(const buffer<T> &x, bool transpose, int row, int column, int ld, int first = 0)
 {
@@ -1293,7 +1295,7 @@ static void check_gemm(cublasHandle_t h, bool ta, bool tb, int batch, double tol
         for (int j = 0; j < n; j++) {
             for (int i = 0; i < ldc; i++) {
                 size_t e = (size_t)(q * stride_c + j * ldc + i);
-                // Rows between m and ldc stay as they were.
+                // Rows between m and ldc keep their values.
                 double sum = i < m ? 2 * to_float(before[e]) : to_float(before[e]);
                 for (int l = 0; l < k && i < m; l++)
                     sum += 0.5 * at(a, ta, i, l, lda, q * stride_a) * at(b, tb, l, j, ldb, q * stride_b);
@@ -1325,7 +1327,7 @@ static double gelu_reference(double v)
     return 0.5 * v * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (v + 0.044715 * v * v * v)));
 }
 
-struct lt_call { // one cublasLtMatmul, with its descriptors
+struct lt_call { // one call of cublasLtMatmul, with its descriptors
     cublasLtHandle_t h = nullptr;
     cublasLtMatmulDesc_t d = nullptr;
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr, out = nullptr;
@@ -1369,7 +1371,7 @@ struct lt_call { // one cublasLtMatmul, with its descriptors
     int query() { return cublasLtMatmulAlgoGetHeuristic(h, d, a, b, c, out, p, 8, results, &found); }
 };
 
-// m features, n rows, k inputs, as a linear layer has them
+// m features, n rows, k inputs, as in a linear layer
 template <class T, class D>
 static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double tolerance)
 {
@@ -1382,7 +1384,7 @@ static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double
     const bool gelu = writes_aux || epilogue == CUBLASLT_EPILOGUE_GELU ||
                       epilogue == CUBLASLT_EPILOGUE_GELU_BIAS;
     const float alpha = 1.5f, beta = beta_value;
-    // The layouts that have sums of an operand.
+    // The layouts that the sums of an operand need.
     const bool ta = epilogue != CUBLASLT_EPILOGUE_BGRADA, tb = epilogue == CUBLASLT_EPILOGUE_BGRADB;
     const int lda = ta ? k : m, ldb = tb ? n : k;
     lt_call call(CUBLAS_COMPUTE_32F, data_type<T>::value, data_type<T>::value, data_type<D>::value,
@@ -1395,7 +1397,7 @@ static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double
     random_values(aux);
     random_values(bias);
     if (beta != 0) random_values(c);
-    else for (auto &v : c.host) v = from_float<D>(NAN); // not to be read then
+    else for (auto &v : c.host) v = from_float<D>(NAN); // beta 0: c must not be read
     c.up();
     call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
     const bool has_bias = adds || epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD ||
@@ -1416,7 +1418,7 @@ static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double
     std::vector<D> aux_before = aux.host, bias_before = bias.host;
     aux.down();
     bias.down();
-    // Of DGELU_BGRAD: sums of D as it is written, so that each number brings its rounding.
+    // For DGELU_BGRAD: sums of D as it is written, so the rounding of each number counts.
     std::vector<double> bias_gradient((size_t)std::max(m, n)), rounding((size_t)std::max(m, n));
     for (int j = 0; j < n; j++) {
         for (int i = 0; i < m; i++) {
@@ -1465,7 +1467,7 @@ TEST(cublaslt_epilogues)
             check_epilogue<float, float>(e, 0.5f, 1e-5);
         }
         check_epilogue<bf16, float>(CUBLASLT_EPILOGUE_DEFAULT, 1, 1e-5);
-        for (int b_wants = 0; b_wants < 2; b_wants++) { // another layout than its own
+        for (int b_wants = 0; b_wants < 2; b_wants++) { // a layout other than the one that the sums need
             lt_call other(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 64, 64, 64,
                           true, false);
             buffer<bf16> bias(64);
@@ -1475,7 +1477,7 @@ TEST(cublaslt_epilogues)
             other.workspace(1 << 20);
             CHECK_EQUAL(other.query(), CUBLAS_STATUS_NOT_SUPPORTED);
         }
-        // A bias that no epilogue wants is refused, but not by the heuristic.
+        // cublasLtMatmul refuses a bias that no epilogue uses, but the heuristic does not.
         const float one = 1, zero = 0;
         buffer<bf16> x(1024);
         lt_call call(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 16, 8, 24, true,
@@ -1510,7 +1512,7 @@ template <class A, class B> static void check_fp8(double tolerance)
     scales.up();
     call.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, (const void *)scales.device);
     call.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
-    for (int at : {1, 2, 4}) { // a scale lies at a multiple of 16 bytes, of which the heuristic says nothing
+    for (int at : {1, 2, 4}) { // a scale's address must be a multiple of 16; the heuristic does not check
         call.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (const void *)(scales.device + at));
         OK(call.query());
         CHECK_EQUAL(cublasLtMatmul(call.h, call.d, &alpha, a.device, call.a, b.device, call.b, &beta,
@@ -1541,14 +1543,14 @@ TEST(cublaslt_fp8_with_scales)
         lt_call odd(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16BF, 16, 16, 24,
                     true, false);
         CHECK(odd.query() != CUBLAS_STATUS_SUCCESS);
-        // The result's rows are to be a multiple of 16 bytes.
+        // A row of the result must be a multiple of 16 bytes.
         lt_call narrow(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16BF, 68, 64,
                        64, true, false);
         CHECK_EQUAL(narrow.query(), CUBLAS_STATUS_NOT_SUPPORTED);
         lt_call wide(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16BF, 72, 64, 64,
                      true, false);
         OK(wide.query());
-        // The bias of an f32 result is bf16, and is by itself.
+        // The bias of an f32 result is bf16, by default too; an f32 bias is refused.
         lt_call biased(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_32F, CUDA_R_32F, 68, 64, 64,
                        true, false);
         buffer<float> bias(68);
@@ -1560,11 +1562,11 @@ TEST(cublaslt_fp8_with_scales)
     }
 }
 
-// The exponent of x, or `least` where x is smaller: that of subnormal numbers.
+// Returns the exponent of x, but at least `least`: the exponent of subnormal numbers.
 static int exponent_from(double x, int least) { return x == 0 ? least : std::max(ilogb(x), least); }
 static double cut(double x, int last) { return ldexp(trunc(ldexp(x, -last)), last); }
-// A sum of products as Hopper's tensor cores make it, of 32 products at a time: these and the sum so far lose
-// what lies more than 13 bits behind the point at the largest exponent, and so does their sum (MMA-Sim, arXiv
+// Returns a sum of products as Hopper's tensor cores compute it, 32 products at a time. The products and the
+// sum so far are cut 13 bits after the point at the largest exponent, and so is their sum (MMA-Sim, arXiv
 // 2511.10909, FP8 of WGMMA).
 static float hopper_sum(const std::vector<double> &a, const std::vector<double> &b, int least_a, int least_b)
 {
@@ -1582,7 +1584,8 @@ static float hopper_sum(const std::vector<double> &a, const std::vector<double> 
     return (float)sum;
 }
 
-// With fast accumulation, in f32, the bits of that sum: numbers of all sizes that fp8 has.
+// Checks that with fast accumulation, in f32, a product has the bits of hopper_sum, for numbers of all sizes
+// that fp8 has.
 template <class A, class B> static void check_fp8_sums(int least_a, int least_b)
 {
     const int m = 64, n = 33, k = 208;
@@ -1661,14 +1664,14 @@ TEST(cublaslt_offers_and_refuses)
         CHECK_EQUAL(call.found, 4);
         CHECK(call.results[0].workspaceSize > call.results[1].workspaceSize &&
               call.results[1].workspaceSize > 0);
-        // The workspace is too small for it.
+        // The workspace is too small for this algorithm.
         CHECK_EQUAL(run(x.device, &call.results[0].algo, 4096), CUBLAS_STATUS_INVALID_VALUE);
         OK(run(x.device, &call.results[0].algo, 1 << 20));
         OK(run(x.device, nullptr, 0));
         // A is not aligned to 16 bytes.
         CHECK_EQUAL(run(x.device + 1, &call.results[0].algo, 1 << 20), CUBLAS_STATUS_NOT_SUPPORTED);
         OK(run(x.device + 1, &call.results[3].algo, 0));
-        uint32_t alignment = 2; // said beforehand
+        uint32_t alignment = 2; // the alignment of A, stated beforehand
         OK(cublasLtMatmulPreferenceSetAttribute(call.p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
                                                 &alignment, sizeof alignment));
         OK(call.query());

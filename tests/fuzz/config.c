@@ -1,10 +1,10 @@
-/* Folders of models: config.json, preprocessor_config.json, and which tensors there are. What loads can be
-   planned, and is the same when it is saved and loaded again.
+/* Fuzzes folders of models: config.json, preprocessor_config.json, and the list of tensors. A model that
+   loads can be planned, and is unchanged when it is saved and loaded again.
 
-   Input: one byte for the model, one for the classes asked for, one for the size of images asked for; then,
-   with "%%" lines between them, config.json, preprocessor_config.json (either may be empty: not there), and a
-   line a tensor: its name, dtype and dimensions. From these lines a model.safetensors is made that is right
-   in itself, since the target `safetensors` sees to its format. */
+   Input: one byte each for the model, for the number of classes asked for, and for the size of images asked
+   for; then, with "%%" lines between them, config.json, preprocessor_config.json (empty: no such file), and a
+   line for each tensor: its name, dtype and dimensions. From these lines a valid model.safetensors is made,
+   since the target `safetensors` tests the format. */
 #include "fuzz.h"
 
 enum { MOST_BYTES = 1 << 20, MOST_TENSORS = 256 };
@@ -22,7 +22,7 @@ static size_t dtype_bytes(const char *dtype)
 
 static void append_text(fuzz_file *f, const char *text) { fuzz_append(f, text, strlen(text)); }
 
-/* Adds a tensor's entry to the header, and its bytes to *data. Lines that are none are passed over. */
+/* Adds a tensor's entry to the header, and its size to *data. Lines that describe no tensor are skipped. */
 static void append_tensor(fuzz_file *f, const char *line, size_t n, size_t *data)
 {
     char copy[256], *word[10], *rest = copy, text[96];
@@ -115,7 +115,7 @@ static void plan(tt_context *ctx, const any_model *m)
     tt_trainer_free(t);
 }
 
-/* Loads what was saved in folder "a", with a context of its own, since parameters stay with theirs. */
+/* Loads the model saved in folder "a", in a context of its own, since parameters belong to their context. */
 static void check_saved(any_model *m)
 {
     tt_context *ctx = fuzz_open();

@@ -1,3 +1,3 @@
-/* The implementation, built once for all fuzz targets. */
+/* The implementation of tinytrain.h, built once for all fuzz targets. */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"

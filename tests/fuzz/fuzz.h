@@ -1,10 +1,10 @@
-/* What the fuzz targets share: files in memory, a context with an allocation limit, checks, and reading the
-   input in parts.
+/* fuzz.h - code that the fuzz targets share: files in memory, a context with an allocation limit, checks, and
+   functions that split the input into parts.
 
-   A target is one file here with LLVMFuzzerTestOneInput (https://llvm.org/docs/LibFuzzer.html). It uses the
-   public API only and is linked with one build of the implementation, fuzz.c, that all targets share: `make
-   fuzz`. Besides not crashing, it checks what must hold: what loads can be saved and loads again as the same,
-   and an error has a text. */
+   A target is one file in this folder with LLVMFuzzerTestOneInput (https://llvm.org/docs/LibFuzzer.html). It
+   uses the public API only and is linked with fuzz.c, one build of the implementation that all targets share:
+   `make fuzz`. A target must not crash, and it checks what must hold: what loads can be saved and loads again
+   unchanged, and an error has a text. */
 #ifndef TINYTRAIN_FUZZ_H
 #define TINYTRAIN_FUZZ_H
 
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Stops the program, which libFuzzer reports as a crash of this input. */
+/* Stops the program, which libFuzzer reports as a crash with this input. */
 #define FUZZ_CHECK(cond) \
     do { \
         if (!(cond)) { \
@@ -30,7 +30,7 @@ typedef struct fuzz_input {
     size_t left;
 } fuzz_input;
 
-static inline int fuzz_byte(fuzz_input *in) /* 0 when there is no more */
+static inline int fuzz_byte(fuzz_input *in) /* 0 at the end of the input */
 {
     if (!in->left) return 0;
     in->left--;
@@ -43,7 +43,7 @@ static inline int fuzz_number(fuzz_input *in) /* 0 to 65535 */
     return high << 8 | fuzz_byte(in);
 }
 
-/* The bytes up to the next "\n%%\n", or to the end. Moves behind it. */
+/* Returns the bytes up to the next "\n%%\n", or to the end, and moves to the byte after that. */
 static inline fuzz_input fuzz_part(fuzz_input *in)
 {
     fuzz_input part = *in;
@@ -88,7 +88,7 @@ static inline void fuzz_append(fuzz_file *f, const void *bytes, size_t n)
     f->n += n;
 }
 
-/* Makes a file, empty at first, or replaces it. */
+/* Creates a file, or empties an existing one. */
 static inline fuzz_file *fuzz_create(const char *path)
 {
     fuzz_file *f = fuzz_find(path);
@@ -192,11 +192,11 @@ static inline const char *fuzz__reason(void *user)
 
 enum {
     FUZZ_MEMORY = 64 << 20
-}; /* bytes that a context may allocate: a size without a limit is an error, or takes them all and is slow */
+}; /* bytes that a context may allocate: code that does not limit a size fails, or is slow */
 
 static size_t fuzz_allocated;
-static bool fuzz_refused; /* an allocation was, since fuzz_open */
-static int fuzz_contexts; /* open */
+static bool fuzz_refused; /* an allocation was refused since fuzz_open */
+static int fuzz_contexts; /* open contexts */
 
 static inline void *fuzz__allocate(void *user, size_t bytes, size_t alignment)
 {
@@ -224,7 +224,7 @@ static inline void fuzz__log(void *user, tt_log_level level, const char *id, con
     FUZZ_CHECK(*id && *message);
 }
 
-/* A context of one thread without threads of its own, whose files are fuzz_files. */
+/* Opens a context of one thread, without threads of its own, whose files are fuzz_files. */
 static inline tt_context *fuzz_open(void)
 {
     tt_context_options o = tt_context_options_default();
@@ -256,9 +256,9 @@ static inline void fuzz_close(tt_context *ctx)
     FUZZ_CHECK(--fuzz_contexts > 0 || fuzz_allocated == 0);
 }
 
-/* `ok` says whether something of ctx went well. If not, there must be an error with a text, which is no fault
-   of the library; and with FUZZ_GOOD in the environment, as `make fuzz` runs seeds that are named good_*,
-   nothing may go wrong. */
+/* Returns `ok`, which says whether a call on ctx succeeded. If it did not, there must be an error with a
+   text, and no internal one. With FUZZ_GOOD in the environment, which `make fuzz` sets for seeds named
+   good_*, no call may fail. */
 static inline bool fuzz_ok(tt_context *ctx, bool ok)
 {
     if (ok) return true;
@@ -271,7 +271,8 @@ static inline bool fuzz_ok(tt_context *ctx, bool ok)
     return false;
 }
 
-/* What follows from something that went well goes well too, unless memory is out. */
+/* Returns `ok`. Stops the program if `ok` is false, unless memory is out: the call must succeed, as one
+   before it did. */
 static inline bool fuzz_must(tt_context *ctx, bool ok, const char *what)
 {
     if (ok) return true;

@@ -1,6 +1,7 @@
-#> make fuzz         SECONDS=60 of libFuzzer for each of tests/fuzz/; FUZZ='table state' runs those
-# libFuzzer's mutations of the files that the library reads (fuzz.h), under clang's sanitizers. The
-# implementation is compiled once for all targets.
+#> make fuzz         run libFuzzer for SECONDS=60 on each target of tests/fuzz/; FUZZ='table state' names
+#>                   the targets
+# libFuzzer mutates the files that the library reads (fuzz.h), under clang's sanitizers. The implementation is
+# compiled once for all targets.
 FUZZ       ?= $(patsubst tests/fuzz/%.dict,%,$(wildcard tests/fuzz/*.dict))
 SECONDS    ?= 60
 CLANG      ?= clang

@@ -1,10 +1,10 @@
-/* Images: records of CIFAR-10, image files, resizing, and what a loader makes of images of any size.
+/* Fuzzes images: records of CIFAR-10, image files, resizing, and a loader's work on images of any size.
 
-   Input: a byte that says which; then what the function of that kind reads. */
+   Input: a byte that chooses one of these; then the input of its function. */
 #include "fuzz.h"
 #include "examples/datasets.h"
 
-/* Flags, names of classes (empty: none), and records of a file. */
+/* Fuzzes records of CIFAR-10. Input: flags, names of classes (empty: none), and the records of a file. */
 static void cifar_of(fuzz_input *in)
 {
     int flags = fuzz_byte(in);
@@ -14,7 +14,7 @@ static void cifar_of(fuzz_input *in)
     fuzz_input text = fuzz_part(in);
     char *copy = (char *)malloc(text.left + 1);
     size_t n = in->left, whole = (n + CIFAR_PIXELS) / (CIFAR_PIXELS + 1) * (CIFAR_PIXELS + 1);
-    size_t used = flags & 2 ? whole : n; /* so that short inputs are whole records too */
+    size_t used = flags & 2 ? whole : n; /* 2: short inputs become whole records */
     uint8_t *bytes = (uint8_t *)malloc(used ? used : 1);
     FUZZ_CHECK(copy && bytes);
     memcpy(copy, text.at, text.left);
@@ -41,7 +41,7 @@ static void cifar_of(fuzz_input *in)
     free(copy);
 }
 
-/* An image of which the rows are the input, over and over. Small, or narrow. */
+/* Makes an image, small or narrow; fill_image repeats the input over its pixels. */
 static uint8_t *make_image(fuzz_input *in, tt_image *image)
 {
     int wide = fuzz_byte(in);
@@ -66,15 +66,16 @@ static void fill_image(const fuzz_input *in, const tt_image *image, uint8_t *pix
     for (size_t k = 0; k < n; k++) pixels[k] = in->left ? in->at[k % in->left] : (uint8_t)(k * 37);
 }
 
-/* By how many grey levels a result can leave the range of `from` pixels in a row that become `to`: each of
-   the weights of a sum is rounded to 22 bits, as Pillow does. */
+/* Returns by how many grey levels a result may leave the range of its pixels when a row of `from` pixels
+   becomes `to`: each weight of a sum is rounded to 22 bits, as in Pillow. */
 static int slack(int from, int to)
 {
     double weights = 2.0 * (from > to ? from / to + 1 : 1) + 1, most = 255 * weights / (1 << 23);
-    return (int)(2 * most); /* half a level or more is rounded up */
+    return (int)(2 * most); /* half a level or more rounds up */
 }
 
-/* The image, and two numbers for the new size. No channel leaves the range that it had. */
+/* Fuzzes resizing: no channel leaves the range that it had. Input: the image, and two numbers for the new
+   size. */
 static void resize(fuzz_input *in)
 {
     tt_image image;
@@ -97,7 +98,7 @@ static void resize(fuzz_input *in)
         int more = slack(image.height, height) + slack(image.width, width);
         for (size_t k = 0; k < n; k++) {
             size_t c = k % (size_t)image.channels;
-            bool rounds = alpha && c + 1 < (size_t)image.channels; /* a colour that its alpha divides again */
+            bool rounds = alpha && c + 1 < (size_t)image.channels; /* a colour that is divided by its alpha */
             FUZZ_CHECK(rounds || (to[k] + more >= low[c] && to[k] - more <= high[c]));
         }
         if (height == image.height && width == image.width && !alpha) FUZZ_CHECK(memcmp(to, pixels, n) == 0);
@@ -114,7 +115,8 @@ static const char *read_image(void *user, int64_t index, tt_image *image)
     return NULL;
 }
 
-/* The image, of which a data set has one to four, and options of a loader. */
+/* Fuzzes an image loader. Input: the image, which the data set holds one to four times, and options of the
+   loader. */
 static void transforms(fuzz_input *in)
 {
     static const char *const names[] = {"a", "b"};
@@ -167,7 +169,7 @@ static void transforms(fuzz_input *in)
     free(pixels);
 }
 
-/* The bytes of an image file: a PPM or PGM, and how a JPEG lies. */
+/* Fuzzes image files: reads a PPM or PGM, and the orientation of a JPEG. */
 static void files(fuzz_input *in)
 {
     tt_image image = {NULL, 0, 0, 0};

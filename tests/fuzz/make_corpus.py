@@ -1,6 +1,7 @@
-"""Writes tests/fuzz/corpus/TARGET/, the inputs that fuzzing starts from: `python3 tests/fuzz/make_corpus.py`.
+"""Writes tests/fuzz/corpus/TARGET/, the inputs from which fuzzing starts: `python3
+tests/fuzz/make_corpus.py`.
 
-What they hold is said at the top of each target. Those named good_* must be accepted whole, which `make fuzz`
+The head of each target describes its input. Inputs named good_* must be accepted whole, which `make fuzz`
 checks, so that a change of a format that makes them useless is noticed."""
 
 import base64
@@ -357,13 +358,13 @@ write("tokenizer", "good_long_word", bytes([2]) + vocab + words + PART + PART + 
 
 
 def reduced(name, text):
-    """A tokenizer of tests/golden/bpe with only the tokens that this text needs: its JSON."""
+    """Returns the JSON of a tokenizer of tests/golden/bpe with only the tokens that this text needs."""
     j = json.loads(read("bpe", name, "tokenizer.json"))
     model, added = j["model"], [t["content"] for t in j["added_tokens"][:6]]
     if model["type"] == "Unigram":
         few = [pair for pair in model["vocab"] if set(pair[0]) <= set(text) | {"\u2581"}][:24]
         model["vocab"], model["unk_id"] = [["<unk>", 0.0], *few], 0
-        trie = [0] * 120  # "q" alone becomes "kw": its unit, the place of "kw" at the unit beside it
+        trie = [0] * 120  # "q" alone becomes "kw": the unit of "q", and beside it the place of "kw"
         trie[ord("q")], trie[ord("q") ^ 1] = 1 << 10 | 1 << 8 | ord("q"), 1 << 31
         rules = struct.pack("<121I", 480, *trie) + b"kw\0"
         for step in j["normalizer"]["normalizers"]:
@@ -386,7 +387,7 @@ def reduced(name, text):
 
 
 def byte_level(text):
-    """The characters that byte-level encoding has for the bytes of a text."""
+    """Returns the characters that stand for the bytes of a text in byte-level encoding."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in plain]
     return "".join(chr(b) if b in plain else chr(256 + others.index(b)) for b in text.encode())
@@ -453,7 +454,7 @@ for name, at in (
     ("epoch", 3),
     ("best", 8),
     ("loss_scale", 17),
-):  # edits behind the header's JSON, whatever its length
+):  # edits of bytes after the header's JSON, whatever its length
     write("state", "number_" + name, struct.pack(">HBB", 0x4000 + 8 * at, 0, 8) + struct.pack("<q", -1))
 write("state", "insert_and_delete", struct.pack(">HBB", 20, 1, 3) + b"abc" + struct.pack(">HBB", 60, 2, 5))
 write("state", "longer_header", struct.pack(">HBB", 0, 0, 2) + b"\xff\xff")

@@ -1,4 +1,4 @@
-/* A training run of a few steps on texts in memory, for the targets that damage its files. */
+/* A training run of a few steps on texts in memory, for the targets that damage the files of a run. */
 #ifndef TINYTRAIN_FUZZ_RUN_H
 #define TINYTRAIN_FUZZ_RUN_H
 
@@ -11,12 +11,12 @@ typedef struct fuzz_run {
     tt_tokenizer *k;
     tt_dataset *d;
     tt_loader *train, *validation;
-    tt_param *table, *w, *b; /* (RUN_WORDS, RUN_WIDTH), (RUN_CLASSES, RUN_WIDTH), (RUN_CLASSES) */
+    tt_param *table, *w, *b; /* shapes (RUN_WORDS, RUN_WIDTH), (RUN_CLASSES, RUN_WIDTH), (RUN_CLASSES) */
     tt_trainer *t;
     bool ready;
 } fuzz_run;
 
-/* The mean of the words' vectors, and a linear classifier. */
+/* Records the model: the mean of the words' vectors, and a linear classifier. */
 static inline tt_value fuzz__record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
 {
     const fuzz_run *r = (const fuzz_run *)self;
@@ -25,8 +25,8 @@ static inline tt_value fuzz__record(const void *self, tt_tape *t, const tt_train
     return tt_cross_entropy(t, *output, in.labels, NULL);
 }
 
-/* Made at the first call and kept, as it takes longer than a run: state and metrics of a run are all that
- * changes. */
+/* Returns the run, which is made at the first call and kept, since making it takes longer than a run. Only
+   the state and the metrics of the run change. */
 static inline fuzz_run *fuzz_run_get(void)
 {
     static fuzz_run r;
@@ -65,7 +65,8 @@ static inline fuzz_run *fuzz_run_get(void)
     return &r;
 }
 
-/* Trains to `epochs` in folder "run", in all; stops after the first step where `stop` says so. */
+/* Trains in folder "run" until `epochs` epochs are done in all; stops after the first step if `stop` says
+   so. */
 static inline tt_status fuzz_run_fit(fuzz_run *r, int64_t epochs, bool resume, const volatile int *stop,
                                      bool *finished)
 {

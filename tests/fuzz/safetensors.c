@@ -1,8 +1,8 @@
-/* A safetensors file: what opens is sound, can be read whole, and is the same when it is written and read
- * again. */
+/* Fuzzes a safetensors file. A file that opens is sound, can be read whole, and is unchanged when it is
+   written and read again. */
 #include "fuzz.h"
 
-static char *bytes_of(const tt_safetensors *s, int k) /* to be freed */
+static char *bytes_of(const tt_safetensors *s, int k) /* the caller frees the bytes */
 {
     size_t n = tt_safetensors_info(s, k)->bytes;
     char *bytes = (char *)malloc(n ? n : 1);
@@ -69,7 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
             int32_t w[16];
             FUZZ_CHECK(tt_safetensors_find(s, info->name) == i && info->ndim >= 0 && info->ndim <= 8);
             for (int d = 0; d < info->ndim; d++)
-                size *= info->dims[d]; /* no overflow: the reader multiplied them too */
+                size *= info->dims[d]; /* no overflow, since the reader has multiplied the dimensions too */
             some = size < 16 ? size : 16;
             data += info->bytes;
             FUZZ_CHECK(info->bytes <= n);
@@ -86,7 +86,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
     return 0;
 }
 
-/* Mostly, the length of the header is made to fit again: to the last brace before a NUL. */
+/* Three times in four, makes the header's length fit again: up to the last brace before a NUL. */
 size_t LLVMFuzzerCustomMutator(uint8_t *bytes, size_t n, size_t most, unsigned seed)
 {
     n = LLVMFuzzerMutate(bytes, n, most);

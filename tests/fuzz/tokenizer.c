@@ -1,8 +1,8 @@
-/* A vocabulary and a text: ids are in range, sequences begin and end as they should, cutting cuts, and a
-   saved tokenizer is the same.
+/* Fuzzes a vocabulary and a text. Ids are in range, sequences begin and end with the right tokens, a cut text
+   has the length asked for, and a saved tokenizer loads unchanged.
 
-   Input: a byte of flags; then, with "%%" lines between them, vocab.txt, tokenizer_config.json (empty: not
-   there) and the text. */
+   Input: a byte of flags; then, with "%%" lines between them, vocab.txt, tokenizer_config.json (empty: no
+   such file) and the text. */
 #include "fuzz.h"
 
 enum { MOST_TOKENS = 512 };
@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
             int found = tt_tokenizer_find(k, token);
             FUZZ_CHECK(found >= 0 && found < size && strcmp(tt_tokenizer_token(k, found), token) == 0);
         }
-        char *exact = (char *)malloc(text.left ? text.left : 1); /* so that reading behind it is seen */
+        char *exact = (char *)malloc(text.left ? text.left : 1); /* so that a read beyond it is noticed */
         FUZZ_CHECK(exact);
         if (text.left) memcpy(exact, text.at, text.left);
         int count = tt_tokenize(k, exact, text.left, ids, MOST_TOKENS), some = 2 + flags / 4 % 16;

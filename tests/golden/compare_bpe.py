@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Compares the tokenizers that tinytrain.h makes of a tokenizer.json with those of Hugging Face, for each kind of
-make_bpe.py, also those that are too large to be committed: ids and decoded texts of random strings, and of
-random bytes beside Python's decoding with U+FFFD; and for each of many normalizers before each of some
-splitters and a Metaspace that marks the first word, of a tenth of the strings and of texts that begin with
-what normalizers change. Then of folders whose tokenizer_config.json names a class that AutoTokenizer of
-transformers makes anew.
+"""Compares the tokenizers that tinytrain.h makes from a tokenizer.json with those of Hugging Face, for each
+kind of make_bpe.py, including those that are too large to be committed. Compares ids and decoded texts of
+random strings, and of random bytes with Python's decoding with U+FFFD. Then compares many normalizers before
+each of some splitters and a Metaspace that marks the first word, on a tenth of the strings and on texts that
+begin with characters that normalizers change; and folders whose tokenizer_config.json names a class that
+AutoTokenizer of transformers rebuilds.
 
     python tests/golden/compare_bpe.py [--strings N] [--seed N] [--only KIND]
 
-needs: tokenizers, transformers, sentencepiece, protobuf; a C compiler ($CC). It is run by hand: 10,000
-strings take about a minute.
+needs: tokenizers, transformers, sentencepiece, protobuf; a C compiler ($CC). Run by hand: 10,000 strings take
+about a minute.
 """
 import argparse
 import ctypes
@@ -59,7 +59,7 @@ class BytePair(Tinytrain):
 
 
 def compare_class(ours, folder, texts, kind, name, model_type, options):
-    """how many ids or decoded texts differ from AutoTokenizer's"""
+    """Returns how many ids or decoded texts differ from AutoTokenizer's."""
     os.mkdir(folder)
     shutil.copy(os.path.join(HERE, "bpe", kind, "tokenizer.json"), folder)
     for file, value in ("tokenizer_config", {"tokenizer_class": name, **options}), ("config", {"model_type": model_type}):

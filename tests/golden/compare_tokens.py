@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
 """Compares the ids of tinytrain.h's tokenizer with those of transformers' BertTokenizer, cased and uncased:
 
-  - every code point, but surrogates: alone, between letters, and before, between and behind combining marks;
+  - every code point except surrogates: alone, between letters, and before, between and after combining marks;
   - random strings of letters, marks, Chinese, Hangul, controls, spaces, punctuation, special tokens;
-  - random bytes, of which most are no UTF-8, beside Python's decoding with U+FFFD for what is invalid;
+  - random bytes, most of which are not UTF-8, with Python's decoding with U+FFFD for invalid bytes;
   - vocab.txt files with lines that end in all kinds of white space.
 
     python tests/golden/compare_tokens.py [--strings N] [--seed N] [--step N]
 
-needs: transformers 5, tokenizers; a C compiler ($CC). It is run by hand, since it takes minutes. --step N
-takes each Nth code point only. The vocabulary has each code point below U+32000 twice, as a word and as a
-piece that continues one, so that ids tell the characters of words, and the tokens of
-vocab_{cased,uncased}.txt.
+needs: transformers 5, tokenizers; a C compiler ($CC). Run by hand, since it takes minutes. --step N takes
+each Nth code point only. The vocabulary has each code point below U+32000 twice, as a word and as a piece
+that continues one, so that ids tell the characters of words, and the tokens of vocab_{cased,uncased}.txt.
 """
 import argparse
 import ctypes
@@ -34,7 +33,7 @@ POINTS = 0x32000
 
 
 class Tinytrain:
-    """The tokenizer of tinytrain.h, which is compiled to a shared library in `folder`."""
+    """The tokenizer of tinytrain.h, compiled to a shared library in `folder`."""
 
     def __init__(self, folder):
         path = os.path.join(folder, "tinytrain.so")
@@ -64,7 +63,7 @@ class Tinytrain:
 
 
 def write_vocabulary(path, kind):
-    """Returns {token: id}. White space and NUL can be no tokens."""
+    """Returns {token: id}. White space and NUL cannot be tokens."""
     with open(os.path.join(HERE, f"vocab_{kind}.txt"), encoding="utf-8") as f:
         tokens = f.read().splitlines()
     points = [chr(c) for c in ALL if 0 < c < POINTS and not chr(c).isspace()]
@@ -76,7 +75,8 @@ def write_vocabulary(path, kind):
 
 
 def compare(what, mine, theirs, texts, show=5):
-    """texts: strings or bytes. Prints how many differ, and the first of them; returns the number."""
+    """Compares texts, which are strings or bytes. Prints how many differ, and the first ones. Returns the
+    number."""
     differ = 0
     for begin in range(0, len(texts), 10000):
         chunk = texts[begin:begin + 10000]

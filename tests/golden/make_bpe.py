@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Golden cases of a tokenizer.json, byte-pair, Unigram and WordPiece: small files of each kind, trained here, and texts with
-the ids, and the texts of these ids, that Hugging Face gives.
+"""Writes golden cases of a tokenizer.json for byte-pair, Unigram and WordPiece models: small files of each
+kind, trained here, and texts with their ids, and the decoded texts of these ids, as Hugging Face gives them.
 
     python tests/golden/make_bpe.py
 
 writes beside this script, for each KIND of pipelines(),
     bpe/KIND/tokenizer.json    the pipeline of that model, with a vocabulary of some hundred tokens
-    bpe/KIND/cases.tsv         `text<TAB>ids<TAB>decoded<TAB>decoded without special tokens`, escaped as
-                               make_tokens.py does it; ids with those around the text
+    bpe/KIND/cases.tsv         `text<TAB>ids<TAB>decoded<TAB>decoded without special tokens`, escaped as in
+                               make_tokens.py; the ids include the special tokens around the text
 and bpe/gpt2_files/, the vocab.json and merges.txt of gpt2.
 
-needs: tokenizers, transformers (Hugging Face); sentencepiece, protobuf. Invalid UTF-8 is in C: it counts as U+FFFD, as Python's
-decoding with errors="replace". See also compare_bpe.py.
+needs: tokenizers, transformers (Hugging Face); sentencepiece, protobuf. Invalid UTF-8 is tested in C: it
+counts as U+FFFD, as in Python's decoding with errors="replace". See also compare_bpe.py.
 """
 import io
 import json
@@ -99,7 +99,7 @@ def with_start(t, token):
 
 
 def llama3():
-    """ignore_merges is set, and some merges are taken out, so that it matters."""
+    """Llama 3's, with ignore_merges. Some merges are removed, so that ignore_merges matters."""
     specials = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
     t = byte_level(520, specials, pre=split_and_bytes(LLAMA3), post=lambda t: with_start(t, "<|begin_of_text|>"))
     j = json.loads(t.to_str())
@@ -119,7 +119,7 @@ def cl100k():
 
 
 def neox():
-    """Pythia's: runs of spaces are added tokens that are no special ones."""
+    """Pythia's: runs of spaces are added tokens that are not special."""
     t = byte_level(470, ["<|endoftext|>", "<|padding|>"], normalizer=normalizers.NFC())
     t.add_tokens([AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
     return t
@@ -139,7 +139,8 @@ def starcoder():
 
 
 def llama2(split=None, scheme="first"):
-    """Of characters, with byte fallback. split None: by normalizers, as LLaMA 2's file is."""
+    """LLaMA 2's: characters, with byte fallback. split None: normalizers replace spaces, as in LLaMA 2's
+    file."""
     t = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     train_pre = pre_tokenizers.Metaspace(prepend_scheme="always")
     t.pre_tokenizer = train_pre
@@ -166,7 +167,7 @@ def llama2(split=None, scheme="first"):
 
 
 def mistral():
-    """A Metaspace that doesn't split, and added tokens that strip, or are single words."""
+    """Mistral's: a Metaspace that doesn't split, and added tokens that strip spaces or are single words."""
     t = llama2(split=False)
     t.add_special_tokens([AddedToken("[INST]", normalized=False), AddedToken("[/INST]", rstrip=True, normalized=False)])
     t.add_tokens([AddedToken("quick", single_word=True, normalized=False), AddedToken("<tool>", normalized=True),
@@ -179,7 +180,7 @@ def metaspace():
 
 
 def unknown():
-    """Without byte fallback: what has no token is <unk>, runs of it one, and merges are across spaces."""
+    """No byte fallback: a run of characters without a token is one <unk>, and merges cross spaces."""
     t = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     t.normalizer = normalizers.Replace(" ", "\u2581")
     train(t, BpeTrainer(vocab_size=300, show_progress=False, special_tokens=["<unk>", "<s>", "</s>"],
@@ -190,7 +191,8 @@ def unknown():
 
 
 def charsmap(**options):
-    """What SentencePiece compiles of a normalization's rules: of some of NFKC's and others, or as options say."""
+    """Returns the normalization rules as SentencePiece compiles them: some of NFKC's and others, or those
+    that the options name."""
     rules = {"\r\n": "\n", "\u0001": "", "\u200b": "", "\u3000": " ", "\u00a0": " ", "A\u030a\u0301": "x", "qu": "kw",
              "\u0915\u093c": "q", "\U0001f468": "man", "\u00a9": "(c)", "\u0301": "", "\u1100\u1161": "\uac00"}
     for c in [*range(0xA1, 0x250), *range(0x1E00, 0x1E20), *range(0xFB00, 0xFB07), *range(0xFF01, 0xFF20), 0x2460, 0x2126,
@@ -250,7 +252,7 @@ def albert(size=600, rules=None, texts=None):
 
 
 def t5(size=500, rules=None, texts=None):
-    """Words between white space; unknown characters are bytes, which T5's own aren't."""
+    """T5's: words between white space. Unknown characters are bytes, unlike in T5's own file."""
     mark = "\u2581"
     t = unigram(size, ["<pad>", "</s>", "<unk>"] + [f"<0x{b:02X}>" for b in range(256)],
                 normalizers.Sequence([normalizers.Strip(left=True, right=True), normalizers.Precompiled(rules or charsmap()),
@@ -269,7 +271,7 @@ def t5(size=500, rules=None, texts=None):
 
 
 def wordpiece(size=500, prefix="##", most=100, post="template", **options):
-    """BERT's. The last of its special tokens are added as normalized text, which is lower-cased too."""
+    """BERT's. The added token Quick-Tool is normalized text, which is lower-cased too."""
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(**options), pre_tokenizers.BertPreTokenizer()
@@ -285,17 +287,19 @@ def wordpiece(size=500, prefix="##", most=100, post="template", **options):
 
 
 def wordpiece_lower():
-    """Of texts in lower case with their accents, Chinese as other letters; words of few characters, another prefix."""
+    """Texts in lower case with their accents, Chinese like other letters; words of at most 12 characters,
+    another prefix."""
     return wordpiece(400, "@@", 12, "bert", lowercase=True, strip_accents=False, handle_chinese_chars=False)
 
 
 def wordpiece_cased():
-    """Of texts as they are, without accents."""
+    """Texts in their own case, without accents."""
     return wordpiece(400, lowercase=False, strip_accents=True)
 
 
 def front(steps, pre):
-    """Bytes, and a Metaspace that marks what stands for the first character of a text, behind normalizers."""
+    """A tokenizer of bytes, with normalizers and then a Metaspace that marks the first character of a
+    text."""
     vocab = ["<unk>"] + [f"<0x{b:02X}>" for b in range(256)] + ["\u2581"]
     t = Tokenizer(models.BPE({x: i for i, x in enumerate(vocab)}, [], byte_fallback=True, unk_token="<unk>"))
     if steps:
@@ -326,7 +330,7 @@ FRONTS = front_precompiled, front_nfc, front_strip, front_replace
 
 
 def fronts():
-    """All these normalizers before all these splitters: too many to be committed."""
+    """Returns all these normalizers before all these splitters, which are too many to be committed."""
     n, p = normalizers, pre_tokenizers
     nmt, own = (n.Precompiled(x) for x in (charsmap(normalization_rule_name="nmt_nfkc"), charsmap()))
     nfc, nfd, nfkd, lower, accents, strip = n.NFC(), n.NFD(), n.NFKD(), n.Lowercase(), n.StripAccents(), n.Strip()
@@ -346,15 +350,15 @@ def fronts():
 
 
 def front_texts(rng, count):
-    """Short texts that begin with what normalizers take apart, put together, take away or move."""
+    """Returns short texts that begin with characters that normalizers split, join, remove or move."""
     first = list(" \u00a0\u00a8\u00b4\u0344\u1fbd\u1fc1\u0301\u0323\u0300\u0327\u0fb2\u0f71\u3099\u00e9\u1e69\u1ec7\u2003\u0001\u200b\u00ad\uac00\u1100\u1161\u11a8"
                  "\ud55c\u212b\u0130\ufb01\ufdfa\u2025\ufe70\u304b\u0385\u1fed\u0cca\u0958\U0001d15e\naB1.") + [" a", "\r\n"]
     return ["".join(rng.choice(first) for _ in range(rng.randrange(1, 9))) + rng.choice(["", "x y", "1 b"]) for _ in range(count)]
 
 
 def large():
-    """Kinds that are too large to be committed: with the normalization that SentencePiece has unless told otherwise,
-    and thousands of tokens."""
+    """Returns kinds that are too large to be committed: with SentencePiece's default normalization, and
+    thousands of tokens."""
     novel = os.path.join(HERE, "..", "..", "examples", "data", "pride_and_prejudice.txt")
     with open(novel, encoding="utf-8") as f:
         texts = f.read().split("\n\n") + [PROSE, CODE, *TEXTS, *MORE]
@@ -379,7 +383,7 @@ MORE = [
 ]
 
 
-# Of kinds with a Precompiled: graphemes, what its rules have, unknown characters beside a spelled-out <unk>.
+# For kinds with a Precompiled: graphemes, characters of its rules, unknown characters beside a written <unk>.
 PRECOMPILED = [
     "e\u0301 n\u0303 qu QU \u1100\u1161 A\u030a\u0301x \u0915\u093cx", "a\u200b\u0301 \u00a9\u200d\u2764\u0301 \u0915\u094d\u0915\u0301",
     "\uff28\uff45 \u2460 \ufb01x \ufdfa", "\r\n\r\r\n", "  a", "<unk>\u4e00<unk>", "<extra_id_0> x<extra_id_2>",
@@ -388,7 +392,8 @@ PRECOMPILED = [
 
 
 def nasty(rng, count):
-    """Random strings: scripts, emoji, marks, controls, spaces, digits, code, contractions, special tokens."""
+    """Returns random strings: scripts, emoji, marks, controls, spaces, digits, code, contractions, special
+    tokens."""
     def some(*ranges):
         return [chr(c) for a, b in ranges for c in range(a, b)]
 

@@ -1,49 +1,64 @@
 #!/usr/bin/env python3
-"""Golden training runs of tiny BERT-family and ViT classifiers, computed by PyTorch and Hugging Face transformers.
+"""Writes golden training runs of tiny BERT-family and ViT classifiers, computed by PyTorch and Hugging Face
+transformers.
 
-    python tests/golden/make_golden.py            writes tests/golden/{distilbert,bert,minilm,roberta,big_bird,big_bird_full,vit}/
+    python tests/golden/make_golden.py            writes tests/golden/{distilbert,bert,minilm,roberta,
+                                                  big_bird,big_bird_full,vit}/
     python tests/golden/make_golden.py --check    writes to a temporary folder and compares byte for byte
     ... bert minilm                               only these
 
 needs: torch, torchvision, transformers, safetensors, numpy. Each folder gets
 
-    config.json, model.safetensors   the starting checkpoint, named as transformers saves it. `minilm` holds the body only and
-                                     without the "bert." prefix, as the sentence-transformers MiniLM files do.
+    config.json, model.safetensors   the starting checkpoint, with the names that transformers saves. `minilm`
+                                     holds the body only and without the "bert." prefix, as the
+                                     sentence-transformers MiniLM files do.
     golden.safetensors               the reference, all float32 or int32:
         batchB.input_ids       (tokens)       B = 0..4; all sequences one after another, no padding, never id 0
         batchB.token_type_ids  (tokens)       random 0/1 for `bert`, zeros elsewhere
         batchB.seq_start       (n_seqs + 1)   sequence s is tokens seq_start[s] .. seq_start[s + 1] - 1
         batchB.labels          (n_seqs)
-        batchB.pixels          (n_seqs, 12 * 12 * 3)  `vit`, instead of the first three: 8-bit images, rows from the top, R G B together
-        logits (n_seqs, classes), loss (1)    of batch 0 with the starting weights; loss is the mean cross-entropy. The logits of
-                                              `big_bird` are those of model.eval(), where block 0 stands for each random block
+        batchB.pixels          (n_seqs, 12 * 12 * 3)  `vit`, instead of the first three: 8-bit images, rows
+                                              from the top, R G B together
+        logits (n_seqs, classes), loss (1)    of batch 0 with the starting weights; loss is the mean
+                                              cross-entropy. The logits of `big_bird` are those of
+                                              model.eval(), where block 0 stands for each random block
         grad.NAME                             gradient of that loss, before clipping
         step5.NAME                            parameter after 5 steps, on batches 0..4
         losses (5), grad_norms (5)            of those steps; the norm is over all parameters, before clipping
-        classifier.weight, classifier.bias    `minilm` only: the starting classifier, which its checkpoint lacks
-        texts (bytes), text_logits            `roberta` only: TEXTS, by lines, and their logits with the starting weights. The folder's
-                                              tokenizer.json is that of bpe/roberta
-        positions.20           (26, hidden)   `vit` only: position embeddings interpolated to images of 20 x 20
-      torchvision.safetensors                 `vit` only: the same weights in torchvision's spelling
+        classifier.weight, classifier.bias    `minilm` only: the starting classifier, which its checkpoint
+                                              lacks
+        texts (bytes), text_logits            `roberta` only: TEXTS, by lines, and their logits with the
+                                              starting weights. The folder's tokenizer.json is that of
+                                              bpe/roberta
+        positions.20           (26, hidden)   `vit` only: position embeddings interpolated to images of
+                                              20 x 20
+      torchvision.safetensors                 `vit` only: the same weights in torchvision's naming
       NAME is a name of the sequence-classification class (with "bert." for `minilm`).
 
-Optimizer: AdamW lr 1e-3, betas 0.9 0.999, eps 1e-8, weight decay 0.01 except on biases, LayerNorm weights and class tokens; gradients clipped
-to a global norm of 1.0; constant learning rate; no dropout.
+Optimizer: AdamW lr 1e-3, betas 0.9 0.999, eps 1e-8, weight decay 0.01 except on biases, LayerNorm weights and
+class tokens; gradients clipped to a global norm of 1.0; constant learning rate; no dropout.
 
-What a comparison must know
-  - The reference runs in float64 from float32 weights; only what is stored is rounded, so it is exact for float32 purposes.
-  - Key biases (k_lin.bias, key.bias) do not change a softmax: their exact gradient is zero. What is below 1e-12 is stored as zero.
-    Float32 code sees rounding noise there, which Adam divides by its own size, so step5 of a key bias may differ by up to 5 * lr
-    and must not be compared tightly. Nothing else depends on it.
-  - The same, more mildly, holds for any element whose gradient is near float32 noise: its Adam step has the right bound, not the
-    right direction. Compare step5 by relative L2 distance of the *change* or with a tolerance, not element by element to 1e-6.
+For comparisons
+  - The reference runs in float64 from float32 weights. Only stored numbers are rounded, so the reference is
+    exact for float32 purposes.
+  - Key biases (k_lin.bias, key.bias) do not change a softmax: their exact gradient is zero. Numbers below
+    1e-12 are stored as zero. Float32 code sees rounding noise there, which Adam divides by its own size, so
+    step5 of a key bias may differ by up to 5 * lr and must not be compared tightly. Nothing else depends on
+    key biases.
+  - A milder form of this holds for any element whose gradient is near float32 noise: its Adam step has the
+    right bound, not the right direction. Compare step5 by relative L2 distance of the *change* or with a
+    tolerance, not element by element to 1e-6.
   - Weight decay also moves embedding rows that no batch uses (by lr * decay * weight a step).
-  - transformers' word embedding has padding_idx 0: row 0 would get no gradient even if used. So id 0 is never used here.
-  - attn_implementation="eager": the sdpa path of DistilBERT and BERT picks fused kernels by shape and mask, with other rounding.
-    ViT's eager path takes its softmax in float32; its sdpa path does not, and is taken.
-  - BigBird sees each sequence by itself: in a padded batch the last block would be the longest sequence's. Sequences of at most
-    (5 + 2 * num_random_blocks) * block_size tokens attend in full. transformers does not use its pooler, which gets no gradient.
-  - PyTorch is fed padded sequences with an attention mask. The script asserts that what is in the padding does not matter.
+  - transformers' word embedding has padding_idx 0: row 0 would get no gradient even if used. So id 0 is never
+    used here.
+  - attn_implementation="eager": the sdpa path of DistilBERT and BERT picks fused kernels by shape and mask,
+    which round differently. ViT uses sdpa: its eager path computes the softmax in float32, its sdpa path does
+    not.
+  - BigBird gets each sequence by itself: in a padded batch the last block would be the longest sequence's.
+    Sequences of at most (5 + 2 * num_random_blocks) * block_size tokens attend in full. transformers does not
+    use BigBird's pooler, which gets no gradient.
+  - PyTorch gets padded sequences with an attention mask. The script asserts that the content of the padding
+    does not matter.
 """
 import argparse
 import filecmp
@@ -62,14 +77,15 @@ from transformers import (BertConfig, BigBirdConfig, BigBirdForSequenceClassific
                           RobertaForSequenceClassification, BertForSequenceClassification, BertModel,
                           DistilBertConfig, DistilBertForSequenceClassification, PreTrainedTokenizerFast, ViTConfig, ViTForImageClassification)
 
-# with a character of several bytes, spaces in a row, more tokens than positions, nothing
+# a text with a character of several bytes, one with spaces in a row, one of more tokens than positions, an
+# empty one
 TEXTS = ["Hello, world!", "d\u00e9j\u00e0  vu: \u4f60\u597d", "A text that has more tokens than the model has positions, and is cut.", ""]
 HERE = os.path.dirname(os.path.abspath(__file__))
 STEPS = 5
 
 
 def shapes():
-    """name -> (class, config, seed, random token types)"""
+    """Returns name -> (class, config, seed, random token types)."""
     off = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     return {
         "distilbert": (DistilBertForSequenceClassification,
@@ -102,7 +118,7 @@ def shapes():
 
 
 def spelled(name):
-    """The name in checkpoints, of which transformers 5 spells some otherwise inside its ViT."""
+    """Returns the name of a parameter in checkpoints. transformers 5 uses other names inside its ViT."""
     for old, new in (("vit.layers.", "vit.encoder.layer."), ("attention.q_proj", "attention.attention.query"), ("attention.k_proj", "attention.attention.key"),
                      ("attention.v_proj", "attention.attention.value"), ("attention.o_proj", "attention.output.dense"), ("mlp.fc1", "intermediate.dense"), ("mlp.fc2", "output.dense")):
         name = name.replace(old, new) if name.startswith("vit.") else name
@@ -114,7 +130,7 @@ def decays(name):
 
 
 def initialise(model, rng):
-    """Larger than the usual initialisation, so that every gradient is well above rounding."""
+    """Initialises parameters larger than usual, so that every gradient is well above rounding."""
     for name, p in sorted((spelled(n), p) for n, p in model.named_parameters()):
         x = rng.standard_normal(tuple(p.shape))
         if name.endswith(".bias"):
@@ -133,7 +149,8 @@ def make_images(rng, config):
 
 
 def make_batch(rng, config, random_types):
-    """Ragged sequences: one of length 1, one of the greatest length, the others anything between."""
+    """Returns ragged sequences: one of length 1, one of the max length, the others of any length in
+    between."""
     if config.model_type == "vit":
         return make_images(rng, config)
     longest = config.max_position_embeddings
@@ -143,7 +160,7 @@ def make_batch(rng, config, random_types):
     n = int(rng.randint(4, 7))
     lengths = [1, longest] + [int(rng.randint(2, longest)) for _ in range(n - 2)]
     if config.model_type == "big_bird":
-        lengths[2] = longest - 11      # by blocks, of which the last is not whole
+        lengths[2] = longest - 11      # divided into blocks, the last of which is not whole
     lengths = [lengths[i] for i in rng.permutation(n)]
     tokens = sum(lengths)
     types = rng.randint(0, 2, tokens) if random_types else np.zeros(tokens)
@@ -154,7 +171,8 @@ def make_batch(rng, config, random_types):
 
 
 def logits_of_big_bird(model, batch):
-    """Sequence by sequence. A short one makes the model attend in full until it is told otherwise."""
+    """Returns the logits, computed sequence by sequence. A short sequence switches the model to full
+    attention until the attention type is set again."""
     start, logits, kind = batch["seq_start"].tolist(), [], model.config.attention_type
     for a, b in zip(start, start[1:]):
         model.bert.set_attention_type(kind)
@@ -164,7 +182,7 @@ def logits_of_big_bird(model, batch):
 
 
 def logits_of(model, batch, pad_id=None):
-    """Pads, masks, and runs: (n_seqs, classes)"""
+    """Pads the sequences, masks the padding, and runs the model. Returns (n_seqs, classes)."""
     if model.config.model_type == "big_bird":
         return logits_of_big_bird(model, batch)
     if pad_id is None:
@@ -182,14 +200,15 @@ def logits_of(model, batch, pad_id=None):
 
 
 def normalised(batch, model):
-    """(n, channels, height, width), with mean and deviation 0.5"""
+    """Returns (n, channels, height, width), normalised with mean and deviation 0.5."""
     side = model.config.image_size
     x = batch["pixels"].reshape(-1, side, side, 3).permute(0, 3, 1, 2).to(next(model.parameters()).dtype)
     return (x / 255 - 0.5) / 0.5
 
 
 def save_torchvision(model, batch, path):
-    """The weights in torchvision's spelling: what its own model, with these weights and the same logits, saves."""
+    """Saves the weights in torchvision's naming, as its own model with these weights saves them; the logits
+    must be equal."""
     from torchvision.models.vision_transformer import VisionTransformer
     c, old = model.config, {spelled(n): x for n, x in model.state_dict().items()}
     other = VisionTransformer(c.image_size, c.patch_size, c.num_hidden_layers, c.num_attention_heads, c.hidden_size, c.intermediate_size,
@@ -213,7 +232,7 @@ def save_torchvision(model, batch, path):
 
 
 def add_texts(model, folder, golden):
-    """Text in, logits out, as a user of the folder has them."""
+    """Adds texts and their logits, computed as a user of the folder computes them."""
     shutil.copy(os.path.join(HERE, "bpe", "roberta", "tokenizer.json"), folder)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=os.path.join(folder, "tokenizer.json"), model_max_length=19)
     model.eval()
@@ -231,7 +250,7 @@ def stored(x):
 def run(name, folder):
     cls, config, seed, random_types = shapes()[name]
     os.makedirs(folder, exist_ok=True)
-    rng = np.random.RandomState(seed)      # legacy generator: its stream is frozen by numpy
+    rng = np.random.RandomState(seed)      # legacy generator: numpy has frozen its stream
     config._attn_implementation = "sdpa" if name == "vit" else "eager"
     model = cls(config)
     initialise(model, rng)
@@ -249,7 +268,7 @@ def run(name, folder):
 
     if name == "roberta":
         add_texts(model.double(), folder, golden)
-    model.double().train()                 # train mode; every dropout is 0
+    model.double().train()                 # train mode; each dropout rate is 0
     named = {spelled(n): p for n, p in model.named_parameters()}
     optimizer = torch.optim.AdamW([{"params": [p for n, p in named.items() if decays(n)], "weight_decay": 0.01},
                                    {"params": [p for n, p in named.items() if not decays(n)], "weight_decay": 0.0}],
@@ -286,7 +305,7 @@ def run(name, folder):
 
 
 def verify(name, folder):
-    """Reloads the folder as a user would, in float32, and compares logits and loss with what is stored."""
+    """Reloads the folder as a user would, in float32, and compares logits and loss with the stored ones."""
     cls = shapes()[name][0]
     golden = load_file(os.path.join(folder, "golden.safetensors"))
     model = cls.from_pretrained(folder, attn_implementation="eager").eval()

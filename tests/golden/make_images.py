@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Golden images: small ones of every number of channels, and what Pillow's bilinear resize makes of them; and what transformers' image
-processors make of some.
+"""Writes golden images: small ones with every number of channels, resized by Pillow's bilinear filter, and
+some that transformers' image processors have preprocessed.
 
-    python tests/golden/make_images.py            writes tests/golden/resize.safetensors and preprocess.safetensors
-    python tests/golden/make_images.py --check    compares with what is there, byte for byte
+    python tests/golden/make_images.py            writes tests/golden/resize.safetensors and
+                                                  preprocess.safetensors
+    python tests/golden/make_images.py --check    compares with the files there, byte for byte
 
-needs: pillow 12.1 or older, numpy, safetensors, transformers 5. preprocess.safetensors has NAME.json, the text of a
-preprocessor_config.json, NAME.from, and NAME.to, pixels before they are rescaled and normalised. resize.safetensors has tensors NAME.from and NAME.to, U8 (height, width, channels). With alpha (2 or 4
-channels) Pillow multiplies the colours by it before resizing and divides them afterwards.
+needs: pillow 12.1 or older, numpy, safetensors, transformers 5. preprocess.safetensors has NAME.json, the
+text of a preprocessor_config.json, NAME.from, and NAME.to, pixels before they are rescaled and normalised.
+resize.safetensors has tensors NAME.from and NAME.to, U8 (height, width, channels). With alpha (2 or 4
+channels) Pillow multiplies the colours by alpha before resizing and divides them afterwards.
 
-Later versions of Pillow resize the height before the width where it shrinks much more (12.2 a very tall image, 13.0 when it loses more
-than twice as many pixels as the width), so that the rounding in between differs: by one grey level at most, before alpha divides it.
+Later versions of Pillow resize the height before the width if the height shrinks much more (12.2 for a very
+tall image, 13.0 if the height loses more than twice as many pixels as the width), so that the rounding in
+between differs: by one grey level at most, before the division by alpha.
 """
 import json
 import os
@@ -30,7 +33,7 @@ CASES = [  # channels, (height, width) from, to
 
 
 def image(rng, channels, height, width):
-    """A gradient with noise, and a part that is black or white; alpha of all sorts."""
+    """Returns a gradient with noise, with a black or white part and many values of alpha."""
     y, x, c = np.mgrid[0:height, 0:width, 0:channels]
     pixels = 255 * (y + (1 + c) * x) / (height + (1 + c) * width) + rng.randint(-60, 61, (height, width, channels))
     extreme = rng.randint(0, 4, (height, width, 1)) == 0
@@ -45,7 +48,7 @@ def square(n):
     return {"height": n, "width": n}
 
 
-PROCESSORS = [  # preprocessor_config.json, sizes of images; the model sees 12 x 12
+PROCESSORS = [  # preprocessor_config.json, sizes of images; the model's images are 12 x 12
     *({"image_processor_type": "ViTImageProcessor", "size": square(12), "resample": k} for k in range(4)),
     *({"image_processor_type": "ViTImageProcessor", "size": square(17), "resample": k, "do_center_crop": True, "crop_size": square(12)}
       for k in range(4)),
@@ -83,12 +86,12 @@ def make_processed(rng):
 
 def main():
     assert tuple(map(int, pillow.split(".")[:2])) <= (12, 1), f"pillow {pillow} goes another way"
-    rng = np.random.RandomState(5)  # legacy generator: its stream is frozen by numpy
+    rng = np.random.RandomState(5)  # legacy generator: numpy has frozen its stream
     golden = {}
     for n, (channels, size, to) in enumerate(CASES):
         pixels = image(rng, channels, *size)
         if n == len(CASES) - 1:
-            pixels[:] = 255  # stays so: the weights add up to one
+            pixels[:] = 255  # stays black or white: the weights add up to one
         resized = Image.fromarray(pixels[..., 0] if channels == 1 else pixels).resize((to[1], to[0]), Image.Resampling.BILINEAR)
         golden[f"{n:02}.from"], golden[f"{n:02}.to"] = pixels, np.asarray(resized).reshape(*to, channels).copy()
     for name, tensors in (("resize", golden), ("preprocess", make_processed(rng))):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Golden training runs of tiny language models, computed by PyTorch and Hugging Face transformers.
+"""Writes golden training runs of tiny language models, computed by PyTorch and Hugging Face transformers.
 
     python tests/golden/make_lm.py            writes tests/golden/lm/NAME/
     python tests/golden/make_lm.py --check    writes to a temporary folder and compares byte for byte
@@ -9,17 +9,17 @@ starting checkpoint as transformers saves it, and golden.safetensors, the refere
 
     batchB.ids (tokens)             B = 0..4; all sequences one after another, no padding
     batchB.seq_start (n_seqs + 1)   sequence s is tokens seq_start[s] .. seq_start[s + 1] - 1
-    batchB.targets (tokens)         the token that follows; -100 at the end of a sequence, and at some others
+    batchB.targets (tokens)         the next token; -100 at the end of a sequence, and in some other places
     logits (tokens, vocab), loss (1)   of batch 0 with the starting weights
     grad.NAME, step5.NAME              gradient of that loss; parameter after 5 steps, on batches 0..4
     losses (5), grad_norms (5)         of those steps; the norm is over all parameters, before clipping
-    greedy.prompt, greedy.ids          what transformers' generate() adds to a prompt without sampling
+    greedy.prompt, greedy.ids          a prompt, and the ids that generate() adds to it without sampling
     long.ids (300), long.logits (8, vocab)   of falcon_alibi_heads: a sequence, and the logits of its end
 
-Gradients and parameters are as tinytrain has them: (out, in), and rows of fused query_key_value in the order
-all queries, all keys, all values. The reference runs in float64, but for what transformers does in float32
-whatever the model's dtype (RMSNorm, rotary angles). Optimizer as in make_golden.py: AdamW, lr 1e-3, weight
-decay 0.01 of matrices, gradients clipped to a norm of 1.
+Gradients and parameters have tinytrain's layout: (out, in), and rows of fused query_key_value in the order
+all queries, all keys, all values. The reference runs in float64, except for what transformers computes in
+float32 whatever the model's dtype (RMSNorm, rotary angles). Optimizer as in make_golden.py: AdamW, lr 1e-3,
+weight decay 0.01 of matrices, gradients clipped to a norm of 1.
 """
 
 import argparse
@@ -54,7 +54,7 @@ MODELS = {
         embd_pdrop=0.0,
         attn_pdrop=0.0,
     ),
-    # grouped heads of another size than hidden_size / heads, not tied, Llama 3.1's scaling
+    # grouped heads of a size other than hidden_size / heads, untied weights, Llama 3.1's scaling
     "llama": dict(
         model_type="llama",
         vocab_size=41,
@@ -205,7 +205,7 @@ MODELS = {
         max_position_embeddings=32,
         **NO_DROPOUT,
     ),
-    # slopes that bf16 does not hold, and a sequence of rows that it does not count
+    # slopes that bf16 cannot represent, and a sequence with rows that do not count
     "falcon_alibi_heads": dict(
         model_type="falcon",
         vocab_size=33,
@@ -221,7 +221,7 @@ MODELS = {
         max_position_embeddings=512,
         **NO_DROPOUT,
     ),
-    # 5 of 10 columns, of which transformers turns 6
+    # 5 of 10 columns rotate, of which transformers rotates 6
     "neox_odd": dict(
         model_type="gpt_neox",
         vocab_size=34,
@@ -235,7 +235,7 @@ MODELS = {
         rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5),
         **NO_DROPOUT,
     ),
-    # the positions of the pretraining twice: those beside rope_parameters count (see contradict)
+    # the positions of the pretraining in two places: those beside rope_parameters count (see contradict)
     "llama_original": dict(
         model_type="llama",
         vocab_size=31,
@@ -255,7 +255,7 @@ LONG = 300
 
 
 def initialise(model, rng):
-    """Larger than the usual initialisation, so that every gradient is well above rounding."""
+    """Initialises parameters larger than usual, so that every gradient is well above rounding."""
     for name, p in sorted(model.named_parameters()):
         x = rng.standard_normal(tuple(p.shape))
         x = 0.1 * x if name.endswith(".bias") else 1 + 0.1 * x if p.dim() == 1 else 0.2 * x
@@ -263,7 +263,8 @@ def initialise(model, rng):
 
 
 def make_batch(rng, vocab, longest):
-    """Ragged sequences: one of length 1, one of the greatest length, the others anything between."""
+    """Returns ragged sequences: one of length 1, one of the max length, the others of any length in
+    between."""
     n = int(rng.randint(4, 6))
     lengths = [1, longest] + [int(rng.randint(2, longest)) for _ in range(n - 2)]
     lengths = [lengths[i] for i in rng.permutation(n)]
@@ -286,7 +287,7 @@ def logits_of(model, batch):
 
 
 def as_here(name, x, config):
-    """A tensor in tinytrain's layout."""
+    """Returns a tensor in tinytrain's layout."""
     if config.model_type == "gpt2" and x.dim() == 2 and ".h." in name:
         return x.t()
     if "query_key_value" not in name:
@@ -353,10 +354,10 @@ def run(name, folder):
     prompt = torch.from_numpy(rng.randint(0, config.vocab_size, (1, 5)))
     made = model.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)
     golden["greedy.prompt"], golden["greedy.ids"] = prompt[0].int(), made[0, 5:].int().contiguous()
-    model.train()  # every dropout is 0
+    model.train()  # each dropout rate is 0
     here = (
         "embed_out.weight" if config.model_type == "gpt_neox" else "lm_head.weight"
-    )  # the head, in the file
+    )  # the name of the head in the file
     named = {n.replace("lm_head.weight", here): p for n, p in model.named_parameters()}
     optimizer = torch.optim.AdamW(
         [

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Golden LoRA adapters of the tiny language models of make_lm.py, by Hugging Face peft.
+"""Writes golden LoRA adapters of the tiny language models of make_lm.py, made by Hugging Face peft.
 
     python tests/golden/make_lora.py                  writes tests/golden/lm/NAME/lora/
-    python tests/golden/make_lora.py --load NAME DIR  loads a peft folder into model NAME and prints how far the
-                                                      logits of batch 0 are from those in DIR/logits.safetensors
+    python tests/golden/make_lora.py --load NAME DIR  loads a peft folder into model NAME and prints how far
+                                                      the logits of batch 0 are from DIR/logits.safetensors
 
 needs: torch, transformers 5, peft, safetensors, numpy. Each folder gets adapter_config.json and
 adapter_model.safetensors as peft saves them, with random A and B, and golden.safetensors (float32):
 
     logits (tokens, vocab)   of batch 0 of ../golden.safetensors, computed in float64
-    grad.NAME                gradients of the mean loss of that batch, by the names and shapes in the adapter
+    grad.NAME                gradients of the mean loss of that batch, with the names and shapes of the
+                             adapter
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Golden WordPiece cases: small vocabularies, and texts with the ids that Hugging Face gives for them.
+"""Writes golden WordPiece cases: small vocabularies, and texts with the ids that Hugging Face gives for them.
 
     python tests/golden/make_tokens.py
 
@@ -7,14 +7,15 @@ writes beside this script
     vocab_{uncased,cased}.txt    words, and pieces of one or more letters
     tokens_{uncased,cased}.tsv   texts, with these vocabularies
     points_{uncased,cased}.tsv   random strings of all kinds of characters, with point_vocabulary()
-    code_points.tsv              checksums of the ids of all code points, with the same vocabulary
+    code_points.tsv              checksums of the ids of all code points, with point_vocabulary()
 
 needs: transformers 5, tokenizers. A line of tokens_* and points_* is `escaped text<TAB>ids separated by
-spaces`, ids with [CLS] and [SEP]. The text is escaped as \\n \\t \\r \\\\ and \\uXXXX or \\UXXXXXXXX for
+spaces`, ids with [CLS] and [SEP]. The text is escaped as \\n \\t \\r \\\ and \\uXXXX or \\UXXXXXXXX for
 control and all non-ASCII characters. A line of code_points.tsv is `FIRST<TAB>cased<TAB>uncased`: checksum()
 of the ids of "a", c and "b", for c from FIRST (hexadecimal) to FIRST + 0xFFF.
 
-The reference is BertTokenizer of transformers, the `tokenizers` package. See also compare_tokens.py.
+The reference is BertTokenizer of transformers, which uses the package `tokenizers`. See also
+compare_tokens.py.
 """
 import logging
 import os
@@ -73,7 +74,7 @@ def vocabularies():
 
 
 TEXTS = [
-    # nothing, and only white space
+    # an empty text, and only white space
     "", " ", "   ", "\t", "\n", "\r\n", " \t\n\r ", "\u00a0", "\u3000", "\u2028", "\u2029", "\u200b", "\ufeff", "\u0085",
     # plain words
     "the", "The film was good.", "THE FILM WAS GOOD!", "this movie is not bad", "watched watching watches watcher", "unhappy unhappiness",
@@ -111,9 +112,9 @@ TEXTS = [
     # other scripts
     "\u0645\u0631\u062d\u0628\u0627", "\u05e9\u05dc\u05d5\u05dd", "\u0928\u092e\u0938\u094d\u0924\u0947", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "\u09cb \u0bca \u0dde", "\U00010400\U00010428", "\U0001d400", "\u13a0\uab70", "\u10a0\u1c90\u10d0",
     "the \u043a\u0438\u043d\u043e \u4e2d film\u03b1", "a\u0430\u03b1",
-    # valid UTF-8 that looks otherwise: noncharacters, unassigned, edges of the encoding's lengths
+    # valid UTF-8 that is unusual: noncharacters, unassigned, edges of the encoding's lengths
     "a\uffffb", "a\ufdd0b", "a\U0010ffffb", "a\u0378b", "\u007e\u0080\u07ff\u0800", "a\u07ffb", "a\ud7ffb", "a\U0001ffffb", "\u00c3\u00a9 \u00e2\u20ac\u2122",
-    # long words: 100 characters is the longest that is looked at
+    # long words: words of more than 100 characters are unknown
     "a" * 100, "a" * 101, "a" * 99 + " b", "the " + "z" * 150 + " film", "\u00e9" * 100, "e\u0301" * 100, "\u00e9" * 101, "\u4e2d" * 40, "." * 120, "ab" * 50, "ab" * 50 + "c", "\U0001f600" * 101,
     # special tokens, and near misses
     "[SEP]", "a [MASK] b", "[CLS] the film [SEP]", "[PAD]", "[UNK]", "[sep]", "[ SEP ]", "[Mask]", "[unused0]", "SEP CLS", "##ing", "a ##ed", "## #",
@@ -123,8 +124,9 @@ TEXTS = [
 ]
 
 
-# The code points below this are tokens of point_vocabulary(): c has the id 5 + 2 * c, "##" and c the next, so
-# that ids tell the characters of words. White space and surrogates can be no tokens; their ids are unused.
+# The code points below this are tokens of point_vocabulary(): c has the id 5 + 2 * c, and "##" with c the
+# next id, so that ids tell the characters of words. White space and surrogates cannot be tokens; their ids
+# are unused.
 POINTS = 0x20000
 
 
@@ -138,7 +140,7 @@ def bert_tokenizer(vocabulary, lowercase):
 
 
 def kinds_of_points():
-    """{code point: kind} without letters, {code point: fold} of what is kept"""
+    """Returns {code point: kind} without letters, and {code point: fold} of the code points that are kept."""
     clean_up, strip, lower = (BertNormalizer(clean_text=i == 0, handle_chinese_chars=False, strip_accents=i >= 1,
                                              lowercase=i == 2) for i in range(3))
     kinds, folds = {}, {}
@@ -165,7 +167,7 @@ def kinds_of_points():
 
 
 def nasty_strings(rng, count):
-    """Random strings of all kinds of characters, with more of the rare kinds than texts have."""
+    """Returns random strings of all kinds of characters, with more of the rare kinds than texts have."""
     kinds, folds = kinds_of_points()
     pools = {}
     for c, kind in kinds.items():
@@ -190,7 +192,7 @@ def nasty_strings(rng, count):
         text = [rng.choice(pools[rng.choice(some)]) for _ in range(rng.randrange(1, 24))]
         if rng.random() < 0.2:  # marks of many combining classes one after another
             text += [rng.choice(pools[rng.choice(marks)]) for _ in range(rng.randrange(2, 12))]
-        if rng.random() < 0.01:  # about as long as the longest word that is looked at
+        if rng.random() < 0.01:  # about as long as the longest word that is known
             text += rng.choice([*LETTERS, "\u00e9", *pools["mark"]]) * rng.randrange(90, 110)
             text += [rng.choice(pools[rng.choice(marks)])]
         out.append("".join(text))
@@ -198,7 +200,7 @@ def nasty_strings(rng, count):
 
 
 def checksum(rows):
-    """FNV-1a, 32 bits, over the ids of rows of ids, 4 bytes each, the lowest first."""
+    """Returns the FNV-1a hash, 32 bits, of all ids in rows, 4 bytes each, the lowest byte first."""
     h = 2166136261
     for ids in rows:
         for i in ids:

@@ -1,33 +1,35 @@
 #!/usr/bin/env python3
-"""Writes the Unicode tables of tokenizers as C, from what the `tokenizers` package does to code points.
+"""Writes the Unicode tables of tokenizers as C, from the effects of the package `tokenizers` on code points.
 
     python tests/golden/make_unicode.py     C tables to stdout, for src/text/code_points.h
 
 needs: tokenizers (Hugging Face), the reference for what a control character, a space, punctuation or an
-accent is. It follows several versions of Unicode, one for each Rust crate that it is built from, so no table
-of another source equals it. compare_tokens.py checks the tables, and the C code that reads them, against it.
+accent is. Each of the Rust crates from which it is built follows its own version of Unicode, so no table of
+another source equals its tables. compare_tokens.py checks the tables, and the C code that reads them, against
+the package.
 
-A table is a string of numbers (see digits) of rows in the order of code points. s(x) is 2x, or -2x - 1 if
-x < 0.
+A table is a string of numbers (see digits). The numbers form rows in the order of code points. s(x) is 2x, or
+-2x - 1 if x < 0.
 
-What is in no row has no property:
+A code point in no row has no property:
     bert         of BertNormalizer: the distance from the end of the row before; last - first << 2 | class,
                  see probe()
-    cjk          the two blocks of CJK compatibility ideographs, each code point that NFD makes of one:
+    cjk          the code points that NFD makes of the two blocks of CJK compatibility ideographs:
                  s(to - to of the one before)
     letters      the distance from the end of the row before; last - first << 8 | bits, see PROPERTIES
     marks        the distance from the end of the row before; last - first << 6 | rank, where marks of a
                  higher combining class have a higher rank, from 1
     graphemes    the distance from the end of the row before; last - first << 4 | class, see GRAPHEMES
-    lower        lower(c) where that is not c, but of U+0130, which becomes two code points: the distance from
-                 the first of the row before; last - first (8 bits) << 3 | kind, where kind is
+    lower        the result of lower(c) if it is not c, except for U+0130, which becomes two code points:
+                 the distance from the first of the row before; last - first (8 bits) << 3 | kind, where kind is
                  stride * 3 - 3 + step; s(to - to of the row before - that distance). c becomes
-                 to + (c - first) / stride * step, when stride divides c - first
-    compat       NFKD(c) where that is not NFD(c): 18 * (the distance from the row before - 1) + code points -
-                 1; s(first - first of the row before - that distance); of the others s(it - the one before)
-    pairs        canonical decompositions but those of Hangul, which are arithmetic, and of the CJK blocks:
-                 the distance from the row before << 1 | whether NFC composes it; s(first of the two - that of
-                 the row before); s(second, or 0 - that of the row before)
+                 to + (c - first) / stride * step, if stride divides c - first
+    compat       NFKD(c) if it is not NFD(c): 18 * (the distance from the row before - 1) + code points -
+                 1; s(first - first of the row before - that distance); for each other code point
+                 s(it - the one before)
+    pairs        canonical decompositions except those of Hangul, which are arithmetic, and of the CJK
+                 blocks: the distance from the row before << 1 | whether NFC composes it; s(first of the
+                 two - that of the row before); s(second, or 0 - that of the row before)
 """
 import importlib.metadata
 import struct
@@ -51,14 +53,15 @@ def nfd(*points):
 
 
 def is_reordered(c):
-    """Whether c is no starter: then U+0334, of the lowest, moves over c to before U+0345, of the highest."""
+    """Returns whether c is no starter: then U+0334, of the lowest class, moves over c to before U+0345, of
+    the highest."""
     order = nfd(0x345, c, 0x334)
     return order.index("\u0334") < order.index("\u0345")
 
 
 def probe():
-    """{code point: 1 if cleaning drops it, 2 if it is an accent}, white space and punctuation of words, and
-    what is Chinese"""
+    """Returns {code point: 1 if cleaning drops it, 2 if it is an accent}, the white space and the punctuation
+    between words, and the Chinese characters."""
     kinds, space, punctuation, chinese = {}, set(), set(), []
     words = BertPreTokenizer()
     for c in ALL:
@@ -84,20 +87,21 @@ def probe():
 
 
 def mark_classes(marks):
-    """{mark: 0 for the lowest combining class among them, 1 for the next ...}"""
+    """Returns {mark: 0 for the lowest combining class among the marks, 1 for the next ...}."""
     below = {c: sum(nfd(c, d) != chr(c) + chr(d) for d in marks) for c in marks}
     return {c: sorted(set(below.values())).index(n) for c, n in below.items()}
 
 
 def is_chinese(c):
-    """tt__is_cjk of the C code."""
+    """Does what tt__is_cjk of the C code does."""
     return (0x4E00 <= c <= 0x9FFF or 0x3400 <= c <= 0x4DBF or 0xF900 <= c <= 0xFAFF or 0x20000 <= c <= 0x2A6DF
             or 0x2A700 <= c <= 0x2B81F or 0x2B920 <= c <= 0x2CEAF or 0x2F800 <= c <= 0x2FA1F)
 
 
 def run_table(one):
-    """[(first, last, stride, to, step)] of {code point: the one that it becomes}"""
-    # Greedy: from the smallest code point left, the longest run of any stride and step; others fill its gaps.
+    """Returns [(first, last, stride, to, step)] of {code point: the code point that it becomes}."""
+    # Greedy: from the smallest code point left, takes the longest run of any stride and step; other runs fill
+    # its gaps.
     runs, left = [], dict(one)
     for c in sorted(one):
         if c not in left:
@@ -118,12 +122,14 @@ def run_table(one):
 
 
 def look_back(runs):
-    """How many rows at most lie between the run that holds c and the last with first <= c."""
+    """Returns how many rows at most there are between the run that holds c and the last run with first <=
+    c."""
     return max(i - min([j for j in range(i) if runs[j][1] > runs[i][0]] or [i]) for i in range(len(runs)))
 
 
 def digits(n):
-    """A number in characters from # to ~, but ? and \\: 60 that end a number, behind them 30 that do not."""
+    """Returns a number in characters from # to ~, except ? and \\: the first 60 of these end a number, the
+    other 30 do not."""
     alphabet = [chr(c) for c in range(35, 127) if chr(c) not in "?\\"]
     text, n = alphabet[n % 60], n // 60
     while n:
@@ -137,7 +143,8 @@ def signed(x):
 
 
 def emit(name, numbers, width=110):
-    """An array of strings, as C99 wants no string of 4096 characters; a number is within one of them."""
+    """Prints an array of strings, as a C99 compiler need not accept a string of 4096 characters. A number is
+    never divided."""
     texts = [""]
     for number in map(digits, numbers):
         if len(texts[-1]) + len(number) >= 4096:
@@ -165,9 +172,9 @@ def cjk_numbers(blocks):
         before = to
 
 
-# The bits of a code point, from the lowest: \\p{L}, \\p{N} and \\s of a Split; Punctuation; \\w, the word of
-# an added token that is a single word; Digits; whether NFC may change it, or moves marks over it;
-# StripAccents.
+# The bits of a code point, from the lowest: \\p{L}, \\p{N} and \\s of a Split; Punctuation; \\w, a character
+# of a word next to which a single-word added token is not found; Digits; whether NFC may change it, or moves
+# marks over it; StripAccents.
 PROPERTIES = ["letter", "number", "space", "punctuation", "word", "digit", "unstable", "accent"]
 
 
@@ -182,7 +189,8 @@ def properties(rows, marks):
         return {ord(piece) for piece, _ in splitter.pre_tokenize_str(between) if len(piece) == 1} - {ord("a")}
 
     def added(before, **options):
-        """{code point: the encoding of it in front of an added token}"""
+        """Returns (code point, the encoding of `before`, the code point and an added token) of each code
+        point."""
         one = Tokenizer(WordLevel({"x": 0, "[UNK]": 1}, unk_token="[UNK]"))
         one.add_tokens([AddedToken("@@", normalized=False, **options)])
         return zip(ALL, one.encode_batch([before + chr(c) + "@@" for c in ALL]))
@@ -201,13 +209,14 @@ def properties(rows, marks):
 
 
 def combining_marks():
-    """{mark: its rank}: of what NFD leaves as it is and sorts"""
+    """Returns {mark: its rank} of the marks that NFD leaves unchanged and sorts."""
     marks = [c for c in ALL if c not in HANGUL and nfd(c) == chr(c) and is_reordered(c)]
     return {c: rank + 1 for c, rank in mark_classes(marks).items()}
 
 
 def pair_rows():
-    """(composed, first, second or 0, whether NFC composes the two) of each code point that NFD decomposes"""
+    """Returns (composed, first, second or 0, whether NFC composes the two) of each code point that NFD
+    decomposes."""
     whole = {c: nfd(c) for c in ALL if c not in HANGUL and nfd(c) != chr(c)}
     one, rows = {d: c for c, d in reversed(whole.items())}, []
     for c, d in whole.items():
@@ -223,15 +232,16 @@ def pair_rows():
     return rows
 
 
-# How a code point breaks graphemes, as far as it shows (what Precompiled does to those of less than 6 bytes).
-# Hangul is by ranges in the C code, and U+000D and U+000A are controls that stay together.
+# The classes by which a code point breaks graphemes, as far as their effect can be seen (what Precompiled
+# does to graphemes of less than 6 bytes). The C code has Hangul as ranges, and U+000D and U+000A are controls
+# that stay together.
 GRAPHEMES = ["control", "extend", "extend between no consonants", "linker", "joiner", "spacing", "prepend",
              "picture", "consonant"]
 
 
 def each_byte():
-    """A Precompiled that makes an X of each grapheme of less than 6 bytes, and of each character of a longer
-    one; it leaves line ends alone."""
+    """Returns a Precompiled that makes an X of each grapheme of less than 6 bytes, and of each character of a
+    longer one; it leaves line ends unchanged."""
     units = [256 << 10] + [0] * 767
     for byte in range(1, 256):
         if byte != 10:
@@ -245,7 +255,7 @@ def grapheme_classes():
     mark, joiner, copyright, heart, ka, virama = "\u0301", "\u200d", "\u00a9", "\u2764", "\u0915", "\u094d"
 
     def counts(before, behind):
-        """How many X come of each code point between two texts."""
+        """Returns how many X each code point gives between two texts."""
         lines = []
         for k in range(0, len(points), 4096):
             text = "\n".join(before + chr(c) + behind for c in points[k:k + 4096])
@@ -256,7 +266,7 @@ def grapheme_classes():
         return len(counter.normalize_str(text))
 
     def joined(before, between, behind):
-        """Of which code points is there no break before `behind`?"""
+        """Returns the code points that have no break between them and `behind`."""
         apart = [n + one(behind) for n in counts(before + between[0], between[1])]
         return {c for c, n, m in zip(points, counts(before + between[0], between[1] + behind), apart) if n != m}
 
@@ -284,7 +294,7 @@ def grapheme_classes():
 
 
 def row_numbers(table, shift):
-    """Of {code point: bits}, runs of equal bits."""
+    """Returns the number of rows, and the numbers, of {code point: bits}. A row is a run of equal bits."""
     runs = []
     for c, bits in sorted(table.items()):
         if runs and runs[-1][1:] == [c - 1, bits]:
@@ -313,7 +323,7 @@ def lower_runs():
 
 
 def compat_rows():
-    """{code point: the code points of its compatibility decomposition}"""
+    """Returns {code point: the code points of its compatibility decomposition}."""
     whole = {c: NFKD().normalize_str(chr(c)) for c in ALL}
     assert all(len(to) <= 18 for to in whole.values())
     return {c: tuple(map(ord, to)) for c, to in whole.items() if to != nfd(c)}
