@@ -41,7 +41,8 @@ static double bytes_of(const tt_tape *t, int32_t id)
 static void add(cost *costs, int kind, double launches, double bytes, double flops)
 {
     const rate *r = &rates[kind];
-    const double by_bytes = bytes / (r->bytes * 1e12), by_flops = r->flops > 0 ? flops / (r->flops * 1e12) : 0;
+    const double by_bytes = bytes / (r->bytes * 1e12);
+    const double by_flops = r->flops > 0 ? flops / (r->flops * 1e12) : 0;
     cost *to = &costs[kind];
     to->launches += launches;
     to->bytes += bytes;

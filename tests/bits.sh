@@ -6,7 +6,7 @@
 # until tests/bits.c changes.
 #
 #   KINDS   "cpu cuda" (the default): on which kinds of device; cuda is emulated
-#   EVERY   17: 1 of so many cases is run, and half as many on instruction sets other than the best,
+#   EVERY   17: one of this number of cases is run, and half as many on instruction sets other than the best,
 #           a quarter on cuda. 1: all
 #   B       build: folder for programs and results
 #   CC, CXX, CFLAGS (-O2)

@@ -13,8 +13,8 @@ import glob
 import re
 import sys
 
-# What a comment begins with that has no subject of its own, and words of a dialect. Each pattern is searched
-# in the text of a comment, whose lines are joined and whose marks are gone.
+# Beginnings without a subject, and words of a dialect. Each pattern is searched in the text of a comment, whose
+# lines are joined and whose marks are gone.
 PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("begins with What", r"^What\b(?! happens)"),
     ("begins with Of", r"^Of (?!course)"),
@@ -56,7 +56,8 @@ def comments(path):
         text = f.read()
     if path.endswith(".md"):
         text = re.sub(r"^```.*?^```", lambda m: "\n" * m.group(0).count("\n"), text, flags=re.M | re.S)
-        found = re.finditer(r"(?:^[ \t]*(?:[-*>#|]|\d+\.).*\n(?:^  +\S.*\n)*|(?:^.*\S.*\n)+?(?=\s*\n|[-*|#]))",
+        text = re.sub(r"(?m)^#.*$", "", text) # headings
+        found = re.finditer(r"(?:^[ \t]*(?:[-*>|]|\d+\.).*\n(?:^  +\S.*\n)*|(?:^.*\S.*\n)+?(?=\s*\n|[-*|#]))",
                             text + "\n", re.M)
         pieces = ((m.start(), m.group(0)) for m in found)
     else:
