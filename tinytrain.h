@@ -353,13 +353,14 @@ typedef struct tt_files {
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
-/* How messages about memory_budget name options and bytes. By default they name the fields of
-   tt_compile_options; a program with command-line options can make them name its own options. */
+/* Functions and words with which messages about memory_budget name options and bytes. By default they name
+   the fields of tt_compile_options; a program with command-line options can make them name its own
+   options. */
 typedef struct tt_wording {
     const char *budget;  /* name of the budget; default "memory_budget" */
     const char *smaller; /* a change that needs less memory; default "A micro-batch of fewer rows" */
-    /* Writes an option and its value, or the option alone if value is NULL. Default: writes as recompute
-       "blocks". */
+    /* Writes an option and its value, or the option alone if value is NULL. The default writes, for example,
+       recompute "blocks". */
     void (*option)(void *user, const char *name, const char *value, char *to, size_t capacity);
     void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes; default:
                                                                            only the number */
@@ -470,8 +471,8 @@ typedef struct tt_value { int32_t id; uint32_t tape; } tt_value;
 tt_tape *tt_tape_new(tt_context *ctx);
 void tt_tape_free(tt_tape *t);
 
-/* Returns the tape's status. The first wrong shape marks the tape: later ops do nothing, and tt_compile
-   fails. This function tells the error earlier. */
+/* Returns TT_OK, or the error of the first op that failed, such as a wrong shape. After an error later ops do
+   nothing, and tt_compile fails; this function tells the error earlier. */
 tt_status tt_tape_status(const tt_tape *t);
 void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* names v in plans and
                                                                                   errors */
@@ -535,20 +536,21 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s); /* s x */
    a multiple of 2^-16. Without training the result is x. */
 tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 
-/* The columns of a head that form a pair: j and j + size / 2 (GPT-NeoX; LLaMA in transformers), or 2 j and 2
-   j + 1 (GPT-J; LLaMA in Meta's code). */
+/* The columns of a head that form a pair: j and j + size / 2 (GPT-NeoX; LLaMA in transformers), or 2j and 2j
+   + 1 (GPT-J; LLaMA in Meta's code). */
 typedef enum tt_rotary_pairs { TT_ROTARY_HALVES, TT_ROTARY_NEIGHBOURS } tt_rotary_pairs;
-/* Frequencies for sequences longer than those of the pretraining. PLAIN: base^(-2 j / size). LINEAR: PLAIN /
-   `factor` (Chen et al., "Extending context window of large language models via positional interpolation",
-   2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within `original`
-   positions (Peng et al., "YaRN: Efficient context window extension of large language models", 2023). */
+/* Frequencies for sequences longer than those of the pretraining. PLAIN: base^(-2j / size) for pair j.
+   LINEAR: PLAIN / `factor` (Chen et al., "Extending context window of large language models via positional
+   interpolation", 2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within
+   `original` positions (Peng et al., "YaRN: Efficient context window extension of large language models",
+   2023). */
 typedef enum tt_rotary_scaling {
     TT_ROTARY_PLAIN, TT_ROTARY_LINEAR, TT_ROTARY_LLAMA3, TT_ROTARY_YARN
 } tt_rotary_scaling;
 
 typedef struct tt_rotary_options {
     int heads;                 /* Set it to the heads of x, which divide its width; there is no default */
-    int size;                  /* Set it to turn only a number of first columns of each head, at most 512;
+    int size;                  /* Set it to turn only the first `size` columns of each head, at most 512;
                                   default 0: all. With an odd size one more column turns, as in transformers'
                                   GPT-NeoX */
     tt_rotary_pairs pairs;     /* Set it to pair columns as the model does; default TT_ROTARY_HALVES */
@@ -571,7 +573,7 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
 
 typedef struct tt_attention_options {
     int heads;     /* Set it to the heads of q, which divide its width; there is no default. Heads of k and v
-                      have q's width */
+                      have as many columns as heads of q */
     bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence;
                       default false */
     float scale;   /* Set it to scale q k^T by another factor; default 0: 1 / sqrt(head size) */
@@ -598,8 +600,8 @@ typedef struct tt_attention_options {
     int listed, list_rows; /* Set them to the blocks in a list, and to how many first blocks of a sequence
                               have a list; default 0 */
     /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
-       block beyond the sequence's end is skipped. A block that is listed several times, or is attended
-       anyway, counts as often. */
+       block beyond the sequence's end is skipped. A block that is listed several times, or that is attended
+       anyway, counts each time. */
     const int32_t *lists;
     bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
                                 train, as transformers' BigBird does; default false */
@@ -738,11 +740,11 @@ tt_loss_scale tt_loss_scale_default(void);
 typedef struct tt_parallel {
     /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
        / pipeline. With several data ranks, a program that trains has one loss: gradients are divided by the
-       loss's targets on all data ranks. Tensor ranks divide consecutive linear layers together with the ops
-       between them, and attention by heads if their number is a multiple of the tensor ranks, both if the
-       group has 1,000,000 weights; and large embeddings. They compute all else whole. tt_plan.split_params
-       says how much is divided. If a program keeps a layer whole because the layer's hidden values are an
-       output, later programs with the layer's parameters keep it whole. */
+       loss's targets on all data ranks. Tensor ranks divide large embeddings, and groups of 1,000,000 weights
+       or more: consecutive linear layers with the ops between them, and attention, by heads, if the number of
+       heads is a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
+       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
+       hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
     /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
        "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:
@@ -944,9 +946,9 @@ void tt_program_free(tt_program *p);
    "budget" among the options a still larger one might fit again.) record(user, t, n) records a micro-batch of
    n on a new tape, with parameters that already exist, and returns the root. The function only makes about
    ten plans: it allocates nothing, and works for a kind of device that this machine lacks. memory_budget 0
-   stands for the free memory of the GPU (the least, of several) less 256 MiB (or an eighth) for CUDA itself;
-   on the CPU it is refused. Returns 0 after an error, which is the plan's error if not even n = 1 fits. For a
-   trainer use tt_largest_micro_batch. */
+   stands for the free memory of the GPU (of several GPUs, the one with the least) less 256 MiB (or an eighth)
+   for CUDA itself; on the CPU it is refused. Returns 0 after an error, which is the plan's error if not even
+   n = 1 fits. For a trainer use tt_largest_micro_batch. */
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
                          const tt_compile_options *o, int64_t most);
 
@@ -966,11 +968,11 @@ typedef struct tt_plan {
                                           `bytes` and the fields below describe rank 0, which has most */
     size_t bytes_least;                /* bytes of the rank that has least: fewer if rank 0 is a server */
     /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank
-       (the largest of all ranks), and the smallest number of bytes with which any method could do the same. A
-       sum over n ranks needs at least 2 (n - 1) / n of its bytes; half of that if each rank needs only its
-       shard, which is also the cost of gathering the shards. A server sums alone: it loads the gradients of
-       all other ranks, and each of them loads all parameters. moved_least_bytes leaves out bookkeeping
-       (norms, losses). */
+       (the largest of all ranks), and the smallest number of bytes with which any method could do the same.
+       For a sum over n ranks that number is 2 * (n - 1) / n times the tensor's bytes; half of that if each
+       rank needs only its shard, and also half for gathering the shards. A server sums alone: it loads the
+       gradients of all other ranks, and each of them loads all parameters. moved_least_bytes leaves out
+       bookkeeping (norms, losses). */
     size_t moved_bytes, moved_least_bytes;
     /* Bytes that all ranks of this process together send to other processes in such a step, and the smallest
        number of bytes with which any method could do the same. 0 with one process. */
@@ -1025,7 +1027,7 @@ typedef struct tt_plan_value {
                          workspace */
     tt_category category;
     size_t bytes;
-    int first, last;  /* first and last instruction that occupy it */
+    int first, last;  /* first and last instruction during which it is in use */
 } tt_plan_value;
 /* Writes the storages that are live at the peak instruction, largest first, at most `capacity` of them.
    Returns how many there are, or 0 when out of memory; their bytes add up to tt_plan.at_peak. Names live as
@@ -1173,8 +1175,8 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w);
 /* ==== src/api/tokenizer.h */
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
-/* Converts texts to ids and back, equal to `tokenizers` 0.23.3 (and to transformers 5.24.0, except as
-   tt_tokenizer_load says). There are three kinds:
+/* Converts texts to ids and back, with the results of the Python package tokenizers 0.23.3 (and of
+   transformers 5.24.0, except as tt_tokenizer_load says). There are three kinds:
    - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt
      with one token a line, whose number is the id (white space at the end of a line is ignored); or from a
      tokenizer.json.
@@ -1227,8 +1229,8 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
 int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id + 1 */
 /* Returns a token as the vocabulary has it (in byte-level encoding a space is U+0120), or NULL if no token
-   has this id. A token with a NUL inside, which a tokenizer.json may have, is cut there, and its text does
-   not find it. */
+   has this id. A token with a NUL inside, which a tokenizer.json may have, is cut there; tt_tokenizer_find
+   does not find it. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 if absent */
 /* Returns the id of the token with this purpose, or -1. With vocab.txt these are BERT's tokens. Otherwise
@@ -1337,7 +1339,8 @@ typedef struct tt_image_source {
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why it
        cannot. A loader's threads call read and release, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
-    void (*release)(void *user, tt_image *image); /* releases what read gave, soon after. May be NULL */
+    void (*release)(void *user, tt_image *image); /* releases the image that `read` returned, soon after. May
+                                                     be NULL */
     const char *(*name)(void *user, int64_t index); /* returns a name for errors, such as a path. NULL: errors
                                                        use the index */
     void *user;
@@ -1347,8 +1350,8 @@ typedef struct tt_image_source {
 /* Makes a dataset of a source's images. examples/datasets.h reads CIFAR-10 with it. */
 tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
 
-/* Moves n texts or images out of d into a new dataset. Each class gives its share; the context's seed
-   chooses. */
+/* Moves n texts or images out of d into a new dataset. Each class gives its share of n; the context's seed
+   determines which are moved. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
@@ -1398,8 +1401,8 @@ typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
     int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
-                                        have as many; for 3 it may also have 1 (grey, copied into all three)
-                                        or 4 (alpha is dropped) */
+                                        have this number of channels; for 3 it may also have 1 (grey, copied
+                                        into all three) or 4 (alpha is dropped) */
     int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
                                         0, 0: not resized */
     int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
@@ -1432,13 +1435,13 @@ typedef struct tt_batch {
     int rows;                 /* tokens of all sequences together; 0 if there are none, as with images */
     const int32_t *ids;       /* (rows) */
     const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
-    const int32_t *types;     /* (rows) 0 */
+    const int32_t *types;     /* (rows) token types, all 0 */
     const int32_t *seq_start; /* (seqs + 1) */
     const int32_t *labels;    /* (seqs) */
     const int64_t *index;     /* (seqs) index in the dataset */
     const uint8_t *pixels;    /* (seqs, image_bytes) */
     int64_t image_bytes;      /* height * width * channels */
-    const tt_array *arrays;   /* (n_arrays): for models of your own */
+    const tt_array *arrays;   /* (n_arrays) arrays for models of your own */
     int n_arrays;
     bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
@@ -1449,8 +1452,8 @@ typedef struct tt_source {
     void *self;                /* argument of the functions */
     /* Goes to the first micro-batch of a step, 0 to `steps`. */
     tt_status (*seek)(void *self, int64_t epoch, int64_t step);
-    /* Fills in the next micro-batch, all of whose fields are 0, or sets *more to false at the end of the
-       epoch. tt_fit and tt_evaluate end with its error and return it. */
+    /* Fills in the next micro-batch, whose fields are all 0 before the call, or sets *more to false at the
+       end of the epoch. If it fails, tt_fit and tt_evaluate end and return its error. */
     tt_status (*next)(void *self, tt_batch *batch, bool *more);
     /* Number of steps in an epoch, at least 1. If `next` gives more, tt_fit and tt_evaluate fail; if it gives
        fewer, tt_fit warns the logger once. A step of training ends with a micro-batch that is
@@ -1559,14 +1562,14 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
     int batch;         /* Set it to change how many windows a step has; default 16 */
-    int accumulate;    /* Set it as tt_loader_options.accumulate, to split a step into micro-batches; default
-                          1 */
+    int accumulate;    /* Set it to split a step into micro-batches, as in tt_loader_options; default 1 */
     int length;        /* Set it to change the tokens of a window; default 256 */
     bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
     bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
                           document predict the next; default false: attention and positions start anew with
                           each document */
-    tt_parallel parallel; /* Set it as tt_loader_options.parallel; default: one group on one rank */
+    tt_parallel parallel; /* Set it to the trainer's `parallel`, as in tt_loader_options; default: one group
+                             on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, which follow each other without padding; the last may be shorter. In
@@ -1603,10 +1606,10 @@ typedef struct tt_model {
        gives. The names of the inputs are those of a batch's arrays. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
-    int classes;      /* logits of the output, one for each class, for tt_predict. 0: the output is something
-                         else */
-    const char *unit; /* unit of speeds per second: "tokens", "images"; same characters as a metric's name.
-                         NULL: "examples" */
+    int classes;      /* number of classes, and of logits in a row of the output (for tt_predict). 0: the
+                         output is something else */
+    const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
+                         "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
     bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
                          and starts, and batches may leave them out */
@@ -1651,10 +1654,10 @@ typedef struct tt_bert_config {
     float attention_dropout;
     float classifier_dropout;
     /* Set it for BigBird to attend by blocks (attention_type "block_sparse"); default true. A sequence of
-       more than (5 + 2 random_blocks) block_size tokens then attends, as in transformers, to the first and
-       the last block, to three blocks around its own, and in training to random_blocks blocks: a seed (the
-       layer's number) chooses them, as transformers does for max_positions tokens. Without training the first
-       block replaces each of the random ones. Block-sparse attention drops no attention weights. */
+       more than (5 + 2 * random_blocks) * block_size tokens then attends, as in transformers, to the first
+       and the last block, to three blocks around its own, and in training to random_blocks blocks: a seed
+       (the layer's number) chooses them, as transformers does for max_positions tokens. Without training the
+       first block replaces each random block. Block-sparse attention drops no attention weights. */
     bool block_sparse;        /* default true for BigBird, else false */
     int block_size, random_blocks;
     bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true */
@@ -1685,7 +1688,8 @@ typedef struct tt_bert {
                       least in part */
 } tt_bert;
 
-/* Creates the parameters. They begin as in transformers (normal, initializer_range; norms 1, biases 0). */
+/* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
+   norms 1, biases 0. */
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
    as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
@@ -1757,7 +1761,8 @@ typedef struct tt_vit {
     bool new_head;                          /* the classifier begins with random weights, at least in part */
 } tt_vit;
 
-/* Creates the parameters. They begin as in transformers (normal, initializer_range; norms 1, biases 0). */
+/* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
+   norms 1, biases 0. */
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
 /* Loads a folder with model.safetensors, or with the files that model.safetensors.index.json names, or a
    single .safetensors file; config.json and preprocessor_config.json are read if the same folder has them.
@@ -1814,10 +1819,10 @@ typedef struct tt_lm_config {
 /* Returns transformers' default configuration of a kind: "gpt2" is GPT-2 of 124 million parameters; key_heads
    is 0 except for "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
 tt_lm_config tt_lm_config_default(const char *kind);
-/* Returns a configuration of a kind with other sizes, for a small model from scratch. Heads share keys in the
-   kind's proportion as far as possible; an MLP is 4 times as wide as the model (8/3 times if it has a gate);
-   the kind's fraction of each head turns; embeddings are tied; there is neither a window nor dropout. heads,
-   at least 1, divides hidden_size. Set vocab_size and max_positions yourself. */
+/* Returns a configuration of a kind with the given sizes, for a small model from scratch. Heads share keys in
+   the kind's proportion as far as possible; an MLP is 4 times as wide as the model (8/3 times if it has a
+   gate); rotary positions turn the kind's fraction of each head; embeddings are tied; there is neither a
+   window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and max_positions yourself. */
 tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads);
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: absent */
@@ -1832,15 +1837,15 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 typedef struct tt_lora_options {
     const char *targets; /* Set it to the modules that get an adapter: patterns (as in tt_param_freeze) of
                             their names, or of the ends of the names after a dot, separated by commas:
-                            "q_proj,v_proj"; default NULL: peft's choice (q_proj and v_proj; c_attn for
-                            "gpt2"; query_key_value) */
+                            "q_proj,v_proj"; default NULL: peft's choice (c_attn for "gpt2", query_key_value
+                            for "gpt_neox" and "falcon", else q_proj and v_proj) */
     int rank;            /* Set it for larger or smaller adapters; default 8 */
     float alpha;         /* Set it to scale the adapter's output by alpha / rank; default 8 */
     float dropout;       /* Set it to drop some of the adapter's input in training; default 0 */
 } tt_lora_options;
 tt_lora_options tt_lora_options_default(void);
-typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* weight (out, in) += b (out, rank) times a
-                                                                 (rank, in) */
+typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds b (out, rank) times a (rank,
+                                                                 in) to weight (out, in) */
 
 typedef struct tt_lm {
     tt_context *ctx;
@@ -1868,7 +1873,8 @@ typedef struct tt_lm {
                                   folder, or the name in a loaded adapter; NULL: unknown */
 } tt_lm;
 
-/* Creates the parameters. They begin as in transformers (normal, initializer_range; norms 1, biases 0). */
+/* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
+   norms 1, biases 0. */
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* Loads a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
    files that it names, which must be in the folder. The function refuses, by name, a key of config.json that
@@ -1889,8 +1895,8 @@ void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it clos
    not change. From then on only adapters are trained: everything else is frozen. NULL options: defaults. */
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *o);
 /* tt_lm_lora_save writes a peft folder: adapter_config.json and adapter_model.safetensors. tt_lm_lora_load
-   reads one into a model without adapters, and refuses by name what its config asks for beyond these (DoRA,
-   PiSSA, biases, ranks of single modules). */
+   reads such a folder into a model without adapters. It refuses by name everything in the folder's config
+   that tt_lora_options lacks (DoRA, PiSSA, biases, ranks of single modules). */
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder);
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder);
 /* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; B becomes
@@ -1960,10 +1966,10 @@ tt_sampling tt_sampling_default(void);
 
 /* Continues `seqs` prompts, any number. ids: i32 (start[seqs]), all prompts one after another; prompt i has
    the ids [start[i], start[i + 1]), at least one and fewer than the context. out: i32 (seqs, max_new), the
-   new tokens. count (seqs): how many. A sequence ends with a token of `stop`, after max_new tokens, or when
-   the context is full. Filters work in transformers' order: penalty, temperature, top_k, top_p. NULL
-   sampling: defaults. The random numbers of a sequence do not depend on the other sequences, but products of
-   few rows may round differently from products of many. */
+   new tokens. count: (seqs), the number of new tokens of each sequence. A sequence ends with a token of
+   `stop`, after max_new tokens, or when the context is full. Filters work in transformers' order: penalty,
+   temperature, top_k, top_p. NULL sampling: defaults. The random numbers of a sequence do not depend on the
+   other sequences, but products of few rows may round differently from products of many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
 /* Continues a text. put receives the bytes that the answer adds to the text, as they come, in whole
@@ -2000,8 +2006,9 @@ struct tt_train_options {
     int max_seqs, max_tokens;
 };
 tt_train_options tt_train_options_default(void);
-/* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate if a step
-   of the first source may have more micro-batches than there are data ranks. Either source may be NULL. */
+/* Raises max_seqs and max_tokens to the sizes that the micro-batches of two sources need, and sets accumulate
+   if a step of the first source may have more micro-batches than there are data ranks. Either source may be
+   NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
 
 typedef struct tt_trainer tt_trainer;
@@ -2152,10 +2159,10 @@ tt_fit_options tt_fit_options_default(void);
      lr           learning rate of the step. lr, grad_norm, loss_scale and skipped are empty in a line of
                   validation
      grad_norm    norm of all gradients together, before clipping; 0 for a skipped step
-     loss_scale   of the next step; 1 without loss scaling
+     loss_scale   loss scale of the next step; 1 without loss scaling
      skipped      steps skipped so far, as in tt_stats
-     bytes        of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes); of
-                  several ranks, the rank with most
+     bytes        size of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes); of
+                  several ranks, the largest
      seconds      duration of the step, including the wait for its data, or of the validation; without saving
      tokens_per_second, or images_per_second and so on, by the model's unit: over these seconds
    loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state is.
@@ -2220,11 +2227,12 @@ typedef enum tt__act {
 
 #define TT__MAX_IN 9
 #define TT__RUN_IN 8 /* number of the operand that holds the step's settings, in ops with TT__WITH_RUN      */
-#define TT__UNSCALE_IN 4 /* this operand and the next of an fp8 product hold factors of its operands        */
+#define TT__UNSCALE_IN 4 /* in an fp8 product, operands 4 and 5 hold 1 / scale of operands 0 and 1          */
 #define TT__MAX_OUT 6
 
-/* Attributes: what distinguishes two instructions of one op. X(type, name); 0 if an op does not use it. The
-   hash of a state reads every field of this list, so a type must have no padding. */
+/* Attributes: the settings that distinguish instructions of one op. X(type, name), then the ops that use the
+   attribute; in other ops it is 0. The hash of a saved state reads every field of this list, so no type may
+   have padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
     X(int, heads)         /* ATTENTION, ROTARY */ \
@@ -2260,7 +2268,8 @@ typedef struct tt__attr {
 #define TT__FIELD(type, name) type name;
     TT__ATTRS(TT__FIELD)
 #undef TT__FIELD
-    int max_length; /* ATTENTION; a promise about inputs, in which two programs may differ */
+    int max_length; /* ATTENTION: no sequence is longer, by the caller's promise; 0: no promise. Programs that
+                       load the same state may differ in it */
 } tt__attr;
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
@@ -2274,9 +2283,9 @@ typedef enum tt__segment {
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *
    data ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs at once on all ranks
-   along an axis. These ranks are its members, numbered along the axis; along stages, from the last stage on.
-   TIED: the members are the same ranks of two stages, number `from` and `to`. SLOTS: the members are the
-   slots of one storage (tt__value.slots). */
+   along an axis. These ranks are its members, numbered along the axis; of stages, the last is member 0. TIED:
+   the members are the ranks at the same place of two stages, member `from` and member `to`. SLOTS: the
+   members are the slots of one storage (tt__value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -2287,11 +2296,12 @@ typedef struct tt__move {
     tt__reduce reduce;
     int64_t unit;       /* elements that stay together: shards are whole units                              */
     bool root;          /* member 0's shard is the whole tensor, other shards are empty                     */
-    int from, to;       /* members. A RECV over stages has no operand, which is on another tape             */
+    int from, to;       /* numbers of two members. A RECV over stages has no operand: the sent value is on
+                           another tape */
 } tt__move;
 
-/* Computes the shard of `member` among `members`: the elements [*first, *first + count) of `elements`.
-   Returns count. */
+/* Computes the shard that `member` of `members` has of a tensor: elements [*first, *first + count) of its
+   `elements` elements. Returns count. */
 static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int member, int members,
                                 int64_t *first)
 {
@@ -2304,38 +2314,40 @@ static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int m
     return to - from;
 }
 
-/* Phases of a collective, which is launched once for each phase, with a barrier of all members in between: in
-   the first, each member sums its shard or fetches it from the root; in the second, it copies the others'
-   shards. */
+/* Phases of a collective. A collective is launched once for each phase, with a barrier of all members in
+   between. In the first phase each member sums its shard or fetches the shard from the root; in the second it
+   copies the other members' shards. */
 enum {
     TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2,
-    /* only in tt__rules.phases: members' operands, or results, are shards; all data are member 0's */
+    /* flags only of tt__rules.phases: the operands of members are shards; the results of members are shards;
+       all data are member 0's */
     TT__PIECES_IN = 4, TT__PIECES_OUT = 8, TT__OF_FIRST = 16
 };
 
 typedef struct tt__instr {
     int op;             /* TT__OP_...; -1: removed by the current pass                                      */
-    int before;         /* during a pass: inserted before this instruction                                  */
+    int before;         /* during a pass: number of the instruction before which this one is inserted       */
     int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: absent                                       */
     uint32_t add, add_later;
     tt__attr attr;
-    uint32_t random;    /* its stream of random numbers; a recomputed copy has the same stream              */
-    int factor[2];      /* of a product: 1 + row of fp8_history of each operand; 0: none                    */
+    uint32_t random;    /* number of its stream of random numbers; a recomputed copy has the same stream    */
+    int factor[2];      /* of a matrix product: 1 + row of fp8_history for operands 0 and 1; 0: none        */
     tt__segment segment;
-    int stage;          /* 1 + its stage of a pipeline; 0: unknown, or there is one stage                   */
-    bool backward;      /* emitted by autodiff, or by recompute for such an instruction                     */
+    int stage;          /* 1 + number of the pipeline stage that runs it; 0: unknown, or there is one stage */
+    bool backward;      /* emitted by autodiff, or by recompute as a copy of such an instruction            */
     bool again;         /* a copy that recomputes a value                                                   */
     bool always;        /* ranks without a micro-batch run it as well                                       */
-    bool later;         /* runs only if add_later applies: earlier micro-batches have left a result         */
+    bool later;         /* runs only when add_later applies: once earlier micro-batches have left a result  */
     bool with_next;     /* launched with the next instruction, of the same op: see tt__backend.launch */
     bool on_host;       /* the CPU's kernel runs it in the host's memory, on any device                     */
-    int stream;         /* its stream; outside TT__COMPUTE_STREAM it only starts here and ends at WAIT      */
-    tt__move move;      /* of a collective                                                                  */
+    int stream;         /* its stream; work of a stream beside TT__COMPUTE_STREAM begins here and ends at its
+                           WAIT */
+    tt__move move;      /* how a collective moves data                                                      */
     /* Operands (1 << operand) that count once in a sum over the tensor ranks, such as the bias of partial
        sums: only tensor rank 0 is launched with these operands. */
     uint32_t once;
-    int slot;           /* 1 + slot of gradients that it works on; 0: none                                  */
-    size_t workspace;   /* bytes of scratch memory while it runs, and their place                           */
+    int slot;           /* 1 + number of the slot of gradients that it works on; 0: none                    */
+    size_t workspace;   /* bytes of scratch memory while it runs, and the place of this memory in the arena */
     size_t workspace_place;
 } tt__instr;
 
@@ -2343,15 +2355,16 @@ typedef struct tt__instr {
 /* ---------------------------------------------------------------------------------------------- the op table
    Table of the ops: X(OP, name, inputs, outputs, flags), the largest numbers of inputs and outputs. Other
    parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), and the case in the generic
-   tests. In the comments of the rows a name in [brackets] may be absent. The flags: */
+   tests. The comment of a row lists the operands and, after ->, the results, in the order of their numbers. A
+   name in [brackets] may be absent; - is a number that the op does not use. The flags: */
 #define TT__NAMED_BY_ACT 0x1 /* errors and programs use its activation's name                               */
 #define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
 #define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
 #define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
 #define TT__RANDOM 0x10      /* draws random numbers                                                        */
-#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, if it updates or drops out    */
-#define TT__MEAN 0x40        /* with TT__WITH_RUN: reads the settings only in programs that accumulate, where
-                                it does not yet know the step's number of targets */
+#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings if the op updates or drops out */
+#define TT__MEAN 0x40        /* with TT__WITH_RUN: the op reads the settings only in programs that accumulate,
+                                because the step's number of targets is not yet known there */
 #define TT__ANY_SPACE 0x80   /* its operands may be in the host's memory                                    */
 #define TT__WAITS 0x100      /* its operands are all operands and results of another stream's work          */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
@@ -2361,24 +2374,25 @@ typedef struct tt__instr {
 #define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                            */
 #define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                */
 #define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], of equal shape                                     */
-#define TT__MOVES 0x10000    /* out[0] is in[0], a part of it or a sum with it, or scaled                   */
+#define TT__MOVES 0x10000    /* out[0] is in[0], a part of in[0], in[0] times a factor, or a sum with in[0] */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
-/* The backward may recompute out[0] instead of saving it. AGAIN: if in[0], or a shard of it, is saved anyway.
-   AGAIN_ATTENTION: likewise, if recompute is "attention". AGAIN_KEPT: if in[0] is an input or a parameter. */
+/* The backward may recompute out[0] instead of saving it. AGAIN: if in[0], or a shard of in[0], is saved
+   anyway. AGAIN_ATTENTION: under the same condition, if recompute is "attention". AGAIN_KEPT: if in[0] is an
+   input or a parameter. */
 #define TT__AGAIN 0x40000
 #define TT__AGAIN_ATTENTION 0x80000
 #define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
 /* Row r of out[0] depends only on row r of these operands (1 << operand, among the first four). */
 #define TT__BY_ROW(slots) ((slots) << 20)
-/* Number of an operand, not 0: a matrix that a product may round while reading it (attr.narrow); a summand
-   that is added to the rest of out[0]; i32 (rows, 1), the rows of the batch that out[0] has, if not all
-   (tt__pass_rows). */
+/* The next three flags hold the number of an operand, not 0. WEIGHT: a matrix that a product may round while
+   reading it (attr.narrow). RESIDUAL: a summand that is added to the rest of out[0]. NUMBERS: i32 (rows, 1),
+   which rows of the batch out[0] has, if not all (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
 /* The last output, if present, is (1, columns of out[0]): the sum of out[0]'s rows. Attention's backward has
-   three: the sums of out[0], out[1] and out[2]. Only backwards have such outputs, and only if the device's
-   memory is not the host's: see tt__fuse_column_sums. */
+   three such outputs: the sums of out[0], out[1] and out[2]. Only backward ops have them, and only if the
+   device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two operands and an output */
@@ -2386,7 +2400,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
 #define TT__OPS(X) \
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
       TT__WEIGHT(1) | TT__RESIDUAL(3)) \
-        /* x, w, [b], [residual], [1/scale of x], [of w] -> y, [pre-activation] */ \
+        /* x, w, [b], [residual], [1/scale of x], [1/scale of w] -> y, [pre-activation] */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
@@ -2400,13 +2414,13 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
       TT__RESIDUAL(1)) /* a, b -> a + b */ \
     X(ADD_ROW, "add_row", 2, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* a, row -> a + row, in every row */ \
     X(SUM_ROWS, "sum_rows", 1, 1, 0) /* dy -> (1, D), the sum of all rows */ \
-    X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a b */ \
+    X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a * b */ \
     X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) \
-        /* gate, up -> silu(gate) up */ \
+        /* gate, up -> silu(gate) * up */ \
     X(SWIGLU_BACKWARD, "swiglu_backward", 3, 2, TT__INPLACE0 | TT__INPLACE1) \
         /* dy, gate, up -> [dgate], [dup] */ \
     X(ROTARY, "rotary", 2, 1, TT__INPLACE0 | TT__AGAIN) /* x, positions -> y */ \
-    X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s x */ \
+    X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s * x */ \
     X(DROPOUT, "dropout", 3, 2, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__MOVES | \
       TT__BY_ROW(1 | 2) | TT__RESIDUAL(1) | TT__NUMBERS(2) | TT__COLUMN_SUMS) \
         /* x, [residual], [row numbers] -> y, [column sums] */ \
@@ -2425,11 +2439,11 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
     X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
-        /* dy, w, [saved by act], -, [1/scale of dy], [of w] -> dx act', [column sums of dx] */ \
-    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy], [of x] -> dw, [db] */ \
+        /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
+    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
     X(QUANTIZE, "quantize", 2, 4, 0) \
-        /* x, [its history] -> [fp8 of x], [its transpose], 1/scale, [its largest] */ \
-    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* largest of a step -> history, largest (now 0) */ \
+        /* x, [history of x] -> [fp8 of x], [fp8 of x^T], 1/scale, [largest |x|] */ \
+    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* magnitudes of a step -> history, magnitudes set to 0 */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
@@ -2458,19 +2472,19 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* operands of another stream's work, result first */ \
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* result and operands of another stream's work */ \
     X(ALL_REDUCE, "all_reduce", 1, 1, TT__RMW | TT__INPLACE0 | TT__MOVES) \
-        /* x -> y, all members' x together */ \
+        /* x -> y, the sum (or max, min) of all members' x */ \
     X(REDUCE_SCATTER, "reduce_scatter", 1, 1, TT__RMW | TT__MOVES) \
-        /* x -> its shard of all members' x together */ \
+        /* x -> this member's shard of the sum of all members' x */ \
     X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* shard -> y, all members' shards */ \
     X(BROADCAST, "broadcast", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y, member 0's x */ \
     X(SEND, "send", 1, 0, 0) /* x, for the RECV that follows */ \
     X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x of member move.from -> y of member move.to */ \
-    X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, all slots of x together */ \
+    X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, the sum of all slots of x */ \
     X(CHUNK_SQUARES, "chunk_squares", 1, 1, 0) /* g -> sum of g^2 of each TT__CHUNK elements */ \
     X(FOLD_SQUARES, "fold_squares", 1, 1, 0) /* sums of chunks -> sum of g^2 */ \
-    X(MEAN_LOSS, "mean_loss", 1, 1, TT__RMW) /* a loss's counts, of all ranks -> loss */
+    X(MEAN_LOSS, "mean_loss", 1, 1, TT__RMW) /* a loss's counts on all ranks -> loss */
 
 enum {
 #define TT__ENUM(OP, name, inputs, outputs, flags) TT__OP_##OP,
@@ -2479,7 +2493,7 @@ enum {
     TT__OP_COUNT
 };
 
-/* Purposes of random numbers, a part of their streams' keys. */
+/* Purposes of random numbers. The purpose is a part of the key of a stream (tt__stream_key). */
 enum {
     TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE,
     TT__RANDOM_TOKEN
@@ -2488,19 +2502,20 @@ enum {
 /* Settings of a step, which the host writes before it runs a segment. */
 typedef struct tt__run {
     uint64_t seed;
-    int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                        */
+    int64_t step, micro;    /* optimizer steps done so far; number of the micro-batch in this step          */
     float lr;
     double loss_norm;       /* divides gradients while the number of targets is unknown (accumulation)      */
 } tt__run;
 
 /* Results of a step, which the host reads. Instructions read and write the three parts. */
-typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* over its micro-batches so far   */
+typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums of the micro-batches so
+                                                                            far */
 typedef struct tt__scale {
     double scale;               /* scale of the loss's gradient: a power of two                             */
     double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
 } tt__scale;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* gradient's norm (not finite: no parameter was changed) and its factor       */
+typedef struct tt__clipped { /* norm of the gradient (not finite: no parameter was changed); factor on it   */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale scale; tt__clipped clipped; } tt__results;
@@ -2515,19 +2530,20 @@ typedef struct tt__launch {
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
     bool tuned;             /* products use the fastest ways that tune has found                            */
-    const uint16_t *lists;  /* of block-sparse attention: (heads of all ranks, list_rows, listed), in the
-                               host's memory. NULL: every list names block 0                                */
-    /* First random number of an update: the number of out[0]'s first element in the whole tensor, a multiple
-       of 8. A shard of a tensor continues after the numbers of the shards of the tensor ranks before, which
-       are the numbers in the whole tensor only if rows are divided and a shard has a multiple of 8
-       elements. */
+    const uint16_t *lists;  /* block lists of block-sparse attention: (heads of all ranks, list_rows, listed),
+                               in the host's memory. NULL: every list names block 0 */
+    /* Number of the first random number of an update, a multiple of 8: the place of out[0]'s first element in
+       the whole tensor. The numbers of a tensor rank's shard begin after those of the lower ranks' shards.
+       They are the elements' places in the whole tensor only if rows are divided and a shard has a multiple
+       of 8 elements. */
     int64_t first;
-    /* For the first operand or result that is sharded over the tensor ranks: numbers of its first row and
-       column in the whole tensor, and how many rows the whole tensor has; 0: none is sharded. Random numbers
-       belong to elements of whole tensors. */
+    /* For the first operand or result that is sharded over the tensor ranks: the numbers of its first row and
+       first column in the whole tensor, and the whole tensor's number of rows (0: none is sharded). Random
+       numbers belong to elements of whole tensors. */
     int64_t first_row, first_col, whole_rows;
-    /* For a collective: TT__REDUCE_PHASE or TT__SPREAD_PHASE; the number of members, and the number of this
-       one; the first `present` members have data to reduce; operand 0 and result 0 of each member. */
+    /* For a collective. phase: TT__REDUCE_PHASE or TT__SPREAD_PHASE. members: number of members. me: number
+       of this member. present: the first `present` members have data to reduce. peer_in, peer_out: operand 0
+       and result 0 of each member. */
     int phase, members, me, present;
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
@@ -2536,21 +2552,22 @@ typedef struct tt__launch {
        peer_out. */
     void *const *staged;
     int64_t from, most;
-    void *workspace;        /* bytes that the kind's workspace() returns at capacity                        */
-    void *resident;         /* bytes of the kind's `resident`; any instruction may use them                 */
+    void *workspace;        /* scratch memory of the size that tt__device_kind.workspace returns at
+                               capacity */
+    void *resident;         /* the device's resident workspace; any instruction may use it                  */
 } tt__launch;
 
 /* Settings of the step in the device's memory; NULL: the instruction needs none. */
 #define TT__RUN_OF(l) ((const tt__run *)(l)->in[TT__RUN_IN].data)
 
 /* Rows that linear_cross_entropy processes at a time: enough that reading and writing the weight's gradient
-   each time costs little compared with the product. Their logits are f32; their gradients take the same
-   place. */
+   each time costs little compared with the product. The logits of these rows are f32; the gradients of the
+   logits are stored over them. */
 #ifndef TT__LOSS_CHUNK /* tests make TT__LOSS_CHUNK and TT__CUDA_LOSS_CHUNK smaller */
 #define TT__LOSS_CHUNK 512
 #endif
-/* Rows on a GPU, where more are needed: reading and writing GPT-2's weight gradient takes an H200 as long as
-   the product of some 700 rows (4.3 TB/s, 788 TFLOP/s). */
+/* Rows that linear_cross_entropy processes at a time on a GPU. It needs more: reading and writing GPT-2's
+   weight gradient takes an H200 as long as the product of some 700 rows (4.3 TB/s, 788 TFLOP/s). */
 #ifndef TT__CUDA_LOSS_CHUNK
 #define TT__CUDA_LOSS_CHUNK 2048
 #endif
@@ -2569,11 +2586,11 @@ typedef struct tt__launch {
 /* Returns the smallest multiple of a unit, a power of two, that is not less than n. */
 static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1) & ~(unit - 1); }
 
-/* Scaling of fp8 (see QUANTIZE). A tensor is multiplied by the largest power of two with which the largest
-   magnitude of the TT__FP8_STEPS steps before, times 2^margin, is in range. A tensor may therefore grow
+/* Scaling of fp8 (see QUANTIZE). A tensor is multiplied by the largest power of two that keeps in range
+   2^margin times the tensor's largest magnitude of the last TT__FP8_STEPS steps. A tensor may therefore grow
    twofold from one step to the next without saturation, and a loss scale may double. A row of the history
-   holds the largest magnitude of all these steps (0 if none is known), then that of each step, the last
-   first. */
+   belongs to one tensor: first the largest magnitude over all these steps (0: unknown), then the largest
+   magnitude of each step, the latest step first. */
 enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__FP8_MOST(e5m2) ((e5m2) ? 57344.0f : 448.0f) /* the largest finite number of E5M2 or E4M3 */
 
@@ -2581,14 +2598,16 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__DRAW_ROUNDS 7
 /* Threshold of dropout: an element whose 16 random bits are below it is dropped. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
-/* Threshold of dropout for attention weights, of 8 random bits; a rate above 0 drops some. */
+/* Threshold of dropout for attention weights: a weight whose 8 random bits are below it is dropped. A rate
+   above 0 gives a threshold of at least 1. */
 #define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
 
-/* Fills in masks that compare 16 numbers of 8 bits, one draw of Philox, with the threshold `drop` at once.
-   Bit b of number j is bit 16 (b / 4) + j of word b % 4. `kept` has a bit for each number: is the number, as
-   far as bit b, at least the threshold? From bit b - 1 to bit b: if the threshold has bit b, the number must
-   have bit b and be kept before; otherwise either is enough. For a word x that is kept = (x & kept) | (either
-   & (x | kept)), first for the lower halves of the words, then for the higher. */
+/* Fills in the masks with which a kernel compares 16 numbers of 8 bits, one draw of Philox, with the
+   threshold `drop` at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The comparison goes from
+   bit 0 to bit 7. `kept` has a bit for each number: whether its bits so far, as a number, are at least the
+   threshold's bits so far. At a bit that the threshold has, a number must have the bit and be kept before; at
+   any other bit one of the two is enough. For a word x that is kept = (x & kept) | (either & (x | kept)),
+   first for the lower halves of the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
     for (int b = 0; b < 4; b++)
@@ -2603,7 +2622,7 @@ static inline int tt__rotary_pairs(const tt_rotary_options *o) { return (o->size
 static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
 {
     const double turn = 6.283185307179586, size = o->size, log_base = log(o->base);
-    /* YARN: the pairs that turn `high` and `low` times within the original positions. */
+    /* YARN: numbers of the pairs that turn `high` and `low` times within the original positions. */
     double from = floor(size * log(o->original / (o->high * turn)) / (2 * log_base));
     double to = ceil(size * log(o->original / (o->low * turn)) / (2 * log_base));
     from = from > 0 ? from : 0;
@@ -2638,10 +2657,10 @@ static inline int64_t tt__listed_blocks(const tt__attr *a)
 }
 
 /* Returns the bytes for the dropout mask of attention's backward on CUDA. The kernel of dq draws which
-   weights dropout keeps, and stores them as bits for dk and dv: TT__CUDA_ATTENTION_BITS bytes for 64 queries
-   and 64 keys of a sequence and a head. The function returns 0 if the mask would be larger than q, so that
-   memory grows with rows only, and for sequences of up to 256 rows, for which mma.sync needs one sweep; the
-   weights are then drawn a second time. */
+   weights dropout keeps, and stores them as bits for the kernel of dk and dv: TT__CUDA_ATTENTION_BITS bytes
+   for 64 queries and 64 keys of a sequence and a head. The function returns 0, and both kernels draw, if the
+   mask would be larger than q, so that memory grows with rows only, or if no sequence has more than 256 rows:
+   mma.sync then needs one sweep. */
 #define TT__CUDA_ATTENTION_BITS 512
 static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
 {
@@ -2654,10 +2673,10 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* q's bytes, at 16 bits a number */
 }
 
-/* Returns whether cuBLASLt has fast kernels for a matrix: its size along rows of memory, and the distance of
-   two rows, must be multiples of 8 elements. Otherwise the product's operands are copied, with zeros up to
-   multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside
-   them. */
+/* Returns whether cuBLASLt has fast kernels for a matrix: the number of its columns, and the distance from a
+   row to the next, must be multiples of 8 elements. For other matrices the product's operands are copied,
+   padded with zeros to multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; the product
+   writes its result in f32 beside the copies. */
 static inline bool tt__cuda_even(const tt__mat *m) { return m->cols % 8 == 0 && m->ld % 8 == 0; }
 
 static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype dtype)
@@ -2680,9 +2699,9 @@ static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, 
            tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
 }
 
-/* Returns the bytes of dq's partial sums in the backward by warpgroups. For sequences of more than 256 rows
-   it keeps dq as partial f32 sums: each 256 keys of a sequence have a slot, up to TT__CUDA_ATTENTION_SLOTS;
-   longer sequences reuse the slots. The slots are then added up. */
+/* Returns the bytes of dq's partial sums in attention's backward by warpgroups. For sequences of more than
+   256 rows this backward keeps dq as partial f32 sums: each 256 keys of a sequence have a slot, up to
+   TT__CUDA_ATTENTION_SLOTS; longer sequences reuse the slots. The slots are then added up. */
 #define TT__CUDA_ATTENTION_SLOTS 4
 static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
 {
@@ -2694,9 +2713,9 @@ static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat 
     return slots * q->rows * q->cols * 4;
 }
 
-/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 (head +
-   1) / n. For another number, the heads after the largest power of two n have every second slope of 2 n
-   heads. */
+/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 * (head +
+   1) / n. For any other number of heads, n is the largest power of two below it: the first n heads have the
+   slopes of n heads, the others have every second slope of 2 * n heads. */
 static inline double tt__alibi_exponent(int head, int heads)
 {
     int n = 1;
@@ -2727,16 +2746,17 @@ typedef struct tt__backend {
     const char *(*error)(tt__device *d);
     void *(*allocate)(tt__device *d, size_t bytes);           /* contents are undefined                     */
     void (*release)(tt__device *d, void *memory);
-    /* Allocates memory that moves between the device and the host as it is used. *available: the bytes that
-       the device had free; the function allocates more than these only with `beyond`. allocate_managed, keep
-       and prefetch are NULL if the device has no such memory. */
+    /* Allocates memory that moves between the device and the host as it is used. *available receives the
+       bytes that the device had free; without `beyond` the function refuses to allocate more than these.
+       allocate_managed, keep and prefetch are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
-    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks to keep them on the device        */
-    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* fetches them           */
-    void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory for copy                       */
+    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks to keep the bytes on the device   */
+    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* fetches the bytes      */
+    void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory that `copy` can use            */
     void (*release_host)(tt__device *d, void *host);
-    /* Copies between memory and memory of allocate_host, in either direction, or within memory. The caller
-       leaves the host memory alone until after a later mark of the stream, or wait. */
+    /* Copies between the device's memory and memory of allocate_host, in either direction, or within the
+       device's memory. The caller leaves the host memory alone until `wait` returns, or until the host has
+       waited for a later mark of the stream. */
     tt_status (*copy)(tt__device *d, int stream, void *to, const void *from, size_t bytes);
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
     /* Initialises numbers [first, first + n) of a tensor, as tt__init_values does; first is a multiple of
@@ -2745,41 +2765,44 @@ typedef struct tt__backend {
                       uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark makes `event` stand for everything that the stream was given so far; NULL: a new event, to be
-       released. after makes everything that the stream, or the caller (TT__HOST_STREAM), does from now on
-       wait for `event`. */
+    /* mark makes `event` stand for all work that the stream was given so far; if *event is NULL, it first
+       creates an event, which release_event frees. after makes all work that the stream is given from now on
+       wait for `event`; with TT__HOST_STREAM the caller waits. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* Launches one instruction; or several of one op and stream none of which reads a result of another: the
-       device may run them at once, or, if they have a workspace, one after another. Or launches two of
-       different ops, the second of which reads result 0 of the first: dropout and a norm, or a norm's
-       backward and dropout. The device may fuse them if no result of the second is stored over an operand of
-       the first. */
+    /* Launches n instructions. They are one instruction; or several of one op and stream, none of which reads
+       another's result: the device may run them at once or, if they have a workspace, one after another. Or
+       they are two of different ops, the second of which reads result 0 of the first: dropout and a norm, or
+       a norm's backward and dropout. The device may fuse the two if no result of the second is stored over an
+       operand of the first. */
     tt_status (*launch)(const tt__launch *l, int n);
-    /* Record and replay launches. Launches after capture are recorded, not run; captured ends the recording
-       (NULL: it failed, and nothing is left); replay runs a recording any number of times, until forget.
-       Between capture and captured, the stream of computation comes first, and waits for everything that
-       other streams are given. All four are NULL if the device cannot record. */
+    /* The next four functions record and replay launches. Launches after `capture` are recorded, not run.
+       captured ends the recording and returns it (NULL: it failed, and nothing is left). replay runs a
+       recording any number of times, until forget. Between capture and captured, the stream of computation
+       gets the first work, and in the end it waits for all work that other streams were given. All four are
+       NULL if the device cannot record. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* Returns what the backend, or device number `index` if it exists, lacks for an instruction, as words to
-       follow "cannot run", or NULL. Operands are at capacity, without data; no device need be open. */
+    /* Returns the reason why the backend, or device number `index` if it exists, cannot run an instruction,
+       in words that end an error message; NULL: it can. The operands of `l` have their full capacity and no
+       data; no device need be open. */
     const char *(*refuses)(int index, const tt__launch *l);
     /* Writes the lines of tt_device_text, even if there is no such device. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
-    /* Returns what keeps kernels of d from loading from the memory of `from`, another device of the same
-       kind, as a sentence that lives until the next call; NULL: nothing, as a test with data has shown.
-       *rate: bytes a second, directly or else through the host; 0: not measured. */
+    /* Returns the reason why kernels of d cannot load from the memory of `from`, another device of the same
+       kind, in a sentence that lives until the next call; NULL: they can, as a test with data has shown.
+       *rate receives the bytes a second of such loads, or of copies through the host if kernels cannot load;
+       0: not measured. */
     const char *(*peer)(tt__device *d, tt__device *from, double *rate);
     /* Copies to staged[me] the elements that other members need from this member in the phase of a
-       collective: elements [from, from + most) of each shard, at most members * most elements. *more: shards
-       continue after these elements; equal on all members. stage and `more` are NULL if kernels can load from
-       all memory. */
+       collective: elements [from, from + most) of each shard, at most members * most elements. *more receives
+       whether shards have elements after these; all members get the same answer. stage and `more` are NULL if
+       kernels can load from all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
-    tt_status (*available)(tt__device *d, size_t *bytes); /* free memory; NULL: it is the host's            */
+    tt_status (*available)(tt__device *d, size_t *bytes); /* free bytes; NULL: the memory is the host's    */
     /* Measures (if `times`) each way to compute the products that launches of one op would need and that have
        no measurement yet, with memory that it gives back, and keeps the fastest way for launches that are
        `tuned`. Notes the products: their measurements also serve equal products with other numbers of rows.
@@ -2799,7 +2822,7 @@ typedef struct tt__backend {
 typedef struct tt__device_kind {
     const char *name;
     const tt__backend *backend; /* NULL: this build can only plan for this kind                             */
-    size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                  */
+    size_t alignment;   /* bytes of alignment of storages; a power of two, at least TT__ALIGN               */
     size_t resident;    /* bytes of workspace that persist between instructions and runs                    */
     bool host;          /* its memory is the host's, and a launch is complete when it returns               */
     /* Returns the bytes of workspace that i needs beside `resident`, at full capacity. threads: the threads
