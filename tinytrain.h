@@ -2940,28 +2940,34 @@ struct tt_context {
     tt_status status;
     char error[TT__ERROR];
     size_t allocated;
-    pthread_mutex_t mutex; /* guards data that threads share: `allocated` and the allocator, errors */
-    bool late;             /* tests: the CPU does work of other streams at its WAIT, not when it starts */
+    pthread_mutex_t mutex; /* guards what threads share: the allocator, `allocated`, and the fields about
+                              errors */
+    bool late;             /* tests: the CPU does another stream's work at its WAIT, not at its start */
     bool apart;            /* tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
     bool rank_failed;      /* an error was recorded since the ranks began to run */
     pthread_t failed;      /* thread that recorded the last error */
     double measured_peak;
-    bool profiles;         /* tt_measure_costs: each launch is made and timed by itself */
-    double *profile;       /* seconds of each instruction, by its number: the fastest run so far */
-    bool searches;         /* a search for the largest size that fits is on: errors give no advice */
+    bool profiles;         /* tt_measure_costs: each launch has one instruction and is timed by itself */
+    double *profile;       /* seconds of each instruction in its fastest run so far, by the instruction's
+                              number */
+    bool searches;         /* a search for the largest size that fits is running: errors give no advice */
     bool unbudgeted;       /* the caller of the search has no budget and will compile without one */
     size_t needs;          /* bytes of the smallest possible program with the options as they are */
-    size_t advised;        /* bytes of the smallest program that the error advises; 0: its advice fits */
-    bool no_arrivals;      /* plans have no memory for the inputs of the next run, as under a tight budget */
+    size_t advised;        /* bytes of the smallest program that an error's advice leads to; 0: the advice
+                              fits the budget */
+    bool no_arrivals;      /* plans reserve no memory for the inputs of the next run, as under a tight
+                              budget */
     tt__cpu cpu;           /* device "cpu", set up by the options */
     struct tt__crew *crews; /* list of the device groups that have programs */
     struct tt__net *net;   /* the other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
-    char unmade[TT__ERROR]; /* the first failure of tt_param_new since the last tt_error; "": none */
-    uint32_t *param_slots, n_param_slots; /* hash table of names (tt__param_slot): index + 1; 0: free */
+    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error; "": none
+                               failed */
+    uint32_t *param_slots, n_param_slots; /* hash table of parameter names (tt__param_slot). An entry is 1 +
+                                             the parameter's index; 0: free */
     bool writes_nothing;   /* this process writes no files: the first process writes them for all */
 };
 
@@ -3073,7 +3079,7 @@ static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
     return bigger;
 }
 
-/* Grows `array`, of `count` entries, to a capacity for one more; false when out of memory. */
+/* Grows `array`, which has `count` entries, so that one more fits. The result is false when out of memory. */
 #define TT__GROW(ctx, array, count, capacity) \
     ((count) < (capacity) || tt__grow((ctx), (void **)&(array), sizeof *(array), &(capacity)))
 
@@ -3204,7 +3210,7 @@ static uint16_t tt__to_f16(float x)
     uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00);
     if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00); /* rounds to infinity */
-    if (magnitude < 0x38800000u) { /* subnormal: the FPU rounds to 2^-24, the ulp of numbers in [0.5, 1) */
+    if (magnitude < 0x38800000u) { /* subnormal: adding 0.5 rounds to a multiple of 2^-24 */
         float scaled = tt__float(magnitude) + 0.5f;
         return (uint16_t)(sign | (tt__bits(scaled) - tt__bits(0.5f)));
     }
@@ -3240,9 +3246,9 @@ static uint8_t tt__to_fp8(float x, bool e5m2)
     return (uint8_t)(sign | (r + (1u << (drop - 1)) - 1 + (r >> drop & 1)) >> drop);
 }
 
-/* Returns the factor of a tensor before it is rounded to fp8: the largest power of two that keeps the
-   tensor's largest magnitude within range. NaN if `largest` is not finite; then the whole tensor becomes
-   NaN. */
+/* Returns the factor by which a tensor is multiplied before it is rounded to fp8: the largest power of two
+   that keeps the tensor's largest magnitude within range. NaN if `largest` is not finite; then the whole
+   tensor becomes NaN. */
 static float tt__fp8_scale(float largest, bool e5m2)
 {
     if (!(largest <= 3.4028235e38f)) return NAN;
@@ -3300,7 +3306,7 @@ static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t
 
 static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* a number in (0, 1) */
 
-/* Computes numbers [4i, 4i + 4) of a standard normal sequence (Box, Muller 1958). */
+/* Computes numbers [4 * i, 4 * i + 4) of a standard normal sequence (Box, Muller 1958). */
 static void tt__normal4(uint64_t key, uint64_t i, float out[4])
 {
     uint32_t counter[4] = {(uint32_t)i, (uint32_t)(i >> 32), 0, 0}, u[4];
@@ -3369,7 +3375,7 @@ static tt__float_mode tt__float_default(void)
 static void tt__float_restore(tt__float_mode mode) { fesetenv(&mode); }
 #endif
 
-/* Starts a thread that takes no signals sent to the process: these are for the host program's threads.
+/* Starts a thread that takes no signals sent to the process: those signals go to the host program's threads.
    Signals that a machine instruction raises (SIGSEGV and others) go to the thread of that instruction and are
    not blocked, so that the host program's handlers still work. Returns false on failure. */
 static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
@@ -3384,10 +3390,10 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A task of a pool, which runs `count` tasks on all threads, the caller included. Each thread begins with its
-   own slice of the tasks, the same slice in each call, so that the slice's data is still in its cache; then
-   it helps with the slices of other threads. Results must depend on the task only, not on the thread or the
-   number of threads. Idle workers sleep. */
+/* A function that does one task. A pool runs it for `count` tasks on all threads, the caller included. Each
+   thread begins with its own slice of the tasks, the same slice in each call, so that the slice's data is
+   still in its cache; then it helps with the slices of other threads. Results must depend on the task only,
+   not on the thread or the number of threads. Idle workers sleep. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
@@ -3426,7 +3432,7 @@ static void tt__pool_work(tt__pool *pool, int thread)
     }
 }
 
-/* Iterations of a waiting loop, about 20 us: longer than the gap between ops, shorter than a time slice. */
+/* Iterations of a waiting loop: about 20 us, longer than the gap between ops, shorter than a time slice. */
 #define TT__SPINS 2000
 
 /* Slows down a loop that waits for another thread. */
@@ -3538,12 +3544,12 @@ static double tt__quota_in(const char *folder)
     double value[4] = {0, 0, 0, 0}, quota = HUGE_VAL;
     char path[8192];
     for (int k = 0; k < 3; k++) {
-        const int at = k + (k > 0); /* cpu.max holds a quota and a period: value[0] and value[1] */
+        const int at = k + (k > 0); /* cpu.max holds two numbers, quota and period: value[0] and value[1] */
         if (snprintf(path, sizeof path, "%s/%s", folder, names[k]) >= (int)sizeof path) continue;
         FILE *f = fopen(path, "r");
         if (!f) continue;
         int read = fscanf(f, k == 0 ? "%lf %lf" : "%lf", &value[at], &value[1]);
-        if (read < 1) value[at] = 0; /* the word "max" */
+        if (read < 1) value[at] = 0; /* the file holds the word "max" */
         fclose(f);
     }
     for (int k = 0; k < 4; k += 2)
@@ -3562,7 +3568,8 @@ static void tt__each_group(const char *root, const char *controller,
     if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return;
     FILE *f = fopen(folder, "r");
     if (!f) return;
-    while (fgets(line, sizeof line, f)) { /* number:controllers:/path; no controllers: version 2 */
+    while (fgets(line, sizeof line, f)) { /* a line is number:controllers:/path; version 2 lists no
+                                             controllers */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
         if (!group) continue;
         *group++ = 0;
@@ -3616,8 +3623,9 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Memory that the process may still allocate. bytes: the least that any limit leaves; limit: that limit, in
-   bytes, which `of` names; group_limit: the smallest limit of the control groups; swap: free swap space. */
+/* Memory that the process may still allocate. bytes: the least that any limit leaves. limit: the size of that
+   limit in bytes. of: the name of that limit. group_limit: the smallest limit of the control groups. swap:
+   free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
@@ -3628,8 +3636,8 @@ static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
     m->of = of;
 }
 
-/* Lowers the tt__room `arg` to the bytes that a control group can still have. The group counts cached files
-   as used, but the kernel frees them on demand, so they count as available here. */
+/* Lowers the tt__room `arg` to the bytes that a control group still leaves. The group counts cached files as
+   used, but the kernel frees them on demand, so they count as available here. */
 static void tt__group_room(const char *folder, void *arg)
 {
     static const struct { const char *limit, *used, *inactive, *active, *swap_limit, *swap_used; } names[] = {
@@ -3800,8 +3808,8 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
 }
 
 /* Locks the file `path` with flock, which drops the lock when the process ends in any way, and writes `text`
-   to it. The previous holder may remove the file between open and flock here. The locked file then no longer
-   has this name, and the next try makes a new file. */
+   to it. Between open and flock here, the previous holder may remove the file. The file that is then locked
+   no longer has this name, and the next try makes a new file. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;
@@ -3826,7 +3834,7 @@ static void *tt__posix_lock(void *user, const char *path, const char *text, bool
 static int64_t tt__posix_space(void *user, const char *folder)
 {
     struct statvfs v;
-    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* 0: the file system doesn't say */
+    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* f_blocks 0: the size is unknown */
     return (int64_t)fmin((double)v.f_bavail * (double)v.f_frsize, 0x1p62);
 }
 
@@ -3917,7 +3925,8 @@ static bool tt__name_is(void *arg, const char *name)
 }
 
 /* Sets *found to whether a folder holds a file called `name`. Lists the folder instead of opening the file,
-   so that a file that cannot be opened (no permission, too many open files, failing disk) counts as there. */
+   so that a file that cannot be opened (no permission, too many open files, failing disk) counts as
+   present. */
 static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
 {
     const tt_files *files = &ctx->options.files;
@@ -3953,9 +3962,9 @@ static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes
 }
 
 /* A file that is written under a temporary name. tt__writer_end syncs the file and renames it into place, so
-   that readers find either the old file or the whole new one. After the first failure nothing more is
-   written, and tt__writer_end removes the temporary file. `file` is NULL where another process writes the
-   same file: then nothing is written. */
+   that readers find either the old file or the whole new one. After the first failure the writer writes
+   nothing more, and tt__writer_end removes the temporary file. `file` is NULL, and the writer writes nothing,
+   in a process that leaves this file to another process. */
 typedef struct tt__writer {
     tt_context *ctx;
     void *file;
@@ -4024,8 +4033,8 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* Heapsort of numbers by less(arg, a, b), a strict total order. Heapsort needs no memory and takes n log n
-   steps for any input. */
+/* An order of numbers for heapsort: less(arg, a, b) must be a strict total order. Heapsort needs no memory
+   and takes n log n steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 
 static void tt__sift_down(uint32_t *items, size_t root, size_t n, tt__less less, const void *arg)
@@ -4091,12 +4100,12 @@ struct tt_param {
        parameter; NULL: none. If two stages of a pipeline use the parameter, `again` is the arena of the other
        stage. */
     struct tt__arena *holder, *again;
-    uint64_t stages;        /* pipeline stages that held the parameter when tt_compile began, a bit each;
-                               0: none */
-    bool source_stays;      /* `source` is kept: only one of `holder` and `again` has memory yet */
+    uint64_t stages;        /* set of the pipeline stages that held the parameter when tt_compile began, one
+                               bit for each; 0: none */
+    bool source_stays;      /* `source` is not released yet: only one of `holder` and `again` has memory */
 };
 
-/* Kind of a storage. STEP: settings and results of the step. CACHE: a tt_cache. */
+/* Kind of a storage. STEP: settings and results of the step. CACHE: the rows of a tt_cache. */
 typedef enum tt__storage {
     TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP, TT__CACHE
 } tt__storage;
@@ -4105,16 +4114,16 @@ typedef enum tt__mark { TT__UNMARKED, TT__MARKED_KEEP, TT__MARKED_AGAIN } tt__ma
 /* Memory that stores a value: the device's or the host's. If the device uses the host's memory, instructions
    may use both spaces. */
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
-/* The layout of a tensor over the tensor ranks. WHOLE: replicated, the whole tensor on each rank. ROWS, COLS:
-   sharded, each rank has its own rows or columns. The shards are equally large, unless the rows are an axis:
-   then tt__piece gives a rank's rows (tt__axis.parts). Instructions leave two more layouts in a storage.
-   PARTIAL: each rank has a summand of the whole tensor's shape, and the sum over the ranks is the tensor.
-   ZEROS: 0 everywhere; each of the other layouts may start as ZEROS. */
+/* The layout of a tensor over the tensor ranks. WHOLE: replicated, each rank has the whole tensor. ROWS,
+   COLS: sharded, each rank has its own rows or columns. The shards are equally large, unless the rows are an
+   axis: then tt__piece gives a rank's rows (tt__axis.parts). Instructions leave two more layouts in a
+   storage. PARTIAL: each rank has a summand of the whole tensor's shape, and the sum over the ranks is the
+   tensor. ZEROS: all elements are 0; a storage of any other layout may start as ZEROS. */
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
 /* The shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or
    COLS, and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a
-   replicated storage. Over the data ranks: if `unit` is not 0, the shard is one that tt__piece computes, out
-   of `of` elements, and the shape is (1, elements of the largest shard). */
+   replicated storage. Over the data ranks: if `unit` is not 0, tt__piece computes the shard from `of`
+   elements, `unit` and `root`, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
     bool root;          /* the argument `root` of tt__piece */
@@ -4123,7 +4132,7 @@ typedef struct tt__part {
 
 typedef struct tt__shape {
     tt_dtype dtype;
-    int64_t rows, cols; /* rows: of an axis, its capacity */
+    int64_t rows, cols; /* rows: a fixed number, or the capacity of the axis */
     int32_t axis;       /* number of the axis; 0: none */
     int32_t extra;      /* actual rows = rows of the axis + extra (1 for sequence starts) */
 } tt__shape;
@@ -4134,27 +4143,27 @@ typedef struct tt__value {
     tt__storage storage;
     tt__space space;
     tt__part part;
-    /* slots, of a storage: number of slots, stored one after another, for the gradients of several leaves;
-       0: one. slot, of a view: one more than the number of its slot; 0: the slot of the micro-batch that
+    /* slots: in a storage, the number of slots, stored one after another, for the gradients of several
+       leaves; 0: one slot. slot: in a view, 1 + the number of its slot; 0: the slot of the micro-batch that
        runs. */
     int32_t slots, slot;
     bool visits;        /* storage of an update that runs in the host's memory: a temporary host copy of a
                            device storage */
     /* Fields of a storage of a pipeline stage. stays: the contents are saved from a micro-batch's forward to
        its backward, or until another stage has received them. copies: number of micro-batches whose contents
-       are saved at once; 0: 1. */
+       are saved at the same time; 0: one. */
     bool stays;
     int32_t copies;
-    int32_t ends;       /* one more than the pipeline stage that ends with this value; 0: none */
+    int32_t ends;       /* 1 + number of the pipeline stage that ends with this value; 0: none */
     bool elsewhere;     /* a parameter that only other stages read */
-    int tied[2];        /* the two stages that read the parameter, the lower first; [1] 0: only one reads
-                           it */
-    bool parted;        /* in a program: the value's address or its storage's depends on the run, see
+    int tied[2];        /* the two stages that read the parameter, the lower first; tied[1] is 0 if only one
+                           stage reads it */
+    bool parted;        /* in a program: the address of the value or of its storage depends on the run, see
                            tt__resolve_part */
     int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
     int64_t offset;     /* elements from the start of `base` */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
-    int held;           /* one more than the layout of a parameter that an arena holds already; else 0 */
+    int held;           /* 1 + the layout of a parameter that an arena holds already; 0: no arena holds it */
     bool keep;          /* the value can be read after the run */
     bool block_end;     /* recompute: the value is saved for the backward, not recomputed */
     bool offload;       /* marked by tt_offload; set on storages */
@@ -4164,62 +4173,64 @@ typedef struct tt__value {
     bool residual;      /* precision: part of the residual stream */
     bool needs_grad;    /* autodiff: the value depends on a trainable parameter */
     int32_t grad;       /* autodiff: the value that holds the gradient; 0: none yet */
-    /* Counts that tt__index makes. producer: one more than the first instruction that writes the value;
-       0: none. The others are of a base together with its views: number of operands that read it, number of
-       results that write it, number of views, last reader and last writer. */
+    /* Counts that tt__index makes. producer: 1 + the first instruction that writes the value; 0: none. The
+       other counts are those of a base and its views together. uses: operands that read it. writes: results
+       that write it. views: its views. reader, writer: the last instruction that reads it, and the last that
+       writes it. */
     int32_t producer, uses, writes, views, reader, writer;
-    int32_t behind;     /* of a persistent storage: the storage, of a higher number, to be placed directly
-                           after this one; 0: none */
-    int32_t arrival;    /* of an input: the value into which the host writes the next run's data
+    int32_t behind;     /* in a persistent storage: the storage, of a higher number, that must be placed
+                           directly after this one; 0: none */
+    int32_t arrival;    /* in an input: the value into which the host writes the next run's data
                            (src/passes/overlap.h); 0: the input itself */
     bool named;         /* the name was set by tt_name or by a pass */
     size_t place;       /* planner: byte offset in the value's region of the arena */
     char name[72];
 } tt__value;
 
-/* A number of rows that may differ in each run. If `parts` is not 0, the rows are one of the shards of the
-   axis `of` over that many tensor ranks (tt__piece), and a rank may have 0 rows. */
+/* A number of rows that may differ in each run. If `parts` is not 0, the rows are one rank's shard of the
+   rows of axis `of`, divided over `parts` tensor ranks (tt__piece); a rank may have 0 rows. */
 typedef struct tt__axis { char name[72]; int64_t capacity; int32_t of; int parts; } tt__axis;
 
 struct tt_tape {
     tt_context *ctx;
-    uint32_t number;                                /* tt_value.tape of the tape's values; copies of the tape
-                                                       have the same number */
+    uint32_t number;                                /* number in the field `tape` of each tt_value of this
+                                                       tape; copies of the tape have the same number */
     tt__value *values; int n_values, cap_values;    /* values[0] means "none" */
     tt__instr *code; int n_code, cap_code;
     tt__axis *axes; int n_axes, cap_axes;           /* axes[0] means "none" */
-    int32_t *params; int n_params, cap_params;      /* of each of ctx->params, its value; 0: none */
+    int32_t *params; int n_params, cap_params;      /* value of each of ctx->params; 0: none */
     uint32_t n_random;
     size_t alignment;                               /* bytes of alignment of storages, which the kind of
                                                        device requires */
-    bool host;                                      /* the memory of that kind of device is the host's */
+    bool host;                                      /* the device's memory is the host's */
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
-    int data, slots;                                /* number of data ranks; leaves of sums on each of them
-                                                       (src/ranks/) */
+    int data, slots;                                /* number of data ranks; number of slots on each of them
+                                                       for the leaves of sums (src/ranks/) */
     int zero;                                       /* tt_parallel.zero */
     bool early;                                     /* the backward updates parameters */
     bool on_host;                                   /* large parameters are updated in the host's memory */
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
                                                        summed over ranks after each micro-batch, see
                                                        src/ranks/threads.h */
-    int stages, stage;                              /* stages of the pipeline, and the number of this tape's
-                                                       stage; 0, 0: no pipeline */
-    int tensor;                                     /* ranks over which tensors are split; 0, 1: one */
+    int stages, stage;                              /* number of stages of the pipeline, and of this tape's
+                                                       stage; 0, 0: there is no pipeline */
+    int tensor;                                     /* number of tensor ranks; 0, 1: one */
     /* Values of the step's settings and results, and views of the results: tt__totals, tt__scale,
        tt__clipped; 0: none. */
     int32_t run, results, totals, scale, clipped;
-    int32_t counted;    /* value of what losses counted on a rank, in each slot, to be summed into totals;
-                           0: totals itself */
+    int32_t counted;    /* value of what losses counted on a rank, in each slot, to be summed into `totals`;
+                           0: losses count into `totals` itself */
     /* f32 (trained parameters, 1): squared norms of their gradients. Parameters that the tensor ranks shard
        come first. 0: none. */
     int32_t squares;
-    /* f32 (tensors, 1 + TT__FP8_STEPS) and (1, tensors), the operands of QUANTIZE and FP8_HISTORY;
+    /* Operands of QUANTIZE and FP8_HISTORY: f32 (tensors, 1 + TT__FP8_STEPS) and f32 (1, tensors);
        0: none. */
     int32_t fp8_history, fp8_largest;
-    /* Pass offload makes groups of instructions whose operands are copied from the host's memory and back.
-       grouped: largest number of bytes that the operands of a group of several instructions take on the
-       device. cuts: number of groups beyond those that groups of TT__OFFLOAD_TOGETHER bytes would give. */
+    /* The pass "offload" makes groups of instructions whose operands it copies from the host's memory and
+       back. grouped: largest number of bytes on the device for the operands of a group of several
+       instructions. cuts: number of groups beyond the number that a limit of TT__OFFLOAD_TOGETHER bytes would
+       give. */
     size_t grouped;
     int cuts;
     uint16_t *lists; int n_lists, cap_lists;        /* block lists of all block-sparse attention, see
@@ -4325,8 +4336,9 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     return t->n_values++;
 }
 
-/* Makes a view of rows [0, rows) and columns [from, from + cols) of value `of`, or, of all of a contiguous
-   value, a view of another shape. `offset` counts elements. Returns 0 after tt__tape_fail. */
+/* Makes a view of rows [0, rows) and columns [from, from + cols) of value `of`. If value `of` is contiguous,
+   the view may instead have all its elements in another shape. `offset` counts elements. Returns 0 after
+   tt__tape_fail. */
 static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
                             const char *name)
 {
@@ -4344,8 +4356,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
-/* Copies to value id (0: none) what passes know of value v: the shard, needs_grad, and pinned_f32 if value id
-   is f32. Returns id. */
+/* Copies from value v to value id (0: none) what passes know of v: the shard, needs_grad, and pinned_f32 if
+   value id is f32. Returns id. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
     const tt__value *like = &t->values[v];
@@ -4357,8 +4369,8 @@ static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
     return id;
 }
 
-/* Makes a view of `of` that starts at element `offset` and has the shape, row distance, name and shard of
-   view v. */
+/* Makes a view of value `of` that starts at element `offset` and has the shape, row distance, name and shard
+   of view v. */
 static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
 {
     const tt__value like = t->values[v];
@@ -4448,7 +4460,7 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
     return tt__axis_code(t, t->n_axes++, 0);
 }
 
-/* Returns the first instruction of a segment; for TT__SEGMENTS, the number of instructions. */
+/* Returns the number of the first instruction of a segment; for TT__SEGMENTS, the number of instructions. */
 static int tt__segment_first(const tt_tape *t, unsigned segment)
 {
     int from = 0, to = t->n_code;
@@ -4466,8 +4478,8 @@ static bool tt__is_own_rows(const tt_tape *t, int32_t v)
     return t->values[v].part.split != t->values[t->values[v].base].part.split;
 }
 
-/* Returns the bytes from one slot of a storage to the next. tt__storage_bytes returns the bytes of all slots
-   and copies. */
+/* Returns the bytes from the beginning of one slot of a storage to the beginning of the next slot.
+   tt__storage_bytes returns the bytes of all slots and copies. */
 static size_t tt__slot_bytes(const tt__value *v)
 {
     return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
@@ -4492,14 +4504,14 @@ static bool tt__has_value(const tt_tape *t, tt_value v)
     return v.id > 0 && v.id < t->n_values && v.tape == t->number;
 }
 
-/* Returns the reason why v is no value of the tape, to follow a noun in an error message. */
+/* Returns the reason why v is not a value of the tape, as words that follow a noun in an error message. */
 static const char *tt__why_no_value(const tt_tape *t, tt_value v)
 {
     return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
            : v.id ? "is not a value of this tape" : "is no value (id 0)";
 }
 
-/* Stores the error of a function that takes one value, for the value v that is not on the tape. */
+/* Stores the error of a function that takes one value, v, which is not on the tape. */
 static bool tt__refuse_value(tt_tape *t, const char *function, tt_value v)
 {
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: the value %s", function, tt__why_no_value(t, v));
@@ -4735,7 +4747,7 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
    and no instruction in between writes an operand. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
-    bool written = false; /* an operand is written after `at`, so a search is needed */
+    bool written = false; /* an operand is written after `at`: the loop must find where */
     if (t->values[t->code[at].out[0]].writes != 1) return false;
     for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
     for (int k = at + 1; k <= later && written; k++)
@@ -4774,7 +4786,7 @@ static void tt__drop(tt_tape *t, int k)
     t->code[k] = tt__new_instr(-1);
 }
 
-/* Replaces instruction k by `i`. */
+/* Replaces instruction k of the tape by `i`. */
 static void tt__put(tt_tape *t, int k, const tt__instr *i)
 {
     tt__drop(t, k);
@@ -4793,8 +4805,8 @@ static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
     tt__put(t, k, &merged);
 }
 
-/* Inserts `i` directly before instruction `before` and after earlier insertions there. Returns the number,
-   above all others, that `i` has until tt__settle; 0: out of memory. */
+/* Inserts `i` directly before instruction `before` and after earlier insertions there. Returns the number
+   that `i` has until tt__settle, which is above all other instructions' numbers; 0: out of memory. */
 static int tt__insert(tt_tape *t, int before, const tt__instr *i)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
@@ -4809,13 +4821,14 @@ static tt_status tt__settle(tt_tape *t, int n)
 {
     int kept = 0;
     if (t->n_code == n) {
-        while (kept < n && t->code[kept].op >= 0) kept++; /* places do not change here */
+        while (kept < n && t->code[kept].op >= 0) kept++; /* up to here instructions keep their places */
         for (int k = kept; k < n; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
         t->n_code = kept;
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* For each place the number of instructions inserted there; later the new number of the next of them. */
+    /* For each place, the number of instructions inserted there; later, the new number of the next
+       instruction inserted there. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
@@ -11678,10 +11691,10 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
 /* ===========================================================================================================
    PLAN                                                                                              src/plan/
    Gives every value a place in memory. Lifetimes are exact: from the instruction that first writes a storage
-   to the last instruction that reads it. Persistent values are stored one after another. The others are
+   to the last instruction that reads it. Persistent values are stored one after another. Other values are
    placed by greedy first fit and best fit in several orders (Pisarchyk, Lee: "Efficient memory management for
-   deep neural net inference", 2020), and the lowest placement is kept. Each space has its own places. Uses
-   tape.
+   deep neural net inference", 2020), and the placement of least height is kept. The device's memory and the
+   host's are placed separately. Uses tape.
    ======================================================================================================== */
 
 #define TT__NO_PLACE SIZE_MAX /* the place of a storage that nothing uses */
@@ -11695,8 +11708,8 @@ typedef struct tt__box {
     tt__space space;
 } tt__box;
 
-/* Returns the largest sum of bytes alive at once in a space, of boxes of at least `least` bytes. *at: the
-   instruction of that peak. SIZE_MAX: out of memory. */
+/* Returns the largest number of bytes of a space that are alive at one instruction, counting only boxes of
+   `least` bytes or more; SIZE_MAX when out of memory. *at receives that instruction. */
 static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t least,
                            tt_context *ctx, int *at)
 {
@@ -11717,9 +11730,9 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
     return most;
 }
 
-/* The bytes in use at each time: a binary tree over the instructions (a segment tree: Bentley, "Solutions to
-   Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in use during all of the
-   node's instructions, and spans in use during some of them. */
+/* Sets of the bytes that are in use at each instruction: a binary tree over the instructions (a segment tree:
+   Bentley, "Solutions to Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in
+   use during all of the node's instructions, and spans in use during some of them. */
 typedef struct tt__span {
     size_t from, to;
     int next;       /* the next span in the order of bytes; 0: none */
@@ -11730,10 +11743,11 @@ typedef struct tt__taken {
     tt_context *ctx;
     tt__span *span; int n_span, cap_span;   /* span[0] means "none" */
     int unused;     /* first of the spans that are in no list; 0: none */
-    int *list;      /* of node k, list[2 k]: in use all the time; list[2 k + 1]: in use at times */
-    int *hint;      /* of each list, the span that was changed last */
+    int *list;      /* list[2 * k]: first span in use during all of node k's instructions; list[2 * k + 1]:
+                       during some */
+    int *hint;      /* for each list, the span that was changed last */
     int leaves;     /* number of instructions, rounded up to a power of two; node 1 is the root */
-    int highest;    /* the last box placed that ends at the height */
+    int highest;    /* the box that ends at the height of the placement; of several, the last placed */
 } tt__taken;
 
 static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
@@ -11762,8 +11776,8 @@ static bool tt__taken_clear(tt__taken *t)
     return true;
 }
 
-/* Returns the last span, from `at` on, that ends at or below `limit`; `at` must do so. Leaves shortcuts for
-   later searches. */
+/* Returns the last span of a list, from span `at` on, that ends at or below `limit`; span `at` itself must
+   end there. Leaves shortcuts for later searches. */
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
@@ -11782,13 +11796,13 @@ static int tt__span_before(tt__taken *t, int at, size_t limit)
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
     int before = 0, at = t->list[list], hint = t->hint[list];
-    /* Most additions are near the last one. */
+    /* Most additions to a list are near the previous addition. */
     if (t->span[hint].list == list && t->span[hint].from <= from) at = hint;
     if (at && t->span[at].to < from) {
         before = tt__span_before(t, at, from - 1);
         at = t->span[before].next;
     }
-    if (at && t->span[at].from <= to) { /* the first such span grows and takes in those that it reaches */
+    if (at && t->span[at].from <= to) { /* span `at` grows and absorbs the spans that it then reaches */
         tt__span *s = &t->span[at];
         t->hint[list] = at;
         if (from < s->from) s->from = from;
@@ -11828,8 +11842,8 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
 }
 
 /* Appends to `heads` the lists of spans in use at some time in b's life; returns the number of lists in
-   `heads`. A level of the tree adds at most 6: one list for each of at most two nodes that b's life covers in
-   part, two for each of at most two nodes that it covers whole. */
+   `heads`. A level of the tree adds at most 6 lists: one for each of at most two nodes that b's life covers
+   in part, two for each of at most two nodes that b's life covers whole. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
                            int n)
@@ -11872,8 +11886,9 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes in the given order, each into the lowest gap (or the tightest one) between the boxes alive
-   with it. Returns the height; stops at the first height above `limit`. SIZE_MAX: out of memory. */
+/* Places boxes in the given order, each into the lowest gap (or the tightest one) between the boxes placed
+   before that are alive at the same time. Returns the height, where the highest box ends; stops at the first
+   height above `limit`. SIZE_MAX: out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -11892,8 +11907,9 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Number of sort keys: 0: size; 1: size x duration; 2: duration; 3: begin; 4: boxes alive at the peak by
-   duration, then the others by size. Larger keys come first (begin: earlier), ties by size, then by index. */
+/* Number of keys by which boxes are sorted before they are placed. Key 0: size; 1: size x duration;
+   2: duration; 3: begin; 4: the boxes alive at the peak by duration, then the others by size. Boxes of larger
+   keys come first (of key 3, earlier ones); of equal keys, the larger box, then the lower index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -11927,10 +11943,11 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
 
 enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000, TT__IMPROVE_HOST = 20000, TT__IMPROVE_MANY = 8 };
 
-/* Searches for a placement below the height of an order: places the box that reaches the height first
-   instead, and repeats. The number of attempts falls with the number of boxes, and is smaller for the host's
-   memory, which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY attempts, if the
-   height is more than 1/64 above the bound. Leaves the lowest placement found, and returns its height. */
+/* Searches for an order whose placement is lower: moves the box that ends at the height to the front of the
+   order, places all boxes anew, and repeats. The number of attempts falls with the number of boxes, and is
+   smaller for the host's memory, which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY
+   attempts, if the height is more than 1/64 above the bound. Leaves the lowest placement found, and returns
+   its height. */
 static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound,
                           tt__taken *taken)
 {
@@ -11955,10 +11972,11 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
     return rounds ? tt__place_in_order(box, best_order, n, best_tightest, SIZE_MAX, taken) : best;
 }
 
-/* Places those of the n boxes that are in a space; a box merged into another takes the place of that box.
-   *height: bytes needed. *bound: largest sum of bytes alive at once; *peak_at: its instruction. Tries several
-   orders of the large boxes until the height is the bound, or, for many boxes, within 1/256 of it. If there
-   are many boxes, those below 1/1024 of the bound are small and placed into the gaps afterwards. */
+/* Places the boxes of one space; a box merged into another takes the place of that box. *height receives the
+   bytes needed, *bound the largest sum of bytes alive at one instruction, *peak_at that instruction. Tries
+   several orders of the large boxes until the height is the bound, or, for many boxes, within 1/256 of it. If
+   there are many boxes, those below 1/1024 of the bound are small, and are placed into the gaps
+   afterwards. */
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space,
                            size_t *height, size_t *bound, int *peak_at)
 {
@@ -12028,7 +12046,7 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
                     tt__describe(t, largest, what, sizeof what));
 }
 
-/* Sets box `at`. value 0: a workspace. */
+/* Fills in box number `at`. value: a base value; 0: the box is a workspace. */
 static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, size_t bytes, int first,
                         int last)
 {
@@ -12044,7 +12062,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     tt_context *ctx = t->ctx;
     const int end = t->n_code > 0 ? t->n_code - 1 : 0;
     tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
-    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* box of each base value; -1: none */
+    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of the box of each base value;
+                                                                          -1: none */
     int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
     const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
@@ -12077,8 +12096,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !kept) continue;
         tt__new_box(t, box, of[v] = n++, v, tt__storage_bytes(x), 0, end);
     }
-    /* In place: out[0] takes over the place of in[j], which ends here. A chain of such values merges into the
-       first. */
+    /* Results in place: out[0] takes over the place of in[j], whose life ends at this instruction. The boxes
+       of a chain of such results are all merged into the first box. */
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         int32_t y = i->out[0];
@@ -12098,7 +12117,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* later links see the merged lifetime */
+            of[y] = start; /* later results of the chain see the merged lifetime */
             break;
         }
     }
@@ -12126,8 +12145,8 @@ static bool tt__collide(const tt__box *box, int k, int j)
     return !apart && a->place < b->place + b->bytes && b->place < a->place + a->bytes;
 }
 
-/* Verifies that no two storages of a space that are alive together overlap, and that all are within the
-   height. */
+/* Verifies that no two storages of a space overlap that are alive at the same time, and that all end below
+   the height. */
 static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__space space, size_t height)
 {
     tt_status status = TT_OK;
@@ -12166,8 +12185,8 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
 
 struct tt__isa_table {
     const char *name;
-    /* Loops of one thread's fastest multiply-adds: [0] of fp32, then by tt__bf16; NULL where there are none.
-       They return the number of FLOPs done. */
+    /* Loops of the fastest multiply-adds in one thread: peak[0] in fp32, the others by tt__bf16; NULL where
+       the instruction set has none. They return the number of FLOPs done. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
     bool optimized; /* the compiler optimised the kernels */
@@ -12669,8 +12688,8 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 #define TT__TILES_FENCE __asm__ volatile("" ::: "memory")
 #define TT__TILES_KEEP(p) __asm__ volatile("" : : "r"(p) : "memory")
 /* Returns whether the CPU has AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX) and Linux grants this
-   process the tile registers, for which it must ask: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux,
-   Documentation/arch/x86/xstate.rst). */
+   process the tile registers. The function asks Linux for them by ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA
+   (Linux, Documentation/arch/x86/xstate.rst). */
 static bool tt__tiles_here(void)
 {
     unsigned a, b, c, d = 0;
@@ -12695,7 +12714,7 @@ static bool tt__tiles_here(void)
 #define TT__NARROW_F16(p, x) vst1_u16((p), vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)(x))))
 #if defined(__linux__) && (defined(__clang__) || __GNUC__ >= 10)
 #include <sys/auxv.h>
-/* bit 14: HWCAP2_BF16, which old headers do not define */
+/* Bit 14 is HWCAP2_BF16, which old headers do not define. */
 #define TT__NEON_DOT_HERE ((getauxval(AT_HWCAP2) >> 14 & 1) != 0)
 #ifdef __clang__
 #define TT__DOT_TARGET __attribute__((target("bf16")))
@@ -12703,13 +12722,13 @@ static bool tt__tiles_here(void)
 #define TT__DOT_TARGET __attribute__((target("+bf16")))
 #endif
 /* Adds to `sum` (2 x 2) the product of 2 rows and 2 columns of 4 bf16 each, by BFMMLA. BFMMLA makes 16
-   products, BFDOT 8, and a fused multiply-add of fp32 makes 4; Neoverse V1 and N2 issue as many of either in
-   a cycle (Arm's software optimization guides, as quoted in LLVM's AArch64SchedNeoverseV1.td and N2.td).
-   BFMMLA needs panels that are regrouped after packing. BFMMLA equals two BFDOTs one after the other, so an
-   element of C does not depend on its neighbours. Products and sums are rounded to odd, subnormals count as 0
-   (Arm ARM, BFMMLA with FPCR.EBF = 0). Inline assembly, because gcc 12 inlines the intrinsic only into
-   functions for armv8.2-a or later; the kernels' building blocks, compiled for the user's target, could then
-   not be inlined into these. */
+   multiplications, BFDOT 8, and a fused multiply-add of fp32 makes 4; Neoverse V1 and N2 issue the same
+   number of each in a cycle (Arm's software optimization guides, as quoted in LLVM's
+   AArch64SchedNeoverseV1.td and N2.td). BFMMLA needs panels that are regrouped after packing. BFMMLA equals
+   two BFDOTs one after the other, so an element of C does not depend on its neighbours. Products and sums are
+   rounded to odd, subnormals count as 0 (Arm ARM, BFMMLA with FPCR.EBF = 0). The function is inline assembly
+   because gcc 12 inlines the intrinsic only into functions for armv8.2-a or later; the kernels' building
+   blocks, compiled for the user's target, could then not be inlined into such functions. */
 TT__DOT_TARGET static inline __attribute__((always_inline))
 float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 {
@@ -12742,7 +12761,7 @@ float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 #define TT__FN static TT__TARGET                                /* a kernel of this instruction set      */
 #define TT__INLINE static inline TT__TARGET TT__ALWAYS          /* a building block of kernels           */
 #define TT__OUTLINE static TT__TARGET __attribute__((noinline)) /* a function that several kernels share */
-/* Functions and building blocks that also use dot products of bf16, or tiles. */
+/* Functions and building blocks that may also use dot products of bf16, or tiles. */
 #define TT__DOT_FN static TT__DOT_TARGET __attribute__((noinline))
 #define TT__DOT_INLINE static inline TT__DOT_TARGET TT__ALWAYS
 #define TT__TILES_FN static TT__TILES_TARGET __attribute__((noinline))
@@ -12766,13 +12785,13 @@ extern const tt__isa_table TT__K(isa_table);
 #define TT__UNROLL_BY(n) TT__PRAGMA(clang loop unroll_count(n))
 #else
 #define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
-#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* for loops of any length */
+#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* in gcc also for loops whose length is not constant */
 #endif
-/* An unrolled loop over i in [0, n). The compiler knows n, which is at most 24. */
+/* A loop over i in [0, n), which the compiler unrolls completely. n is a constant of at most 24. */
 #define TT__EACH(i, n) TT__UNROLL(24) for (int i = 0; i < (n); i++)
 #endif
 
-#ifndef TT__SHUFFLE /* picks four floats of two vectors of four */
+#ifndef TT__SHUFFLE /* takes four floats from two vectors of four floats */
 #if defined(__clang__) || __GNUC__ >= 12
 #define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
@@ -12805,7 +12824,7 @@ TT__INLINE tt__vf TT__K(load)(const float *p) { tt__vf v; memcpy(&v, p, sizeof v
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { memcpy(p, &v, sizeof v); }
 #endif
 
-/* Loads n < TT__LANES elements; lanes beyond n are 0. Out of line, as store_some is, because load_n and
+/* Loads n < TT__LANES elements; lanes beyond n are 0. Not inlined, like store_some, because load_n and
    store_n mostly have at least TT__LANES elements. */
 TT__OUTLINE tt__vf TT__K(load_some)(const float *p, int64_t n)
 {
@@ -12829,7 +12848,7 @@ TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
 #define TT__OF_THREE(name, result) \
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
-#if TT__LANES == 16 /* masked with all ones, because g++ 12 warns about its header's plain forms */
+#if TT__LANES == 16 /* with a full mask, because g++ 12 warns about its header's plain forms */
 TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
 TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
@@ -12870,7 +12889,7 @@ TT__INLINE float TT__K(max_lane)(tt__vf v)
     return m;
 }
 
-/* Returns c[0] x^(n - 1) + ... + c[n - 1]. */
+/* Returns c[0] * x^(n - 1) + ... + c[n - 1]. */
 TT__INLINE tt__vf TT__K(polynomial)(const float *c, const int n, tt__vf x)
 {
     tt__vf p = TT__K(splat)(c[0]);
@@ -12902,7 +12921,7 @@ TT__INLINE tt__vf TT__K(exp)(tt__vf x)
 /* Returns 2^x for x <= 127 with a relative error < 2e-7; 2^-126 for x below -126, NaN for NaN. */
 TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
 {
-    /* a minimax polynomial in relative error, with 2^0 = 1 exactly */
+    /* a minimax polynomial for the relative error, which gives 2^0 = 1 exactly */
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
     const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to an integer */
@@ -12912,7 +12931,7 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
     return TT__K(polynomial)(c, 7, r) * (tt__vf)((tt__vi)shifted << 23);
 }
 
-/* Returns erf(x) with an absolute error < 2e-7: x P(x^2) / Q(x^2) on [-4, 4], as in Eigen and XLA. */
+/* Returns erf(x) with an absolute error < 2e-7, as x * P(x^2) / Q(x^2) on [-4, 4] like Eigen and XLA. */
 TT__INLINE tt__vf TT__K(erf)(tt__vf x)
 {
     static const float p[] = {-2.72614225801306e-10f, 2.77068142495902e-08f, -2.10102402082508e-06f,
@@ -12926,8 +12945,8 @@ TT__INLINE tt__vf TT__K(erf)(tt__vf x)
     return (tt__vf)(((tt__vi)e & ~nan) | ((tt__vi)x & nan));
 }
 
-/* Returns tanh(x) with a relative error < 5e-7, by Eigen's rational approximation. The result is exactly 1 or
-   -1 where these are as near, because 1 - tanh^2 times a large number must be 0 there. */
+/* Returns tanh(x) with a relative error < 5e-7, by Eigen's rational approximation. Where the nearest float is
+   1 or -1, the result is exactly that, because 1 - tanh^2 times a large number must be 0 there. */
 TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
 {
     static const float p[] = {-2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f,
@@ -12959,7 +12978,7 @@ TT__INLINE tt__vf TT__K(act)(const int kind, tt__vf x) /* kind: tt__act */
     }
 }
 
-/* Returns d act(x) / dx from the saved value s: the output act(x) for RELU and TANH, else the input x. */
+/* Returns the derivative of act at x from the saved value s: the output act(x) for RELU and TANH, else x. */
 TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
 {
     switch (kind) {
@@ -12968,7 +12987,7 @@ TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
         return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
     }
     case TT__ACT_GELU_TANH: {
-        /* avoids infinity times 0; NaN stays NaN */
+        /* The limits avoid infinity times 0; NaN stays NaN. */
         s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s));
         tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
         return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f
@@ -12994,7 +13013,7 @@ TT__INLINE void TT__K(act_each)(const int kind, float *y, const float *x, const 
     }
 }
 
-/* Computes y = act(x) if `saved` is NULL, else y = x act'(saved), over a row of n floats. y may be x. */
+/* Computes y = act(x) if `saved` is NULL, else y = x * act'(saved), over a row of n floats. y may be x. */
 TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float *saved, int64_t n)
 {
     switch (kind) {
@@ -13089,9 +13108,9 @@ TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
 #endif
 }
 
-/* Rounds x to 16 bits stochastically: up with a probability equal to the dropped fraction, by 16 random bits
-   in each lane. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to nearest, so
-   that they overflow no sooner than rounding to nearest does: at 65520. */
+/* Rounds x to 16 bits stochastically, by 16 random bits in each lane: up with a probability equal to the
+   dropped fraction. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to nearest, so
+   that both ways of rounding overflow from 65520 on. */
 TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype dtype)
 {
     tt__vu u = (tt__vu)x, magnitude = u & 0x7fffffff;
@@ -13102,19 +13121,19 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
         return;
     }
     tt__vi subnormal = magnitude < 0x38800000;
-    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* exact, below 1024 */
+    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* exact, being below 1024 */
     tt__vi whole = __builtin_convertvector(units, tt__vi);
     tt__vf fraction = units - __builtin_convertvector(whole, tt__vf);
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
     tt__vu r = (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
     r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* up: 0 or -1 */
-    /* 65504 and more: to nearest */
+    /* f16 from 65504 on is rounded to nearest: to 65504 or infinity */
     r = TT__K(select)(magnitude >= 0x477fe000, TT__K(splat_u)(0x7bff), r);
     r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* Does the loads that load_as leaves: f16, and fewer than TT__LANES elements. Out of line, as store_rest is,
+/* Loads what load_as leaves to it: f16, and fewer than TT__LANES elements. Not inlined, like store_rest,
    because many places call it for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
@@ -13169,7 +13188,7 @@ TT__OUTLINE void TT__K(row_narrow)(void *to, const float *from, tt_dtype dtype, 
     if (i < n) TT__K(store_as)(h, dtype, i, TT__K(load_n)(from + i, n - i), n - i);
 }
 
-/* Computes y = a x + b z over a row of n floats; without z (NULL), y = a x. */
+/* Computes y = a * x + b * z over a row of n floats; without z (NULL), y = a * x. */
 TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const float *z, int64_t n)
 {
     for (int64_t c = 0; c < n; c += TT__LANES) {

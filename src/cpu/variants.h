@@ -1,6 +1,6 @@
 #pragma once
 #include "isa.h"
-#ifndef TINYTRAIN_FILENAME /* compiled by itself: only the names of the tables, not the kernels */
+#ifndef TINYTRAIN_FILENAME /* by itself this file has the names of the tables, without the kernels */
 #define TINYTRAIN_FILENAME "alone.h"
 #endif
 
