@@ -7713,7 +7713,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
-    /* An earlier micro-batch has left it. */
+    /* An earlier micro-batch has left the operand. */
     const bool left = i->later && t->values[t->values[id].base].persistent;
     if (!k->defined && !left) return "reads a value that nothing has written";
     if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"
@@ -7750,8 +7750,8 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     return NULL;
 }
 
-/* Notes the end of the work whose first output is in[0]. Every operand of the work must be an operand of the
-   WAIT, which keeps it in memory. Returns the fault; NULL: none. */
+/* Notes the end of another stream's work whose first output is in[0]. Every operand of the work must be an
+   operand of the WAIT, which keeps it in memory. Returns the fault; NULL: none. */
 static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__known *known)
 {
     int at = known[t->values[i->in[0]].base].writer - 1;
@@ -7772,7 +7772,7 @@ static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__kno
 
 /* ---- layouts */
 
-/* Returns the layout of the contents of value v; `layout` has those of storages. */
+/* Returns the layout of the contents of value v; `layout` has the layout of each storage. */
 static tt__split tt__contents(const tt_tape *t, const tt__split *layout, int32_t v)
 {
     const tt__split declared = t->values[v].part.split, base = layout[t->values[v].base];
@@ -7957,12 +7957,13 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 /* ---------------------------------------------------------------------------------------------- inference */
 
 /* Removes what does nothing: dropout of rate 0, and, in programs that do not train, all dropout, and the
-   block lists that are for training only. Also drops the copies that remain, except copies that are outputs,
-   have views or are the root. */
+   block lists that are for training only. A removed dropout leaves a copy (SCALE by 1), which is dropped,
+   too, unless it is an output, has views or is the root. */
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
-    int32_t *instead = tt__new_map(t); /* of each value, the value to read instead of a dropped copy */
+    int32_t *instead = tt__new_map(t); /* for each value, the value to read instead if it was a dropped copy;
+                                          0: itself */
     if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
@@ -7991,7 +7992,7 @@ typedef struct tt__gathers {
     tt_tape *t;
     int n;                      /* number of instructions before the pass */
     int *all; int n_all, cap_all;
-    int *todo; int n_todo, cap_todo; /* stack of those still to move up */
+    int *todo; int n_todo, cap_todo; /* stack of gathers to move up */
 } tt__gathers;
 
 static bool tt__gathers_add(tt__gathers *g, int k)
@@ -8009,7 +8010,7 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
 {
     tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
-    int k = -1; /* the gather of these rows that exists */
+    int k = -1; /* an existing gather of these rows */
     for (int n = 0; n < g->n_all && k < 0; n++) {
         const tt__instr *i = &t->code[g->all[n]];
         if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n];
@@ -8029,7 +8030,8 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
         tt__value *y = &t->values[gather.out[0]];
         y->named = true;
         y->needs_grad = t->values[v].needs_grad;
-        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* exact, as inputs */
+        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* stays exact, like
+                                                                                           inputs */
     }
     return tt__insert(t, at, &gather) && tt__gathers_add(g, t->n_code - 1) ? gather.out[0] : 0;
 }
@@ -8071,8 +8073,8 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
 }
 
 /* Computes only the rows of a result that are read, back to the first instruction that needs all rows (see
-   ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. A gather replaces the op
-   at the op's place (an index is an input), so that no value lives longer. */
+   ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. A gather takes the place
+   of the op, where its index exists because an index is an input; so no value lives longer. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;
@@ -8127,9 +8129,9 @@ typedef struct tt__tensor {
     int32_t *own_uses;      /* of each storage: number of operands that OWN instructions read whole */
     int32_t *values; int n_values;  /* the values of the region that is being searched */
     int32_t unsplit;        /* the value that kept the last candidate from being a region; 0: none */
-    /* A value made from each value, or 0. gathered: all rows of a sharded value; entered: the value
-       that ranks read when their gradients of it are partial; own: a rank's shard of the rows of a replicated
-       value. */
+    /* For each value, another value made from it, or 0. gathered: all rows of a sharded value; entered: the
+       value that ranks read when their gradients of the value are partial; own: a rank's shard of the rows of
+       a replicated value. */
     int32_t *gathered, *entered, *own;
 } tt__tensor;
 
@@ -8158,9 +8160,9 @@ static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
     return alone && (split == TT__ROWS ? p->shape.rows : p->shape.cols) % s->ranks == 0;
 }
 
-/* Returns whether the ranks that read v may compute partial gradients of v, which tt__entered has summed.
-   Only whole storages that instructions compute may, not views or parameters. A value without a gradient
-   always may. */
+/* Returns whether the ranks that read v may compute partial gradients of v, which the value that tt__entered
+   makes then sums. v must be a whole storage that an instruction computes, not a view or a parameter. A value
+   without a gradient always may be read so. */
 static bool tt__may_enter(const tt__tensor *s, int32_t v)
 {
     const tt__value *x = &s->t->values[v];
@@ -8176,8 +8178,8 @@ static tt__split tt__split_in(bool begin, int w, int j)
     return begin ? TT__COLS : TT__WHOLE;
 }
 
-/* Returns the role that instruction k could have in the region, of which the instruction reads or writes a
-   value; else APART. */
+/* Returns the role that instruction k could have in the region; APART: none. The instruction reads a value of
+   the region (if `reads`) or writes one. */
 static tt__role tt__role_in(const tt__tensor *s, int k, bool reads)
 {
     const tt_tape *t = s->t;
@@ -8268,8 +8270,9 @@ static bool tt__find_region(tt__tensor *s, int k)
 /* Returns whether a value has rows that can be sharded. */
 static bool tt__has_rows(const tt__value *x) { return x->shape.axis && !x->shape.extra; }
 
-/* Finds the head: a linear layer with many results that only the loss reads. Each rank computes its shard of
-   the rows of both. The loss must be the root, because no rank knows the loss before all have counted. */
+/* Finds the head: a linear layer with many output columns whose results only the loss reads. Each rank
+   computes its shard of the rows of both. The loss must be the root, because no rank knows the loss before
+   all have counted. */
 static void tt__find_head(tt__tensor *s)
 {
     const tt_tape *t = s->t;
@@ -8464,8 +8467,8 @@ static bool tt__ends_by_rows(const tt__tensor *s, int32_t y)
     return s->sequence && tt__may_split(s, y) && tt__has_rows(&s->t->values[y]);
 }
 
-/* Returns whether instruction k, of no region, can compute a rank's shard of the rows of its results from a
-   shard of the rows of its operands. */
+/* Returns whether instruction k, which is in no region, can compute a rank's shard of the rows of its results
+   from a shard of the rows of its operands. */
 static bool tt__by_own_rows(const tt__tensor *s, int k)
 {
     const tt_tape *t = s->t;
@@ -8522,8 +8525,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the instructions that compute a rank's shard of the rows: first takes all that can, then removes
-   instructions until the rest fits together. */
+/* Finds the instructions that compute a rank's shard of the rows: first takes all that could, then removes
+   those that cannot beside the others, until all that remain can. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;
@@ -8545,8 +8548,8 @@ static void tt__find_own_rows(tt__tensor *s)
     }
 }
 
-/* Returns the value that instruction k reads instead of operand j, and shards parameters; 0: out of
-   memory. */
+/* Returns the value that instruction k reads instead of operand j; shards the operand if it is a parameter.
+   0: out of memory. */
 static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
 {
     const tt__instr *i = &s->t->code[k];
@@ -8709,7 +8712,7 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
     return part;
 }
 
-/* Makes the views of a storage for which the map has another storage views of that storage. */
+/* Makes each view whose storage the map replaces by another storage a view of that other storage. */
 static void tt__map_views(tt_tape *t, int values, const int32_t *map)
 {
     for (int32_t v = 1; v < values; v++) {
@@ -8728,7 +8731,8 @@ static int tt__operand_stage(const tt_tape *t, int k)
 }
 
 /* Makes instructions write partial gradients to new values, and appends their sums over the ranks. layout:
-   that of each storage. part: zeros, one for each value; the new value is written to it. */
+   the layout of each storage. part: an entry for each value, 0 at first, that receives the new value for the
+   value's partial gradient. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
     const int values = t->n_values, n = t->n_code; /* new values and instructions come after these */
@@ -8797,7 +8801,8 @@ static tt_status tt__pass_tensor_losses(tt_tape *t)
 /* ==== src/passes/fuse.h */
 /* --------------------------------------------------------------------------------------------------- fuse */
 
-/* Fuses instructions by the rules of their ops: `fuse_later` after differentiation (`later`), else `fuse`. */
+/* Fuses instructions by the rule `fuse` of their ops, or, after differentiation (`later`), by the rule
+   `fuse_later`. */
 static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
 {
     int n = tt__index(t);
@@ -8892,7 +8897,7 @@ static void tt__mark_residual(tt_tape *t)
         for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
         if (in || !gathers) t->values[i->out[0]].residual = true;
     }
-    for (int k = 0; k < t->n_code; k++) { /* what tensor ranks exchange keeps its dtype */
+    for (int k = 0; k < t->n_code; k++) { /* values that tensor ranks exchange keep their dtype */
         const tt__instr *i = &t->code[k];
         const bool in = i->move.over == TT__OVER_TENSOR && t->values[t->values[i->in[0]].base].residual;
         t->values[i->out[0]].residual |= in;
@@ -8911,9 +8916,9 @@ static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
     return tt__value_like(t, v, copy) && tt__insert(t, k, &cast) ? copy : 0;
 }
 
-/* Gives values their dtypes; gradients are made later and follow. In mixed precision, matmuls read weights
-   through a 16-bit copy that is made once a run. Statistics, losses, what a loss reads, and numbers computed
-   from a loss stay f32. */
+/* Gives values their dtypes. Gradients, which are made later, get the dtypes of their values. In mixed
+   precision, matmuls read weights through a 16-bit copy that is made once a run. Statistics, losses, values
+   that a loss reads, and numbers computed from a loss stay f32. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 {
     if (precision->kind == TT__32_TRUE) return TT_OK;
@@ -8929,8 +8934,8 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
             if (number && x->pinned_f32) y->pinned_f32 = true;
         }
     }
-    for (int k = 2 * n - 1; k >= 0; k--) { /* what tensor ranks exchange keeps its dtype */
-        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* all backwards, then forwards */
+    for (int k = 2 * n - 1; k >= 0; k--) { /* values that tensor ranks exchange keep their dtype */
+        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* first in reverse order, then in order */
         if (i->move.over != TT__OVER_TENSOR) continue;
         tt__value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
         if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
@@ -8964,7 +8969,7 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 #endif
 
 /* Returns the shard that a data rank has of a tensor like v, where the tensor is divided over data ranks;
-   unit 0: each rank has the whole tensor. */
+   unit 0: the tensor is not divided, each rank has it whole. */
 static tt__part tt__data_part(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
@@ -8979,7 +8984,7 @@ static tt__part tt__data_part(const tt_tape *t, int32_t v)
 }
 
 /* Makes products read f32 weights and round them while reading, instead of mixed precision's 16-bit copies of
-   the weights. For devices whose products can do so. */
+   the weights. The pass is for devices whose products can round while reading. */
 static void tt__pass_fold_casts(tt_tape *t)
 {
     tt__index(t);
@@ -9012,9 +9017,10 @@ static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
     return true;
 }
 
-/* Rounds the f32 operand of a product whose other operand has 16 bits, as the gradient of logits or of an f32
-   residual stream. For devices whose products multiply operands of one dtype. A value that only products read
-   is written in 16 bits; of any other value the products read a copy, made before the first of them. */
+/* Rounds the f32 operand of a product whose other operand has 16 bits, such as the gradient of logits or of
+   an f32 residual stream. The pass is for devices whose products need operands of the same dtype. A value
+   that only products read is written in 16 bits; of any other value the products read a copy, made before the
+   first of them. */
 static tt_status tt__pass_alike_operands(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -9052,13 +9058,13 @@ typedef enum tt__recompute {
 typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute policy;
-    const bool *drop; int n_drop; /* of each value: recompute it whatever the policy */
+    const bool *drop; int n_drop; /* for each of n_drop values: recompute it whatever the policy */
     int forward;     /* the first instruction of the backward */
     int whole;       /* policy "blocks": number of instructions, from the first on, that are recomputed
                         whole */
     int at;          /* the instruction that needs a recomputed value, and before which instructions are
                         inserted */
-    int32_t *again;  /* of each value, its recomputed copy; 0: none yet */
+    int32_t *again;  /* for each value, its recomputed copy; 0: none yet */
 } tt__recomputer;
 
 /* Returns whether the backward reads v, so that v is saved unless recomputed. */
@@ -9074,7 +9080,7 @@ static bool tt__is_dropped(const tt__recomputer *r, int32_t v)
     return tt__producer(r->t, v) < r->whole || (v < r->n_drop && r->drop[v] && x->writes == 1);
 }
 
-/* Returns whether no policy and no mark recomputes v. */
+/* Returns whether v is never recomputed, whatever the policy and the marks. */
 static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 {
     const tt__value *x = &r->t->values[v];
@@ -9082,9 +9088,10 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
     return at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end || x->offload;
 }
 
-/* Returns the instruction that recomputes v; its op is -1 if v is kept. *deep before the call: v is an
-   operand of a deep recomputation. *deep after the call: the recomputation of v is deep, so that its operands
-   are recomputed unless the backward reads them anyway; if not deep, all its operands are in memory. */
+/* Returns the instruction that recomputes v; its op is -1 if v is not recomputed. A recomputation is deep if
+   its operands are recomputed as well, unless the backward reads them anyway; the operands of any other
+   recomputation are all in memory. *deep before the call: v is an operand of a deep recomputation. *deep
+   after the call: the recomputation of v is deep. */
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
     const tt__value *x = &r->t->values[v];
@@ -9092,7 +9099,7 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
     const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
-    /* The activation's operand is recomputed. */
+    /* Whether the activation's operand is recomputed, too. */
     const bool with_operand = activated && tt__is_dropped(r, f->out[1]);
     const bool dropped = tt__is_dropped(r, v), saved = tt__is_saved(r, v);
     const bool of_operand = activated && !with_operand && tt__is_saved(r, f->out[1]);
@@ -9176,14 +9183,14 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    /* 0: only a head follows the last mark; 1: one more block follows. */
+    /* 0: only a head follows the last mark; 1: another block follows the last mark. */
     const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
     return most < end[last] ? most : end[last];
 }
 
 /* Makes the backward read recomputed values, so that the forward's results need not be saved. A recomputing
    instruction is inserted before the first instruction that reads its result. blocks: number of first blocks
-   to recompute with policy "blocks". drop: of each of the tape's first n_drop values, whether it is
+   to recompute with policy "blocks". drop: for each of the tape's first n_drop values, whether it is
    recomputed whatever the policy. */
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks, const bool *drop,
                                     int n_drop)
@@ -9349,10 +9356,11 @@ static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
     return false;
 }
 
-/* Chooses stages - 1 of the cuts. Each stage gets the parameters that it holds already, and the largest
-   number of FLOPs of a stage is as small as possible. best[s][c]: the largest number of FLOPs of the first s
-   + 1 stages, if the last of them ends at cut c. from[s][c]: the cut before that. refused[s][c]: number of
-   instructions before cut c that stage s cannot run. Cut number `cuts` is the end of the tape. */
+/* Chooses stages - 1 of the cuts, so that each stage gets the parameters that it holds already, and the
+   largest number of FLOPs of a stage is as small as possible. best[s][c]: the largest number of FLOPs of a
+   stage among the first s + 1 stages, if the last of them ends at cut c. from[s][c]: the cut where that last
+   stage begins. refused[s][c]: number of instructions before cut c that stage s cannot run. Cut number `cuts`
+   is the end of the tape. */
 static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, double all, int stages)
 {
     const int row = cuts + 1, n = t->n_code;
@@ -9470,8 +9478,8 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
     return found;
 }
 
-/* Fails if the forward of the stage reads any other value of earlier stages than the one that the stage
-   before ends with. */
+/* Fails if the forward of the stage reads a value of an earlier stage other than the value with which the
+   stage before ends. */
 static tt_status tt__check_forward(const tt__cutter *c)
 {
     const tt_tape *t = c->t;
@@ -9501,8 +9509,8 @@ static void tt__note_reading(const tt__cutter *c)
     }
 }
 
-/* Makes parameters that the stage does not read `elsewhere`, and notes which two stages share a parameter. A
-   parameter that no stage reads belongs to the first stage. */
+/* Sets `elsewhere` for parameters that the stage does not read, and notes which two stages share a parameter.
+   A parameter that no stage reads belongs to the first stage. */
 static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -9528,8 +9536,8 @@ static tt_status tt__share_parameters(const tt__cutter *c)
 }
 
 /* Makes the first contribution of this stage to a parameter's gradient overwrite the gradient, even if an
-   earlier instruction of another stage contributes. Each of two stages that read a parameter has a gradient
-   of it. Gradients without a contribution are set to 0. Returns false if out of memory. */
+   earlier instruction of another stage contributes. If two stages read a parameter, each has its own gradient
+   of the parameter. Gradients without a contribution are set to 0. Returns false if out of memory. */
 static bool tt__begin_gradients(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -9548,7 +9556,7 @@ static bool tt__begin_gradients(const tt__cutter *c)
                 if (g->persistent) i->add_later |= 1u << j;
                 continue;
             }
-            /* The gradient's other elements may be added to. */
+            /* Instructions may add to the gradient's other elements, so the whole gradient starts as 0. */
             tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base);
             zeros.add_later = g->persistent;
             if (!tt__insert(t, k, &zeros)) return false;
@@ -9614,7 +9622,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     for (int k = 0; k < c->n; k++)
         if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
     tt__note_reading(c);
-    for (int k = c->n - 1; k >= 0; k--) { /* each stage copies the weights that it reads */
+    for (int k = c->n - 1; k >= 0; k--) { /* each stage makes copies of the weights that it reads */
         const tt__instr *i = &t->code[k];
         c->kept[k] = i->stage == c->me;
         if (tt__casts_weight(t, i))
@@ -9702,7 +9710,7 @@ static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
     return id;
 }
 
-/* Returns a view of slot k of v; 0 after tt__tape_fail. */
+/* Returns a view of slot number k of storage v; 0 after tt__tape_fail. */
 static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 {
     const tt__value x = t->values[v];
@@ -9730,8 +9738,8 @@ static tt__instr tt__data_sum(const tt__part *part, int32_t x, int32_t y)
     return tt__data_move(part->unit ? (int)TT__OP_REDUCE_SCATTER : (int)TT__OP_ALL_REDUCE, x, y, part);
 }
 
-/* Appends an instruction to the end of the step or of the lap. together: the instruction runs together with
-   the one before if both have the same op and slot. */
+/* Appends an instruction to the end of the step or of the round. together: the instruction runs together with
+   the instruction before if both have the same op and slot. */
 static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
 {
     tt__instr *to = tt__append(t, i->op);
@@ -9753,9 +9761,9 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
 }
 
 /* Appends one stage of the sum of v, a storage with a slot for each leaf of a gradient or of counts. At the
-   end of the step the data ranks sum each slot in place, then the slots are summed. stage 0: sums slot k of a
-   sharded sum over ranks; 1: sums slot k of a whole sum over ranks; 2: sums the slots. The last stage writes
-   `total` if it is not 0. */
+   end of the step the data ranks sum each slot in place, then the slots are summed. stage 0: sums slot k over
+   ranks, if each rank needs a shard of the sum; 1: sums slot k over ranks, if each needs the whole sum;
+   2: sums the slots. The last stage writes `total` if it is not 0. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -9821,8 +9829,8 @@ static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slot
 }
 
 /* Returns whether the data ranks sum the gradient of parameter v at the end of the backward of each
-   micro-batch, together with other gradients. If the backward updates parameters, only small gradients wait
-   for its end. */
+   micro-batch, together with other gradients. If the backward updates parameters, only small gradients are
+   summed at its end. */
 static bool tt__sums_at_end(const tt_tape *t, int32_t v)
 {
     const tt__shape *s = &t->values[v].shape;
@@ -9830,14 +9838,15 @@ static bool tt__sums_at_end(const tt_tape *t, int32_t v)
     return t->data > 1 && !tt__data_part(t, v).unit && (small || !t->early);
 }
 
-/* Inserts the sums of each micro-batch. A gradient is summed over the data ranks directly after its last
-   contribution, and the result is added to the sum of earlier micro-batches. Small gradients, which are not
-   sharded, are summed together at the end of the backward. persist: steps have several micro-batches. */
+/* Inserts the sums over data ranks in each micro-batch. A gradient is summed over the data ranks directly
+   after its last contribution, and the result is added to the sum of earlier micro-batches. Small gradients,
+   which are not sharded, are summed together at the end of the backward. persist: steps have several
+   micro-batches. */
 static tt_status tt__sum_micros(tt_tape *t, bool persist)
 {
     const int values = t->n_values, n = tt__index(t);
-    int last = 0; /* the last sum at the end of the backward */
-    int32_t *leaves = tt__new_map(t); /* of each parameter, the leaves of its sum; with one slot, the sum */
+    int last = 0; /* number of the last sum at the end of the backward */
+    int32_t *leaves = tt__new_map(t); /* for each parameter, the storage of its sum, or of the sum's leaves */
     bool ok = leaves != NULL;
     const tt__part whole = {TT__WHOLE, false, 0, 0};
     for (int32_t k = 1; k < 2 * values && ok; k++) {
@@ -9882,7 +9891,7 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Adds the sums of gradients over data ranks and leaves. */
+/* Inserts the sums of gradients over data ranks and leaves. */
 static tt_status tt__pass_sums(tt_tape *t, bool persist)
 {
     if (t->sums_micros && (t->data > 1 || t->slots > 1 || persist)) return tt__sum_micros(t, persist);
@@ -9907,8 +9916,8 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
     return r->first && r->next;
 }
 
-/* Returns whether operand x is of the backward (or of the forward) and needs a whole parameter, not a
-   shard. */
+/* Returns whether operand x belongs to the backward (to the forward if not `backward`) and needs a whole
+   parameter, not a shard. */
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
@@ -9916,8 +9925,9 @@ static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
     return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_piece;
 }
 
-/* Makes the operands of the backward (or of the forward) that need all of v, or of a view of v, read w.
-   Returns the first instruction of these; -1: none; -2: out of memory. */
+/* Makes operands of the backward (of the forward if not `backward`) read w instead of v, or a view of w
+   instead of a view of v, if they need v whole. Returns the first instruction that has such an operand;
+   -1: none; -2: out of memory. */
 static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int32_t v, int32_t w)
 {
     int first = -1;
@@ -9932,14 +9942,16 @@ static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int
     return first;
 }
 
-/* Returns whether the backward (or the forward) needs all of v or of a view of v. */
+/* Returns whether an instruction of the backward (of the forward if not `backward`) needs v, or a view of v,
+   whole. */
 static bool tt__is_read_whole(const tt_tape *t, const tt__readers *r, bool backward, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) if (tt__reads_whole(t, x, backward)) return true;
     return false;
 }
 
-/* Makes the casts of parameter v, which is a shard now, cast the shard, and gathers their results. */
+/* Makes the casts of parameter v, of which each rank now has a shard, cast this shard, and gathers their
+   results. */
 static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) {
@@ -10014,7 +10026,7 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* Returns whether v is a parameter that is trained by this stage or another. */
+/* Returns whether v is a parameter that this stage or another trains. */
 static bool tt__is_listed(const tt_tape *t, int32_t v)
 {
     return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
@@ -10164,9 +10176,9 @@ static bool tt__append_zeros(tt_tape *t, int32_t v)
     return tt__append_step(t, &i, false);
 }
 
-/* Appends the exchange between stages before squares are summed. The last stage sends the others what losses
-   counted; two stages that share a parameter sum their gradients of it; squares are set to 0, as a stage does
-   not write those of other stages. */
+/* Appends the exchange between stages that comes before the sum of squares. The last stage sends the others
+   what losses counted; two stages that share a parameter sum their gradients of it; squares are set to 0, as
+   a stage does not write those of other stages. */
 static bool tt__before_squares(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -10227,8 +10239,8 @@ static bool tt__spread_parameters(tt__updater *u)
     return true;
 }
 
-/* Prepares what each update works on. The random numbers of updates are in the order of the tape, whatever
-   tensor ranks shard and wherever the updates are inserted. */
+/* Finds the tensors that each update works on. The random numbers of updates are in the order of the tape,
+   whatever tensor ranks shard and wherever the updates are inserted. */
 static bool tt__prepare_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -10301,7 +10313,7 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
 
 /* Inserts the updates of trained parameters into the backward. n: number of instructions. An update is due
    after the last instruction that writes the gradient, reads the parameter, or adds to the counts of losses.
-   Due updates wait until they have enough elements together. head: (n) zeros. */
+   Due updates wait until they have enough elements together. head: (n) numbers, 0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
@@ -10402,10 +10414,10 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
 
 /* Returns whether i, a product (m, k) times (k, n) of 16-bit operands, is faster in fp8. The products that a
    cross-entropy makes in chunks are never in fp8. The three products of a linear layer have the same sizes
-   and together 6 m n k operations. cuBLASLt 13.1 on an H200 makes them at 1,150 instead of 740 TFLOP/s,
+   and together 6 m n k operations. cuBLASLt 13.1 on an H200 computes them at 1,150 instead of 740 TFLOP/s,
    averaged over the layers of ViT-L, DistilBERT and GPT-2. Rounding the three tensors that they read, with
-   their transposes, moves 4 bytes of each element at 4.3 TB/s, by calculation, in three launches of a
-   microsecond. */
+   their transposes, takes, by calculation, three launches of a microsecond each, and moves 4 bytes for each
+   element at 4.3 TB/s. */
 static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
     if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
@@ -10450,15 +10462,16 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
 
 /* The QUANTIZE that rounds a value to fp8 for products. */
 typedef struct tt__quantized {
-    int at;      /* one more than the instruction, which comes after all others until tt__settle; 0: none */
+    int at;      /* 1 + number of the QUANTIZE, which is above all others until tt__settle; 0: none */
     int before;  /* the instruction before which the QUANTIZE is inserted */
 } tt__quantized;
 
 typedef struct tt__fp8 {
     tt_tape *t;
-    tt__quantized *of;   /* of value v as a gradient (2 v + 1) or not (2 v) */
-    int *written, *read; /* of each storage: one more than the last instruction so far that writes it, and
-                            than the last one that reads it not as fp8 */
+    tt__quantized *of;   /* of[2 * v + 1]: for value v as a gradient; of[2 * v]: for value v as another
+                            operand */
+    int *written, *read; /* for each storage: 1 + the last instruction so far that writes it; 1 + the last
+                            instruction that reads it in another dtype than fp8 */
 } tt__fp8;
 
 /* Makes a value for the fp8 of v or of its transpose, in the layout that QUANTIZE writes. */
@@ -10478,9 +10491,9 @@ static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transpose
 }
 
 /* Finds the QUANTIZE of operand o of product k, or inserts one directly before the product. The backward uses
-   what the forward has rounded, unless the rounded value stays in memory until then for other readers: then a
-   second QUANTIZE saves the memory of the fp8 between forward and backward. Returns the number of the
-   QUANTIZE plus 1; 0: out of memory. */
+   the fp8 copy that the forward has made, unless the operand itself stays in memory until then for other
+   readers: a second QUANTIZE then saves the memory of the fp8 copy between forward and backward. Returns 1 +
+   the number of the QUANTIZE; 0: out of memory. */
 static int tt__quantize(tt__fp8 *f, int k, int o)
 {
     tt_tape *t = f->t;
@@ -10587,8 +10600,8 @@ enum { TT__OUT_OPTIMIZER = 1, TT__OUT_GRADIENTS = 2, TT__OUT_PARAMETERS = 4, TT_
 
 static const char *const tt__out_names[] = {"optimizer", "gradients", "parameters", "activations"};
 
-/* Reads the option `offload` into the bit set *out. *fits: the option is "budget", so that tt_compile chooses
-   what to offload. Fails if a word is unknown. */
+/* Reads the option `offload` into the bit set *out. *fits receives whether the option is "budget", so that
+   tt_compile chooses what to offload. Fails if a word is unknown. */
 static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *out, bool *fits)
 {
     *out = 0;
@@ -10614,8 +10627,8 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
 #define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device for the operands of a group of
                                                    instructions that run together */
 #endif
-enum { TT__ONE_BY_ONE = 30 }; /* TT__OFFLOAD_TOGETHER, halved this many times, is 0: each instruction runs
-                                 alone */
+enum { TT__ONE_BY_ONE = 30 }; /* number of halvings that make TT__OFFLOAD_TOGETHER 0: each instruction then
+                                 runs alone */
 
 /* Returns whether two values are the same elements of the same storage. */
 static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
@@ -10626,13 +10639,13 @@ static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
 }
 
-/* Describes how a range of instructions uses a storage. several, reads_several: they use, or read, different
-   elements of it; all_slots: an instruction sums all slots; always: an instruction also runs on ranks without
-   a micro-batch. */
+/* Describes how a range of instructions uses a storage. several: they use different elements of the storage.
+   reads_several: they read different elements. all_slots: one of them sums all slots. always: one of them
+   also runs on ranks without a micro-batch. */
 typedef struct tt__use {
-    int32_t any, read, written;   /* first value of the storage that they use, read and write; 0: none */
+    int32_t any, read, written;   /* of the storage's values, the first that they use, read, write; 0: none */
     bool several, reads_several, all_slots, always;
-    bool in;                      /* the contents from before are needed */
+    bool in;                      /* the storage's contents before the range are needed */
     bool later;                   /* the contents are needed only where add_later adds */
 } tt__use;
 
@@ -10668,8 +10681,8 @@ static tt__use tt__use_of(const tt_tape *t, int32_t v, int from, int to)
     return u;
 }
 
-/* Returns the value of storage d that corresponds to value `of`; d is a copy of value `like`, which is of the
-   storage of `of`. Returns 0 after tt__tape_fail. */
+/* Returns the value in storage d that corresponds to value `of`. Storage d is a copy of value `like`; `like`
+   and `of` belong to the same storage. Returns 0 after tt__tape_fail. */
 static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 {
     const tt__value x = t->values[of];
@@ -10680,8 +10693,8 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
     return id;
 }
 
-/* Inserts a copy from x to y, in the other memory, before instruction `before`, in the segment of `like`.
-   Returns false if x or y is 0 or memory runs out. */
+/* Inserts a copy from x to y, which is in the other memory, before instruction `before`, in the segment of
+   `like`. Returns false if x or y is 0 or memory runs out. */
 static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32_t x, int32_t y, bool always,
                             bool later)
 {
@@ -10693,8 +10706,8 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
 
 /* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. The copy of a
    shard or of a slot has only that shard or slot. The copy for any other view has the whole storage, so that
-   kernels find the same layout as without copies. *like: the value that the copy corresponds to. Returns 0 if
-   out of memory. */
+   kernels find the same layout as without copies. *like receives the value that the copy corresponds to.
+   Returns 0 if out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
     const tt__value base = t->values[v], x = t->values[u->any];
@@ -10713,8 +10726,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Inserts before instruction `from` the copies to d of the elements of v that the use u needs. d corresponds
-   to `like`. */
+/* Inserts before instruction `from` the copies into storage d of the elements that the use u needs. Storage d
+   is a copy of value `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];
@@ -10769,7 +10782,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
 }
 
 /* Returns whether storage v is kept in the host's memory. `what` has the bits of TT__OUT_. A gradient is kept
-   there only if it waits for the end of the lap or step. */
+   there only if it waits for the end of the round or step. */
 static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
 {
     const tt__value *x = &t->values[v];
@@ -10790,8 +10803,9 @@ static void tt__reach(tt__range *r, int k)
     r->to = k;
 }
 
-/* Makes the instructions of a micro-batch that use v use one copy in the forward and one in the backward;
-   of[0] and of[1] are the ranges of these. Returns false if out of memory. */
+/* Makes the instructions of a micro-batch that use v use one copy in the forward and another in the backward.
+   of[0] and of[1] are the ranges of these instructions in the forward and in the backward. Returns false if
+   out of memory. */
 static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 {
     for (int backward = 0; backward < 2; backward++) {
@@ -10872,7 +10886,7 @@ static bool tt__use_group(tt_tape *t, tt__range r)
 }
 
 /* Returns whether activation v is kept in the host's memory between its uses in the forward, of[0], and in
-   the backward, of[1]. large: activations of TT__PIECES_FROM elements or more are. */
+   the backward, of[1]. large: all activations of TT__PIECES_FROM elements or more are kept there. */
 static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
                                     const tt__range *of)
 {
@@ -10905,9 +10919,9 @@ static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
 }
 
 /* Keeps storages in the host's memory: those of parameters that `what` (bits of TT__OUT_) names, activations
-   of the first `blocks` blocks, and what tt_offload marks. Within a micro-batch, all instructions of the
-   forward, and all of the backward, share one copy of a parameter or gradient. At the end of a lap or step,
-   and for the optimizer's state, each group of instructions has its own copies, of at most
+   of the first `blocks` blocks, and values that tt_offload marks. Within a micro-batch, all instructions of
+   the forward share one copy of a parameter or gradient, and all of the backward share another. At the end of
+   a round or step, and for the optimizer's state, each group of instructions has its own copies, of at most
    TT__OFFLOAD_TOGETHER bytes, halved `halved` times. The pass also decides which updates run in the host's
    memory. */
 static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int blocks, int halved)
@@ -10971,14 +10985,14 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
         for (int j = 0; j < TT__MAX_OUT && of_ranks; j++) needed[t->values[i->out[j]].base] = true;
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
-        /* Column sums include what earlier instructions wrote to the summed output, so they are needed,
-           too. */
+        /* Column sums include what earlier instructions wrote to the summed output, so these instructions are
+           needed, too. */
         for (int o = 0; o < tt__summed(i) && live; o++)
             if (tt__column_sums(i, o)) needed[t->values[i->out[o]].base] = true;
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__value *x = &t->values[i->out[1]];
-        /* an output of another dtype stays: out[0] is computed from its rounded values */
+        /* an output of another dtype is kept: out[0] is computed from its rounded values */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }
@@ -10988,11 +11002,11 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 
 /* ==== src/passes/overlap.h */
 /* ------------------------------------------------------------------------------------------------ overlap
-   Runs copies between memories, and the gathers and sums of data ranks within a micro-batch, beside
-   computation, on streams of their own. Each is split into a start and a WAIT. The start of a transfer that
-   computation needs is moved up, as little as the load of its stream allows. The WAIT of a transfer that
-   takes results away comes where the transfer ends. Only the order of instructions changes, never the
-   results: wrong costs cost time or memory. */
+   Runs transfers beside computation, on streams of their own: copies between memories, and the gathers and
+   sums of data ranks within a micro-batch. Each transfer is split into a start and a WAIT. The start of a
+   transfer that computation needs is moved up, as little as the load of its stream allows. The WAIT of a
+   transfer that takes results away comes where the transfer ends. Only the order of instructions changes,
+   never the results: wrong costs cost time or memory. */
 
 /* X(field, default) of each field of tt_costs. The last two fields are in seconds. */
 #define TT__COSTS(X) \
@@ -11045,8 +11059,8 @@ static double tt__operand_bytes(const tt_tape *t, int32_t v)
     return v ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
 }
 
-/* Returns the bytes that an instruction reads and writes. A table that is looked up counts with the rows
-   looked up. */
+/* Returns the bytes that an instruction reads and writes. Of a table that is looked up, only the rows looked
+   up count. */
 static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
 {
     const int table = tt__rules_of(i)->table;
@@ -11095,15 +11109,16 @@ static double tt__work_of(const tt_tape *t, const tt__instr *i)
     return tt__flops(i, in);
 }
 
-/* Returns whether an instruction computes in fp32. The result's dtype decides, for products and attention the
-   left operand's. */
+/* Returns whether an instruction computes in fp32: whether its result is f32, or, of a product or attention,
+   its left operand. */
 static bool tt__is_single(const tt_tape *t, const tt__instr *i)
 {
     const bool by_operand = tt__cost_of(i) <= TT__COST_ATTENTION || !i->out[0];
     return t->values[by_operand ? i->in[0] : i->out[0]].shape.dtype == TT_F32;
 }
 
-/* Returns the place of a cost's rate in c: FLOPs or bytes a second. */
+/* Returns a pointer to the rate in c that limits work of kind `cost`, in FLOPs or bytes a second. single: for
+   fp32. */
 static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 {
     double *const rates[TT__COST_KINDS][2] = {
@@ -11113,8 +11128,8 @@ static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 }
 
 /* Returns the seconds that an instruction takes at full capacity: its launch, and the longer of computing and
-   memory traffic, or the transfer over its link. first: no other instruction of its op is launched together
-   with it before it. */
+   memory traffic, or the transfer over its link. first: the instruction is the first of those that are
+   launched together, and alone has the cost of the launch. */
 static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
@@ -11173,7 +11188,7 @@ static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *
         else if (i->stream) done[i->out[0]] = idle[i->stream] = fmax(now, idle[i->stream]) + seconds;
         else now += seconds;
         all->exposed = now - all->compute;
-        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* micro-batches come first */
+        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* micro-batches come first in the tape */
     }
     tt__free(t->ctx, done);
     return TT_OK;
@@ -11184,12 +11199,12 @@ typedef struct tt__order {
     tt_tape *t;
     int n;              /* number of instructions, including WAITs */
     int *at, *place;    /* the instruction at each place; the place of each instruction */
-    double *begin;      /* of each instruction: seconds of computation before it */
-    double *seconds;    /* of each instruction: seconds of computation */
-    double *moves;      /* of each start: seconds of its stream */
-    int *block;         /* of each instruction: number of blocks that end before it */
-    bool *ends;         /* of each instruction: it is the last of a block */
-    int *wait;          /* of each start: its WAIT; 0: the instruction is no start */
+    double *begin;      /* for each instruction: seconds of computation before it */
+    double *seconds;    /* for each instruction: seconds of computation that it takes */
+    double *moves;      /* for each start: seconds that its transfer occupies its stream */
+    int *block;         /* for each instruction: number of blocks that end before it */
+    bool *ends;         /* for each instruction: whether it is the last of a block */
+    int *wait;          /* for each start: its WAIT; 0: the instruction is not a start */
     /* The storages that each instruction uses and the storages that it writes, as bit sets of the last 6 bits
        of their numbers. Disjoint bit sets mean disjoint storages. */
     uint64_t *uses, *writes;
@@ -11227,8 +11242,8 @@ static bool tt__must_follow(const tt__order *o, int a, int b)
     return may && tt__is_ordered(o->t, &o->t->code[a], &o->t->code[b]);
 }
 
-/* Returns whether an instruction before a start may be moved up with it: other starts, WAITs, casts of
-   shards. */
+/* Returns whether an instruction that comes before a start may be moved up together with the start: other
+   starts, WAITs, casts of shards. */
 static bool tt__may_rise(const tt__instr *i)
 {
     return i->stream || tt__is(i, TT__WAITS) || (tt__is(i, TT__CASTS) && i->always && !i->with_next);
@@ -11312,9 +11327,9 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
-/* Moves start x up so that its transfer can be complete after `due` seconds of computation. If the stream
-   also takes results away, x moves before the starts of these that would keep the stream busy too long. x
-   moves at most `ahead` blocks above the block of its WAIT. */
+/* Moves start x up so that its transfer can be complete after `due` seconds of computation. If x's stream
+   also takes results away, x moves before those starts of such transfers that would keep the stream busy too
+   long. x moves at most `ahead` blocks above the block of its WAIT. */
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
@@ -11485,17 +11500,19 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         if (tt__brings(t, &t->code[k])) tt__sink(&o, o.wait[k], INFINITY, INT_MAX);
         else tt__rise(&o, k, -1, 0, false);
     }
-    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* time by which the stream's next must start */
+    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* seconds by which a stream's next transfer must
+                                                                have started */
     for (int k = n - 1; k >= 0 && ok; k--) {
         double *next = &due[t->code[k].stream];
         if (!o.wait[k] || !tt__brings(t, &t->code[k])) continue;
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool visits = t->values[t->values[t->code[k].out[0]].base].visits;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* updates that run together may have moved it further up */
+        const double latest = end - o.moves[k]; /* updates that run together may have moved the start further
+                                                   up */
         *next = fmin(*next, visits ? fmax(o.begin[k], latest) : o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* in the new order of their streams */
+    for (int at = 0; at < o.n && ok; at++) { /* the starts in their new order */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];
@@ -11520,9 +11537,9 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
    different times, and products further apart are not joined. */
 enum { TT__TOGETHER = 32 };
 
-/* Returns, for each storage, whether it must have a place of its own: other streams or collectives use it, or
-   an instruction may write its result in place of it, or it is such a result. The caller frees the array.
-   NULL: out of memory. */
+/* Returns, for each storage, whether it must have a place of its own: other streams or collectives use the
+   storage, or an instruction may write its result over the storage, or the storage holds such a result. The
+   caller frees the array. NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
@@ -11603,7 +11620,7 @@ static void tt__move_instr(tt_tape *t, int from, int to)
     t->code[to] = i;
 }
 
-/* Moves instruction m directly after instructions *first to *last, or moves those directly before instruction
+/* Moves instruction m directly after instructions *first to *last, or moves these directly before instruction
    m, and updates *first and *last. Returns false if the order of the instructions in between forbids both. */
 static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 {
