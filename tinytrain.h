@@ -796,7 +796,8 @@ typedef struct tt_costs {
                                            "host" */
     double memory;                      /* bytes a second that no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second of links */
-    double launch, meeting;             /* seconds to start an op, and of a barrier before ranks move data */
+    double launch, meeting;             /* seconds to start an op; seconds of a barrier before ranks move
+                                           data */
 } tt_costs;
 /* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
    fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the
@@ -974,8 +975,9 @@ typedef struct tt_plan {
        gradients of all other ranks, and each of them loads all parameters. moved_least_bytes leaves out
        bookkeeping (norms, losses). */
     size_t moved_bytes, moved_least_bytes;
-    /* Bytes that all ranks of this process together send to other processes in such a step, and the smallest
-       number of bytes with which any method could do the same. 0 with one process. */
+    /* Bytes that all ranks of this process together send to other processes in a step of one full micro-batch
+       on each data rank, and the smallest number of bytes with which any method could do the same. 0 with one
+       process. */
     size_t sent_bytes, sent_least_bytes;
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
@@ -1112,8 +1114,8 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
    far) / d(param). Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
-int64_t tt_program_steps(const tt_program *p);    /* optimizer steps; steps that loss scaling skipped do not
-                                                     count */
+int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps that loss scaling skipped do
+                                                     not count */
 
 /* Save and load the whole state of a program that trains, in one safetensors file, between steps: parameters
    by their names; the optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before the
@@ -1864,7 +1866,7 @@ typedef struct tt_lm {
     struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies the
                                     keys that `config` lacks and, as long as `config` agrees with `read` on
                                     them, the keys for windows, rotary positions and Falcon's heads */
-    tt_lm_config read;         /* the loaded `config`. Not read if kept is NULL */
+    tt_lm_config read;         /* `config` as it was loaded; undefined if kept is NULL */
     tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made with lora_options, whose targets are
                                   not kept */
     int n_lora;
@@ -2208,8 +2210,9 @@ static inline bool tt__is_fp8(tt_dtype dtype) { return dtype > TT__F64; }
     X(TT__E4M3, "e4m3", 1, false, NULL, NULL) \
     X(TT__E5M2, "e5m2", 1, false, NULL, NULL)
 
-/* Number of floats in the table. Kernels treat a float that is neither f32 nor bf16 as f16. Each file with
-   such kernels asserts this number, so that a fourth float does not compile before the kernels know it. */
+/* Number of float dtypes in the table. Kernels treat a float dtype that is neither f32 nor bf16 as f16. Each
+   file with such kernels asserts this number, so that a fourth float dtype does not compile before the
+   kernels know it. */
 #define TT__IS_FLOAT(dtype, name, bytes, is_float, safetensors, config) + is_float
 enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
 #undef TT__IS_FLOAT
@@ -2362,14 +2365,15 @@ typedef struct tt__instr {
 #define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
 #define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
 #define TT__RANDOM 0x10      /* draws random numbers                                                        */
-#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings if the op updates or drops out */
+#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, for updates or dropout */
 #define TT__MEAN 0x40        /* with TT__WITH_RUN: the op reads the settings only in programs that accumulate,
                                 because the step's number of targets is not yet known there */
 #define TT__ANY_SPACE 0x80   /* its operands may be in the host's memory                                    */
-#define TT__WAITS 0x100      /* its operands are all operands and results of another stream's work          */
+#define TT__WAITS 0x100      /* operands of a WAIT: all operands and results of another stream's work    */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
 #define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
-#define TT__LOSS 0x800       /* mean over targets in[TT__LOSS_TARGETS]; counts them in out[TT__LOSS_COUNTS] */
+#define TT__LOSS 0x800       /* out[0] is a mean over the targets in[TT__LOSS_TARGETS], out[TT__LOSS_COUNTS]
+                                counts them */
 #define TT__GATHERS 0x1000   /* row r of out[0] is row in[1][r] of in[0]                                    */
 #define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                            */
 #define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                */
@@ -2507,7 +2511,8 @@ typedef struct tt__run {
     double loss_norm;       /* divides gradients while the number of targets is unknown (accumulation)      */
 } tt__run;
 
-/* Results of a step, which the host reads. Instructions read and write the three parts. */
+/* Results of a step, which the host reads: totals of losses, the loss scale, and what CLIP computes.
+   Instructions read and write each of the three. */
 typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums of the micro-batches so
                                                                             far */
 typedef struct tt__scale {
@@ -2529,7 +2534,7 @@ typedef struct tt__launch {
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: absent          */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
-    bool tuned;             /* products use the fastest ways that tune has found                            */
+    bool tuned;             /* matrix products use the fastest ways that `tune` has found                   */
     const uint16_t *lists;  /* block lists of block-sparse attention: (heads of all ranks, list_rows, listed),
                                in the host's memory. NULL: every list names block 0 */
     /* Number of the first random number of an update, a multiple of 8: the place of out[0]'s first element in
@@ -2576,11 +2581,11 @@ typedef struct tt__launch {
    cublasSetWorkspace), less a page for what programs keep; with less, cuBLAS avoids its faster kernels.
    Instructions run one after another, so other ops use it as well: for partial sums of biases, norms, losses
    and squares. */
-#ifndef TT__CUDA_RESIDENT /* tests make it smaller */
+#ifndef TT__CUDA_RESIDENT /* tests set a smaller number */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
-/* Alignment in bytes of storages and of the parts of workspaces: cudaMalloc's, which suffices for any vector
-   load. */
+/* Alignment in bytes of storages and of the parts of workspaces: the alignment of cudaMalloc, which suffices
+   for any vector load. */
 #define TT__CUDA_ALIGN 256
 
 /* Returns the smallest multiple of a unit, a power of two, that is not less than n. */
@@ -4272,7 +4277,7 @@ static const char *tt__instr_name(const tt__instr *i)
 /* ==== src/tape/record.h */
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Stores the tape's first error. Returns false, which as a value's number means "none". */
+/* Stores the tape's first error. Returns false; as the number of a value, 0 means "none". */
 TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
 {
@@ -7713,7 +7718,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
-    /* An earlier micro-batch has left the operand. */
+    /* Whether an earlier micro-batch has left the operand. */
     const bool left = i->later && t->values[t->values[id].base].persistent;
     if (!k->defined && !left) return "reads a value that nothing has written";
     if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"
@@ -8103,7 +8108,7 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
    regions, values are sharded by rows instead of replicated. */
 
 /* Regions with fewer weights are not split: the ranks would wait for one another longer than they compute. */
-#ifndef TT__TENSOR_LEAST /* tests make it smaller */
+#ifndef TT__TENSOR_LEAST /* tests set a smaller number */
 #define TT__TENSOR_LEAST 1000000
 #endif
 #define TT__RANDOM_UNIT 8 /* columns whose random numbers are drawn at once */
@@ -8121,7 +8126,7 @@ typedef struct tt__tensor {
     int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
-    tt__role *role;         /* of each instruction */
+    tt__role *role;         /* role of each instruction */
     int *code; int n_code;  /* the instructions of the region that is being searched */
     bool *inside;           /* of each activation: sharded by columns; of each parameter outside of regions:
                                sharded by rows */
@@ -8452,7 +8457,7 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     return tt__insert(t, k + 1, &sum) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns the operands of which an instruction reads as many rows as it writes, as a bit set. */
+/* Returns, as a bit set, the operands of which an instruction reads a row for each row that it writes. */
 static unsigned tt__row_operands(const tt__instr *i)
 {
     const int numbers = tt__numbers(i);
@@ -8584,7 +8589,7 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
     }
     if (role == TT__APART) return TT_OK;
     if (role == TT__END || role == TT__LOOKUP) return tt__sum_results(s, k);
-    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* sums over rows are not sharded */
+    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* loss and counts are whole */
     if (role == TT__INNER || role == TT__BEGIN) return tt__split_results(s, &t->code[k], TT__COLS);
     return tt__split_results(s, &i, TT__ROWS);
 }
@@ -8964,7 +8969,7 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
-#ifndef TT__PIECES_FROM /* tests make it smaller */
+#ifndef TT__PIECES_FROM /* tests set a smaller number */
 #define TT__PIECES_FROM 65536 /* elements; smaller tensors are not sharded, as that would save little */
 #endif
 
@@ -10296,7 +10301,7 @@ static bool tt__emit_updates(tt__updater *u)
 
 /* ---- in the backward */
 
-#ifndef TT__UPDATE_FROM /* tests make it smaller */
+#ifndef TT__UPDATE_FROM /* tests set a smaller number */
 #define TT__UPDATE_FROM 65536 /* elements of due gradients; with fewer, updates wait to share a launch */
 #endif
 
@@ -10623,7 +10628,7 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
     }
 }
 
-#ifndef TT__OFFLOAD_TOGETHER /* tests make it smaller */
+#ifndef TT__OFFLOAD_TOGETHER /* tests set a smaller number */
 #define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device for the operands of a group of
                                                    instructions that run together */
 #endif
@@ -11008,7 +11013,7 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
    transfer that takes results away comes where the transfer ends. Only the order of instructions changes,
    never the results: wrong costs cost time or memory. */
 
-/* X(field, default) of each field of tt_costs. The last two fields are in seconds. */
+/* X(field, default) for each field of tt_costs. The last two fields are in seconds. */
 #define TT__COSTS(X) \
     X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
     X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
@@ -11753,7 +11758,8 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
 typedef struct tt__span {
     size_t from, to;
     int next;       /* the next span in the order of bytes; 0: none */
-    int far;        /* shortcut that a search has left: a span further on, valid if still in the same list */
+    int far;        /* shortcut that a search has left: a later span, to be used only while it is in the same
+                       list */
     int list;       /* number of the span's list; 0: none */
 } tt__span;
 typedef struct tt__taken {

@@ -884,8 +884,8 @@ void cuda_release_event(tt__device *d, void *event)
     cudaEventDestroy((cudaEvent_t)event);
 }
 
-// Begins to record the work that the streams are given as a graph. Streams other than the compute stream join
-// the recording when they first wait for the compute stream.
+// Begins to record, as a graph, the work that the streams are given. Streams other than the compute stream
+// join the recording when they first wait for the compute stream.
 tt_status cuda_capture(tt__device *d)
 {
     if (!use(d)) return TT_ERR_DEVICE;

@@ -286,7 +286,7 @@ typedef struct tt_lm {
     struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies the
                                     keys that `config` lacks and, as long as `config` agrees with `read` on
                                     them, the keys for windows, rotary positions and Falcon's heads */
-    tt_lm_config read;         /* the loaded `config`. Not read if kept is NULL */
+    tt_lm_config read;         /* `config` as it was loaded; undefined if kept is NULL */
     tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made with lora_options, whose targets are
                                   not kept */
     int n_lora;

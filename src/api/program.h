@@ -118,7 +118,8 @@ typedef struct tt_costs {
                                            "host" */
     double memory;                      /* bytes a second that no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second of links */
-    double launch, meeting;             /* seconds to start an op, and of a barrier before ranks move data */
+    double launch, meeting;             /* seconds to start an op; seconds of a barrier before ranks move
+                                           data */
 } tt_costs;
 /* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
    fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the
@@ -296,8 +297,9 @@ typedef struct tt_plan {
        gradients of all other ranks, and each of them loads all parameters. moved_least_bytes leaves out
        bookkeeping (norms, losses). */
     size_t moved_bytes, moved_least_bytes;
-    /* Bytes that all ranks of this process together send to other processes in such a step, and the smallest
-       number of bytes with which any method could do the same. 0 with one process. */
+    /* Bytes that all ranks of this process together send to other processes in a step of one full micro-batch
+       on each data rank, and the smallest number of bytes with which any method could do the same. 0 with one
+       process. */
     size_t sent_bytes, sent_least_bytes;
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
@@ -434,8 +436,8 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
    far) / d(param). Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
-int64_t tt_program_steps(const tt_program *p);    /* optimizer steps; steps that loss scaling skipped do not
-                                                     count */
+int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps that loss scaling skipped do
+                                                     not count */
 
 /* Save and load the whole state of a program that trains, in one safetensors file, between steps: parameters
    by their names; the optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before the

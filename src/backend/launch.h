@@ -23,8 +23,9 @@ static inline bool tt__is_fp8(tt_dtype dtype) { return dtype > TT__F64; }
     X(TT__E4M3, "e4m3", 1, false, NULL, NULL) \
     X(TT__E5M2, "e5m2", 1, false, NULL, NULL)
 
-/* Number of floats in the table. Kernels treat a float that is neither f32 nor bf16 as f16. Each file with
-   such kernels asserts this number, so that a fourth float does not compile before the kernels know it. */
+/* Number of float dtypes in the table. Kernels treat a float dtype that is neither f32 nor bf16 as f16. Each
+   file with such kernels asserts this number, so that a fourth float dtype does not compile before the
+   kernels know it. */
 #define TT__IS_FLOAT(dtype, name, bytes, is_float, safetensors, config) + is_float
 enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
 #undef TT__IS_FLOAT

@@ -14,14 +14,15 @@
 #define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
 #define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
 #define TT__RANDOM 0x10      /* draws random numbers                                                        */
-#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings if the op updates or drops out */
+#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, for updates or dropout */
 #define TT__MEAN 0x40        /* with TT__WITH_RUN: the op reads the settings only in programs that accumulate,
                                 because the step's number of targets is not yet known there */
 #define TT__ANY_SPACE 0x80   /* its operands may be in the host's memory                                    */
-#define TT__WAITS 0x100      /* its operands are all operands and results of another stream's work          */
+#define TT__WAITS 0x100      /* operands of a WAIT: all operands and results of another stream's work    */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
 #define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
-#define TT__LOSS 0x800       /* mean over targets in[TT__LOSS_TARGETS]; counts them in out[TT__LOSS_COUNTS] */
+#define TT__LOSS 0x800       /* out[0] is a mean over the targets in[TT__LOSS_TARGETS], out[TT__LOSS_COUNTS]
+                                counts them */
 #define TT__GATHERS 0x1000   /* row r of out[0] is row in[1][r] of in[0]                                    */
 #define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                            */
 #define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                */
@@ -159,7 +160,8 @@ typedef struct tt__run {
     double loss_norm;       /* divides gradients while the number of targets is unknown (accumulation)      */
 } tt__run;
 
-/* Results of a step, which the host reads. Instructions read and write the three parts. */
+/* Results of a step, which the host reads: totals of losses, the loss scale, and what CLIP computes.
+   Instructions read and write each of the three. */
 typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums of the micro-batches so
                                                                             far */
 typedef struct tt__scale {
@@ -181,7 +183,7 @@ typedef struct tt__launch {
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: absent          */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
-    bool tuned;             /* products use the fastest ways that tune has found                            */
+    bool tuned;             /* matrix products use the fastest ways that `tune` has found                   */
     const uint16_t *lists;  /* block lists of block-sparse attention: (heads of all ranks, list_rows, listed),
                                in the host's memory. NULL: every list names block 0 */
     /* Number of the first random number of an update, a multiple of 8: the place of out[0]'s first element in
@@ -228,11 +230,11 @@ typedef struct tt__launch {
    cublasSetWorkspace), less a page for what programs keep; with less, cuBLAS avoids its faster kernels.
    Instructions run one after another, so other ops use it as well: for partial sums of biases, norms, losses
    and squares. */
-#ifndef TT__CUDA_RESIDENT /* tests make it smaller */
+#ifndef TT__CUDA_RESIDENT /* tests set a smaller number */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
-/* Alignment in bytes of storages and of the parts of workspaces: cudaMalloc's, which suffices for any vector
-   load. */
+/* Alignment in bytes of storages and of the parts of workspaces: the alignment of cudaMalloc, which suffices
+   for any vector load. */
 #define TT__CUDA_ALIGN 256
 
 /* Returns the smallest multiple of a unit, a power of two, that is not less than n. */

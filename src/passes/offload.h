@@ -42,7 +42,7 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
     }
 }
 
-#ifndef TT__OFFLOAD_TOGETHER /* tests make it smaller */
+#ifndef TT__OFFLOAD_TOGETHER /* tests set a smaller number */
 #define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device for the operands of a group of
                                                    instructions that run together */
 #endif

@@ -14,7 +14,7 @@
    transfer that takes results away comes where the transfer ends. Only the order of instructions changes,
    never the results: wrong costs cost time or memory. */
 
-/* X(field, default) of each field of tt_costs. The last two fields are in seconds. */
+/* X(field, default) for each field of tt_costs. The last two fields are in seconds. */
 #define TT__COSTS(X) \
     X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
     X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \

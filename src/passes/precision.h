@@ -155,7 +155,7 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
-#ifndef TT__PIECES_FROM /* tests make it smaller */
+#ifndef TT__PIECES_FROM /* tests set a smaller number */
 #define TT__PIECES_FROM 65536 /* elements; smaller tensors are not sharded, as that would save little */
 #endif
 

@@ -18,7 +18,7 @@
    regions, values are sharded by rows instead of replicated. */
 
 /* Regions with fewer weights are not split: the ranks would wait for one another longer than they compute. */
-#ifndef TT__TENSOR_LEAST /* tests make it smaller */
+#ifndef TT__TENSOR_LEAST /* tests set a smaller number */
 #define TT__TENSOR_LEAST 1000000
 #endif
 #define TT__RANDOM_UNIT 8 /* columns whose random numbers are drawn at once */
@@ -36,7 +36,7 @@ typedef struct tt__tensor {
     int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
-    tt__role *role;         /* of each instruction */
+    tt__role *role;         /* role of each instruction */
     int *code; int n_code;  /* the instructions of the region that is being searched */
     bool *inside;           /* of each activation: sharded by columns; of each parameter outside of regions:
                                sharded by rows */
@@ -367,7 +367,7 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     return tt__insert(t, k + 1, &sum) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns the operands of which an instruction reads as many rows as it writes, as a bit set. */
+/* Returns, as a bit set, the operands of which an instruction reads a row for each row that it writes. */
 static unsigned tt__row_operands(const tt__instr *i)
 {
     const int numbers = tt__numbers(i);
@@ -499,7 +499,7 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
     }
     if (role == TT__APART) return TT_OK;
     if (role == TT__END || role == TT__LOOKUP) return tt__sum_results(s, k);
-    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* sums over rows are not sharded */
+    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* loss and counts are whole */
     if (role == TT__INNER || role == TT__BEGIN) return tt__split_results(s, &t->code[k], TT__COLS);
     return tt__split_results(s, &i, TT__ROWS);
 }

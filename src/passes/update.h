@@ -302,7 +302,7 @@ static bool tt__emit_updates(tt__updater *u)
 
 /* ---- in the backward */
 
-#ifndef TT__UPDATE_FROM /* tests make it smaller */
+#ifndef TT__UPDATE_FROM /* tests set a smaller number */
 #define TT__UPDATE_FROM 65536 /* elements of due gradients; with fewer, updates wait to share a launch */
 #endif
 

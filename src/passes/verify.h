@@ -55,7 +55,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
-    /* An earlier micro-batch has left the operand. */
+    /* Whether an earlier micro-batch has left the operand. */
     const bool left = i->later && t->values[t->values[id].base].persistent;
     if (!k->defined && !left) return "reads a value that nothing has written";
     if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"

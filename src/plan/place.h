@@ -51,7 +51,8 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
 typedef struct tt__span {
     size_t from, to;
     int next;       /* the next span in the order of bytes; 0: none */
-    int far;        /* shortcut that a search has left: a span further on, valid if still in the same list */
+    int far;        /* shortcut that a search has left: a later span, to be used only while it is in the same
+                       list */
     int list;       /* number of the span's list; 0: none */
 } tt__span;
 typedef struct tt__taken {

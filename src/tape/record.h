@@ -4,7 +4,7 @@
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Stores the tape's first error. Returns false, which as a value's number means "none". */
+/* Stores the tape's first error. Returns false; as the number of a value, 0 means "none". */
 TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
 {
