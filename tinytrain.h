@@ -353,13 +353,14 @@ typedef struct tt_files {
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
-/* How messages about memory_budget name options and bytes. By default they name the fields of
-   tt_compile_options; a program with command-line options can make them name its own options. */
+/* Functions and words with which messages about memory_budget name options and bytes. By default they name
+   the fields of tt_compile_options; a program with command-line options can make them name its own
+   options. */
 typedef struct tt_wording {
     const char *budget;  /* name of the budget; default "memory_budget" */
     const char *smaller; /* a change that needs less memory; default "A micro-batch of fewer rows" */
-    /* Writes an option and its value, or the option alone if value is NULL. Default: writes as recompute
-       "blocks". */
+    /* Writes an option and its value, or the option alone if value is NULL. The default writes, for example,
+       recompute "blocks". */
     void (*option)(void *user, const char *name, const char *value, char *to, size_t capacity);
     void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes; default:
                                                                            only the number */
@@ -470,8 +471,8 @@ typedef struct tt_value { int32_t id; uint32_t tape; } tt_value;
 tt_tape *tt_tape_new(tt_context *ctx);
 void tt_tape_free(tt_tape *t);
 
-/* Returns the tape's status. The first wrong shape marks the tape: later ops do nothing, and tt_compile
-   fails. This function tells the error earlier. */
+/* Returns TT_OK, or the error of the first op that failed, such as a wrong shape. After an error later ops do
+   nothing, and tt_compile fails; this function tells the error earlier. */
 tt_status tt_tape_status(const tt_tape *t);
 void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* names v in plans and
                                                                                   errors */
@@ -535,20 +536,21 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s); /* s x */
    a multiple of 2^-16. Without training the result is x. */
 tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 
-/* The columns of a head that form a pair: j and j + size / 2 (GPT-NeoX; LLaMA in transformers), or 2 j and 2
-   j + 1 (GPT-J; LLaMA in Meta's code). */
+/* The columns of a head that form a pair: j and j + size / 2 (GPT-NeoX; LLaMA in transformers), or 2j and 2j
+   + 1 (GPT-J; LLaMA in Meta's code). */
 typedef enum tt_rotary_pairs { TT_ROTARY_HALVES, TT_ROTARY_NEIGHBOURS } tt_rotary_pairs;
-/* Frequencies for sequences longer than those of the pretraining. PLAIN: base^(-2 j / size). LINEAR: PLAIN /
-   `factor` (Chen et al., "Extending context window of large language models via positional interpolation",
-   2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within `original`
-   positions (Peng et al., "YaRN: Efficient context window extension of large language models", 2023). */
+/* Frequencies for sequences longer than those of the pretraining. PLAIN: base^(-2j / size) for pair j.
+   LINEAR: PLAIN / `factor` (Chen et al., "Extending context window of large language models via positional
+   interpolation", 2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within
+   `original` positions (Peng et al., "YaRN: Efficient context window extension of large language models",
+   2023). */
 typedef enum tt_rotary_scaling {
     TT_ROTARY_PLAIN, TT_ROTARY_LINEAR, TT_ROTARY_LLAMA3, TT_ROTARY_YARN
 } tt_rotary_scaling;
 
 typedef struct tt_rotary_options {
     int heads;                 /* Set it to the heads of x, which divide its width; there is no default */
-    int size;                  /* Set it to turn only a number of first columns of each head, at most 512;
+    int size;                  /* Set it to turn only the first `size` columns of each head, at most 512;
                                   default 0: all. With an odd size one more column turns, as in transformers'
                                   GPT-NeoX */
     tt_rotary_pairs pairs;     /* Set it to pair columns as the model does; default TT_ROTARY_HALVES */
@@ -571,7 +573,7 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
 
 typedef struct tt_attention_options {
     int heads;     /* Set it to the heads of q, which divide its width; there is no default. Heads of k and v
-                      have q's width */
+                      have as many columns as heads of q */
     bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence;
                       default false */
     float scale;   /* Set it to scale q k^T by another factor; default 0: 1 / sqrt(head size) */
@@ -598,8 +600,8 @@ typedef struct tt_attention_options {
     int listed, list_rows; /* Set them to the blocks in a list, and to how many first blocks of a sequence
                               have a list; default 0 */
     /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
-       block beyond the sequence's end is skipped. A block that is listed several times, or is attended
-       anyway, counts as often. */
+       block beyond the sequence's end is skipped. A block that is listed several times, or that is attended
+       anyway, counts each time. */
     const int32_t *lists;
     bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
                                 train, as transformers' BigBird does; default false */
@@ -738,11 +740,11 @@ tt_loss_scale tt_loss_scale_default(void);
 typedef struct tt_parallel {
     /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
        / pipeline. With several data ranks, a program that trains has one loss: gradients are divided by the
-       loss's targets on all data ranks. Tensor ranks divide consecutive linear layers together with the ops
-       between them, and attention by heads if their number is a multiple of the tensor ranks, both if the
-       group has 1,000,000 weights; and large embeddings. They compute all else whole. tt_plan.split_params
-       says how much is divided. If a program keeps a layer whole because the layer's hidden values are an
-       output, later programs with the layer's parameters keep it whole. */
+       loss's targets on all data ranks. Tensor ranks divide large embeddings, and groups of 1,000,000 weights
+       or more: consecutive linear layers with the ops between them, and attention, by heads, if the number of
+       heads is a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
+       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
+       hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
     /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
        "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:
@@ -794,7 +796,8 @@ typedef struct tt_costs {
                                            "host" */
     double memory;                      /* bytes a second that no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second of links */
-    double launch, meeting;             /* seconds to start an op, and of a barrier before ranks move data */
+    double launch, meeting;             /* seconds to start an op; seconds of a barrier before ranks move
+                                           data */
 } tt_costs;
 /* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
    fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the
@@ -944,9 +947,9 @@ void tt_program_free(tt_program *p);
    "budget" among the options a still larger one might fit again.) record(user, t, n) records a micro-batch of
    n on a new tape, with parameters that already exist, and returns the root. The function only makes about
    ten plans: it allocates nothing, and works for a kind of device that this machine lacks. memory_budget 0
-   stands for the free memory of the GPU (the least, of several) less 256 MiB (or an eighth) for CUDA itself;
-   on the CPU it is refused. Returns 0 after an error, which is the plan's error if not even n = 1 fits. For a
-   trainer use tt_largest_micro_batch. */
+   stands for the free memory of the GPU (of several GPUs, the one with the least) less 256 MiB (or an eighth)
+   for CUDA itself; on the CPU it is refused. Returns 0 after an error, which is the plan's error if not even
+   n = 1 fits. For a trainer use tt_largest_micro_batch. */
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
                          const tt_compile_options *o, int64_t most);
 
@@ -966,14 +969,15 @@ typedef struct tt_plan {
                                           `bytes` and the fields below describe rank 0, which has most */
     size_t bytes_least;                /* bytes of the rank that has least: fewer if rank 0 is a server */
     /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank
-       (the largest of all ranks), and the smallest number of bytes with which any method could do the same. A
-       sum over n ranks needs at least 2 (n - 1) / n of its bytes; half of that if each rank needs only its
-       shard, which is also the cost of gathering the shards. A server sums alone: it loads the gradients of
-       all other ranks, and each of them loads all parameters. moved_least_bytes leaves out bookkeeping
-       (norms, losses). */
+       (the largest of all ranks), and the smallest number of bytes with which any method could do the same.
+       For a sum over n ranks that number is 2 * (n - 1) / n times the tensor's bytes; half of that if each
+       rank needs only its shard, and also half for gathering the shards. A server sums alone: it loads the
+       gradients of all other ranks, and each of them loads all parameters. moved_least_bytes leaves out
+       bookkeeping (norms, losses). */
     size_t moved_bytes, moved_least_bytes;
-    /* Bytes that all ranks of this process together send to other processes in such a step, and the smallest
-       number of bytes with which any method could do the same. 0 with one process. */
+    /* Bytes that all ranks of this process together send to other processes in a step of one full micro-batch
+       on each data rank, and the smallest number of bytes with which any method could do the same. 0 with one
+       process. */
     size_t sent_bytes, sent_least_bytes;
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
@@ -1025,7 +1029,7 @@ typedef struct tt_plan_value {
                          workspace */
     tt_category category;
     size_t bytes;
-    int first, last;  /* first and last instruction that occupy it */
+    int first, last;  /* first and last instruction during which it is in use */
 } tt_plan_value;
 /* Writes the storages that are live at the peak instruction, largest first, at most `capacity` of them.
    Returns how many there are, or 0 when out of memory; their bytes add up to tt_plan.at_peak. Names live as
@@ -1110,8 +1114,8 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
    far) / d(param). Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
-int64_t tt_program_steps(const tt_program *p);    /* optimizer steps; steps that loss scaling skipped do not
-                                                     count */
+int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps that loss scaling skipped do
+                                                     not count */
 
 /* Save and load the whole state of a program that trains, in one safetensors file, between steps: parameters
    by their names; the optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before the
@@ -1173,8 +1177,8 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w);
 /* ==== src/api/tokenizer.h */
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
-/* Converts texts to ids and back, equal to `tokenizers` 0.23.3 (and to transformers 5.24.0, except as
-   tt_tokenizer_load says). There are three kinds:
+/* Converts texts to ids and back, with the results of the Python package tokenizers 0.23.3 (and of
+   transformers 5.24.0, except as tt_tokenizer_load says). There are three kinds:
    - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt
      with one token a line, whose number is the id (white space at the end of a line is ignored); or from a
      tokenizer.json.
@@ -1227,8 +1231,8 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
 int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id + 1 */
 /* Returns a token as the vocabulary has it (in byte-level encoding a space is U+0120), or NULL if no token
-   has this id. A token with a NUL inside, which a tokenizer.json may have, is cut there, and its text does
-   not find it. */
+   has this id. A token with a NUL inside, which a tokenizer.json may have, is cut there; tt_tokenizer_find
+   does not find it. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 if absent */
 /* Returns the id of the token with this purpose, or -1. With vocab.txt these are BERT's tokens. Otherwise
@@ -1337,7 +1341,8 @@ typedef struct tt_image_source {
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why it
        cannot. A loader's threads call read and release, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
-    void (*release)(void *user, tt_image *image); /* releases what read gave, soon after. May be NULL */
+    void (*release)(void *user, tt_image *image); /* releases the image that `read` returned, soon after. May
+                                                     be NULL */
     const char *(*name)(void *user, int64_t index); /* returns a name for errors, such as a path. NULL: errors
                                                        use the index */
     void *user;
@@ -1347,8 +1352,8 @@ typedef struct tt_image_source {
 /* Makes a dataset of a source's images. examples/datasets.h reads CIFAR-10 with it. */
 tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
 
-/* Moves n texts or images out of d into a new dataset. Each class gives its share; the context's seed
-   chooses. */
+/* Moves n texts or images out of d into a new dataset. Each class gives its share of n; the context's seed
+   determines which are moved. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
@@ -1398,8 +1403,8 @@ typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
     int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
-                                        have as many; for 3 it may also have 1 (grey, copied into all three)
-                                        or 4 (alpha is dropped) */
+                                        have this number of channels; for 3 it may also have 1 (grey, copied
+                                        into all three) or 4 (alpha is dropped) */
     int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
                                         0, 0: not resized */
     int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
@@ -1432,13 +1437,13 @@ typedef struct tt_batch {
     int rows;                 /* tokens of all sequences together; 0 if there are none, as with images */
     const int32_t *ids;       /* (rows) */
     const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
-    const int32_t *types;     /* (rows) 0 */
+    const int32_t *types;     /* (rows) token types, all 0 */
     const int32_t *seq_start; /* (seqs + 1) */
     const int32_t *labels;    /* (seqs) */
     const int64_t *index;     /* (seqs) index in the dataset */
     const uint8_t *pixels;    /* (seqs, image_bytes) */
     int64_t image_bytes;      /* height * width * channels */
-    const tt_array *arrays;   /* (n_arrays): for models of your own */
+    const tt_array *arrays;   /* (n_arrays) arrays for models of your own */
     int n_arrays;
     bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
@@ -1449,8 +1454,8 @@ typedef struct tt_source {
     void *self;                /* argument of the functions */
     /* Goes to the first micro-batch of a step, 0 to `steps`. */
     tt_status (*seek)(void *self, int64_t epoch, int64_t step);
-    /* Fills in the next micro-batch, all of whose fields are 0, or sets *more to false at the end of the
-       epoch. tt_fit and tt_evaluate end with its error and return it. */
+    /* Fills in the next micro-batch, whose fields are all 0 before the call, or sets *more to false at the
+       end of the epoch. If it fails, tt_fit and tt_evaluate end and return its error. */
     tt_status (*next)(void *self, tt_batch *batch, bool *more);
     /* Number of steps in an epoch, at least 1. If `next` gives more, tt_fit and tt_evaluate fail; if it gives
        fewer, tt_fit warns the logger once. A step of training ends with a micro-batch that is
@@ -1559,14 +1564,14 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
     int batch;         /* Set it to change how many windows a step has; default 16 */
-    int accumulate;    /* Set it as tt_loader_options.accumulate, to split a step into micro-batches; default
-                          1 */
+    int accumulate;    /* Set it to split a step into micro-batches, as in tt_loader_options; default 1 */
     int length;        /* Set it to change the tokens of a window; default 256 */
     bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
     bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
                           document predict the next; default false: attention and positions start anew with
                           each document */
-    tt_parallel parallel; /* Set it as tt_loader_options.parallel; default: one group on one rank */
+    tt_parallel parallel; /* Set it to the trainer's `parallel`, as in tt_loader_options; default: one group
+                             on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, which follow each other without padding; the last may be shorter. In
@@ -1603,10 +1608,10 @@ typedef struct tt_model {
        gives. The names of the inputs are those of a batch's arrays. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
-    int classes;      /* logits of the output, one for each class, for tt_predict. 0: the output is something
-                         else */
-    const char *unit; /* unit of speeds per second: "tokens", "images"; same characters as a metric's name.
-                         NULL: "examples" */
+    int classes;      /* number of classes, and of logits in a row of the output (for tt_predict). 0: the
+                         output is something else */
+    const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
+                         "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
     bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
                          and starts, and batches may leave them out */
@@ -1651,10 +1656,10 @@ typedef struct tt_bert_config {
     float attention_dropout;
     float classifier_dropout;
     /* Set it for BigBird to attend by blocks (attention_type "block_sparse"); default true. A sequence of
-       more than (5 + 2 random_blocks) block_size tokens then attends, as in transformers, to the first and
-       the last block, to three blocks around its own, and in training to random_blocks blocks: a seed (the
-       layer's number) chooses them, as transformers does for max_positions tokens. Without training the first
-       block replaces each of the random ones. Block-sparse attention drops no attention weights. */
+       more than (5 + 2 * random_blocks) * block_size tokens then attends, as in transformers, to the first
+       and the last block, to three blocks around its own, and in training to random_blocks blocks: a seed
+       (the layer's number) chooses them, as transformers does for max_positions tokens. Without training the
+       first block replaces each random block. Block-sparse attention drops no attention weights. */
     bool block_sparse;        /* default true for BigBird, else false */
     int block_size, random_blocks;
     bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true */
@@ -1685,7 +1690,8 @@ typedef struct tt_bert {
                       least in part */
 } tt_bert;
 
-/* Creates the parameters. They begin as in transformers (normal, initializer_range; norms 1, biases 0). */
+/* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
+   norms 1, biases 0. */
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
    as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
@@ -1757,7 +1763,8 @@ typedef struct tt_vit {
     bool new_head;                          /* the classifier begins with random weights, at least in part */
 } tt_vit;
 
-/* Creates the parameters. They begin as in transformers (normal, initializer_range; norms 1, biases 0). */
+/* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
+   norms 1, biases 0. */
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
 /* Loads a folder with model.safetensors, or with the files that model.safetensors.index.json names, or a
    single .safetensors file; config.json and preprocessor_config.json are read if the same folder has them.
@@ -1814,10 +1821,10 @@ typedef struct tt_lm_config {
 /* Returns transformers' default configuration of a kind: "gpt2" is GPT-2 of 124 million parameters; key_heads
    is 0 except for "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
 tt_lm_config tt_lm_config_default(const char *kind);
-/* Returns a configuration of a kind with other sizes, for a small model from scratch. Heads share keys in the
-   kind's proportion as far as possible; an MLP is 4 times as wide as the model (8/3 times if it has a gate);
-   the kind's fraction of each head turns; embeddings are tied; there is neither a window nor dropout. heads,
-   at least 1, divides hidden_size. Set vocab_size and max_positions yourself. */
+/* Returns a configuration of a kind with the given sizes, for a small model from scratch. Heads share keys in
+   the kind's proportion as far as possible; an MLP is 4 times as wide as the model (8/3 times if it has a
+   gate); rotary positions turn the kind's fraction of each head; embeddings are tied; there is neither a
+   window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and max_positions yourself. */
 tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads);
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: absent */
@@ -1832,15 +1839,15 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 typedef struct tt_lora_options {
     const char *targets; /* Set it to the modules that get an adapter: patterns (as in tt_param_freeze) of
                             their names, or of the ends of the names after a dot, separated by commas:
-                            "q_proj,v_proj"; default NULL: peft's choice (q_proj and v_proj; c_attn for
-                            "gpt2"; query_key_value) */
+                            "q_proj,v_proj"; default NULL: peft's choice (c_attn for "gpt2", query_key_value
+                            for "gpt_neox" and "falcon", else q_proj and v_proj) */
     int rank;            /* Set it for larger or smaller adapters; default 8 */
     float alpha;         /* Set it to scale the adapter's output by alpha / rank; default 8 */
     float dropout;       /* Set it to drop some of the adapter's input in training; default 0 */
 } tt_lora_options;
 tt_lora_options tt_lora_options_default(void);
-typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* weight (out, in) += b (out, rank) times a
-                                                                 (rank, in) */
+typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds b (out, rank) times a (rank,
+                                                                 in) to weight (out, in) */
 
 typedef struct tt_lm {
     tt_context *ctx;
@@ -1859,7 +1866,7 @@ typedef struct tt_lm {
     struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies the
                                     keys that `config` lacks and, as long as `config` agrees with `read` on
                                     them, the keys for windows, rotary positions and Falcon's heads */
-    tt_lm_config read;         /* the loaded `config`. Not read if kept is NULL */
+    tt_lm_config read;         /* `config` as it was loaded; undefined if kept is NULL */
     tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made with lora_options, whose targets are
                                   not kept */
     int n_lora;
@@ -1868,7 +1875,8 @@ typedef struct tt_lm {
                                   folder, or the name in a loaded adapter; NULL: unknown */
 } tt_lm;
 
-/* Creates the parameters. They begin as in transformers (normal, initializer_range; norms 1, biases 0). */
+/* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
+   norms 1, biases 0. */
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* Loads a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
    files that it names, which must be in the folder. The function refuses, by name, a key of config.json that
@@ -1889,8 +1897,8 @@ void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it clos
    not change. From then on only adapters are trained: everything else is frozen. NULL options: defaults. */
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *o);
 /* tt_lm_lora_save writes a peft folder: adapter_config.json and adapter_model.safetensors. tt_lm_lora_load
-   reads one into a model without adapters, and refuses by name what its config asks for beyond these (DoRA,
-   PiSSA, biases, ranks of single modules). */
+   reads such a folder into a model without adapters. It refuses by name everything in the folder's config
+   that tt_lora_options lacks (DoRA, PiSSA, biases, ranks of single modules). */
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder);
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder);
 /* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; B becomes
@@ -1960,10 +1968,10 @@ tt_sampling tt_sampling_default(void);
 
 /* Continues `seqs` prompts, any number. ids: i32 (start[seqs]), all prompts one after another; prompt i has
    the ids [start[i], start[i + 1]), at least one and fewer than the context. out: i32 (seqs, max_new), the
-   new tokens. count (seqs): how many. A sequence ends with a token of `stop`, after max_new tokens, or when
-   the context is full. Filters work in transformers' order: penalty, temperature, top_k, top_p. NULL
-   sampling: defaults. The random numbers of a sequence do not depend on the other sequences, but products of
-   few rows may round differently from products of many. */
+   new tokens. count: (seqs), the number of new tokens of each sequence. A sequence ends with a token of
+   `stop`, after max_new tokens, or when the context is full. Filters work in transformers' order: penalty,
+   temperature, top_k, top_p. NULL sampling: defaults. The random numbers of a sequence do not depend on the
+   other sequences, but products of few rows may round differently from products of many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
 /* Continues a text. put receives the bytes that the answer adds to the text, as they come, in whole
@@ -2000,8 +2008,9 @@ struct tt_train_options {
     int max_seqs, max_tokens;
 };
 tt_train_options tt_train_options_default(void);
-/* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate if a step
-   of the first source may have more micro-batches than there are data ranks. Either source may be NULL. */
+/* Raises max_seqs and max_tokens to the sizes that the micro-batches of two sources need, and sets accumulate
+   if a step of the first source may have more micro-batches than there are data ranks. Either source may be
+   NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
 
 typedef struct tt_trainer tt_trainer;
@@ -2152,10 +2161,10 @@ tt_fit_options tt_fit_options_default(void);
      lr           learning rate of the step. lr, grad_norm, loss_scale and skipped are empty in a line of
                   validation
      grad_norm    norm of all gradients together, before clipping; 0 for a skipped step
-     loss_scale   of the next step; 1 without loss scaling
+     loss_scale   loss scale of the next step; 1 without loss scaling
      skipped      steps skipped so far, as in tt_stats
-     bytes        of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes); of
-                  several ranks, the rank with most
+     bytes        size of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes); of
+                  several ranks, the largest
      seconds      duration of the step, including the wait for its data, or of the validation; without saving
      tokens_per_second, or images_per_second and so on, by the model's unit: over these seconds
    loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state is.
@@ -2201,8 +2210,9 @@ static inline bool tt__is_fp8(tt_dtype dtype) { return dtype > TT__F64; }
     X(TT__E4M3, "e4m3", 1, false, NULL, NULL) \
     X(TT__E5M2, "e5m2", 1, false, NULL, NULL)
 
-/* Number of floats in the table. Kernels treat a float that is neither f32 nor bf16 as f16. Each file with
-   such kernels asserts this number, so that a fourth float does not compile before the kernels know it. */
+/* Number of float dtypes in the table. Kernels treat a float dtype that is neither f32 nor bf16 as f16. Each
+   file with such kernels asserts this number, so that a fourth float dtype does not compile before the
+   kernels know it. */
 #define TT__IS_FLOAT(dtype, name, bytes, is_float, safetensors, config) + is_float
 enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
 #undef TT__IS_FLOAT
@@ -2220,11 +2230,12 @@ typedef enum tt__act {
 
 #define TT__MAX_IN 9
 #define TT__RUN_IN 8 /* number of the operand that holds the step's settings, in ops with TT__WITH_RUN      */
-#define TT__UNSCALE_IN 4 /* this operand and the next of an fp8 product hold factors of its operands        */
+#define TT__UNSCALE_IN 4 /* in an fp8 product, operands 4 and 5 hold 1 / scale of operands 0 and 1          */
 #define TT__MAX_OUT 6
 
-/* Attributes: what distinguishes two instructions of one op. X(type, name); 0 if an op does not use it. The
-   hash of a state reads every field of this list, so a type must have no padding. */
+/* Attributes: the settings that distinguish instructions of one op. X(type, name), then the ops that use the
+   attribute; in other ops it is 0. The hash of a saved state reads every field of this list, so no type may
+   have padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
     X(int, heads)         /* ATTENTION, ROTARY */ \
@@ -2260,7 +2271,8 @@ typedef struct tt__attr {
 #define TT__FIELD(type, name) type name;
     TT__ATTRS(TT__FIELD)
 #undef TT__FIELD
-    int max_length; /* ATTENTION; a promise about inputs, in which two programs may differ */
+    int max_length; /* ATTENTION: no sequence is longer, by the caller's promise; 0: no promise. Programs that
+                       load the same state may differ in it */
 } tt__attr;
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
@@ -2274,9 +2286,9 @@ typedef enum tt__segment {
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *
    data ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs at once on all ranks
-   along an axis. These ranks are its members, numbered along the axis; along stages, from the last stage on.
-   TIED: the members are the same ranks of two stages, number `from` and `to`. SLOTS: the members are the
-   slots of one storage (tt__value.slots). */
+   along an axis. These ranks are its members, numbered along the axis; of stages, the last is member 0. TIED:
+   the members are the ranks at the same place of two stages, member `from` and member `to`. SLOTS: the
+   members are the slots of one storage (tt__value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -2287,11 +2299,12 @@ typedef struct tt__move {
     tt__reduce reduce;
     int64_t unit;       /* elements that stay together: shards are whole units                              */
     bool root;          /* member 0's shard is the whole tensor, other shards are empty                     */
-    int from, to;       /* members. A RECV over stages has no operand, which is on another tape             */
+    int from, to;       /* numbers of two members. A RECV over stages has no operand: the sent value is on
+                           another tape */
 } tt__move;
 
-/* Computes the shard of `member` among `members`: the elements [*first, *first + count) of `elements`.
-   Returns count. */
+/* Computes the shard that `member` of `members` has of a tensor: elements [*first, *first + count) of its
+   `elements` elements. Returns count. */
 static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int member, int members,
                                 int64_t *first)
 {
@@ -2304,38 +2317,40 @@ static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int m
     return to - from;
 }
 
-/* Phases of a collective, which is launched once for each phase, with a barrier of all members in between: in
-   the first, each member sums its shard or fetches it from the root; in the second, it copies the others'
-   shards. */
+/* Phases of a collective. A collective is launched once for each phase, with a barrier of all members in
+   between. In the first phase each member sums its shard or fetches the shard from the root; in the second it
+   copies the other members' shards. */
 enum {
     TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2,
-    /* only in tt__rules.phases: members' operands, or results, are shards; all data are member 0's */
+    /* flags only of tt__rules.phases: the operands of members are shards; the results of members are shards;
+       all data are member 0's */
     TT__PIECES_IN = 4, TT__PIECES_OUT = 8, TT__OF_FIRST = 16
 };
 
 typedef struct tt__instr {
     int op;             /* TT__OP_...; -1: removed by the current pass                                      */
-    int before;         /* during a pass: inserted before this instruction                                  */
+    int before;         /* during a pass: number of the instruction before which this one is inserted       */
     int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: absent                                       */
     uint32_t add, add_later;
     tt__attr attr;
-    uint32_t random;    /* its stream of random numbers; a recomputed copy has the same stream              */
-    int factor[2];      /* of a product: 1 + row of fp8_history of each operand; 0: none                    */
+    uint32_t random;    /* number of its stream of random numbers; a recomputed copy has the same stream    */
+    int factor[2];      /* of a matrix product: 1 + row of fp8_history for operands 0 and 1; 0: none        */
     tt__segment segment;
-    int stage;          /* 1 + its stage of a pipeline; 0: unknown, or there is one stage                   */
-    bool backward;      /* emitted by autodiff, or by recompute for such an instruction                     */
+    int stage;          /* 1 + number of the pipeline stage that runs it; 0: unknown, or there is one stage */
+    bool backward;      /* emitted by autodiff, or by recompute as a copy of such an instruction            */
     bool again;         /* a copy that recomputes a value                                                   */
     bool always;        /* ranks without a micro-batch run it as well                                       */
-    bool later;         /* runs only if add_later applies: earlier micro-batches have left a result         */
+    bool later;         /* runs only when add_later applies: once earlier micro-batches have left a result  */
     bool with_next;     /* launched with the next instruction, of the same op: see tt__backend.launch */
     bool on_host;       /* the CPU's kernel runs it in the host's memory, on any device                     */
-    int stream;         /* its stream; outside TT__COMPUTE_STREAM it only starts here and ends at WAIT      */
-    tt__move move;      /* of a collective                                                                  */
+    int stream;         /* its stream; work of a stream beside TT__COMPUTE_STREAM begins here and ends at its
+                           WAIT */
+    tt__move move;      /* how a collective moves data                                                      */
     /* Operands (1 << operand) that count once in a sum over the tensor ranks, such as the bias of partial
        sums: only tensor rank 0 is launched with these operands. */
     uint32_t once;
-    int slot;           /* 1 + slot of gradients that it works on; 0: none                                  */
-    size_t workspace;   /* bytes of scratch memory while it runs, and their place                           */
+    int slot;           /* 1 + number of the slot of gradients that it works on; 0: none                    */
+    size_t workspace;   /* bytes of scratch memory while it runs, and the place of this memory in the arena */
     size_t workspace_place;
 } tt__instr;
 
@@ -2343,42 +2358,45 @@ typedef struct tt__instr {
 /* ---------------------------------------------------------------------------------------------- the op table
    Table of the ops: X(OP, name, inputs, outputs, flags), the largest numbers of inputs and outputs. Other
    parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), and the case in the generic
-   tests. In the comments of the rows a name in [brackets] may be absent. The flags: */
+   tests. The comment of a row lists the operands and, after ->, the results, in the order of their numbers. A
+   name in [brackets] may be absent; - is a number that the op does not use. The flags: */
 #define TT__NAMED_BY_ACT 0x1 /* errors and programs use its activation's name                               */
 #define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
 #define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
 #define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
 #define TT__RANDOM 0x10      /* draws random numbers                                                        */
-#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, if it updates or drops out    */
-#define TT__MEAN 0x40        /* with TT__WITH_RUN: reads the settings only in programs that accumulate, where
-                                it does not yet know the step's number of targets */
+#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, for updates or dropout */
+#define TT__MEAN 0x40        /* with TT__WITH_RUN: the op reads the settings only in programs that accumulate,
+                                because the step's number of targets is not yet known there */
 #define TT__ANY_SPACE 0x80   /* its operands may be in the host's memory                                    */
-#define TT__WAITS 0x100      /* its operands are all operands and results of another stream's work          */
+#define TT__WAITS 0x100      /* operands of a WAIT: all operands and results of another stream's work    */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
 #define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
-#define TT__LOSS 0x800       /* mean over targets in[TT__LOSS_TARGETS]; counts them in out[TT__LOSS_COUNTS] */
+#define TT__LOSS 0x800       /* out[0] is a mean over the targets in[TT__LOSS_TARGETS], out[TT__LOSS_COUNTS]
+                                counts them */
 #define TT__GATHERS 0x1000   /* row r of out[0] is row in[1][r] of in[0]                                    */
 #define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                            */
 #define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                */
 #define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], of equal shape                                     */
-#define TT__MOVES 0x10000    /* out[0] is in[0], a part of it or a sum with it, or scaled                   */
+#define TT__MOVES 0x10000    /* out[0] is in[0], a part of in[0], in[0] times a factor, or a sum with in[0] */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
-/* The backward may recompute out[0] instead of saving it. AGAIN: if in[0], or a shard of it, is saved anyway.
-   AGAIN_ATTENTION: likewise, if recompute is "attention". AGAIN_KEPT: if in[0] is an input or a parameter. */
+/* The backward may recompute out[0] instead of saving it. AGAIN: if in[0], or a shard of in[0], is saved
+   anyway. AGAIN_ATTENTION: under the same condition, if recompute is "attention". AGAIN_KEPT: if in[0] is an
+   input or a parameter. */
 #define TT__AGAIN 0x40000
 #define TT__AGAIN_ATTENTION 0x80000
 #define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
 /* Row r of out[0] depends only on row r of these operands (1 << operand, among the first four). */
 #define TT__BY_ROW(slots) ((slots) << 20)
-/* Number of an operand, not 0: a matrix that a product may round while reading it (attr.narrow); a summand
-   that is added to the rest of out[0]; i32 (rows, 1), the rows of the batch that out[0] has, if not all
-   (tt__pass_rows). */
+/* The next three flags hold the number of an operand, not 0. WEIGHT: a matrix that a product may round while
+   reading it (attr.narrow). RESIDUAL: a summand that is added to the rest of out[0]. NUMBERS: i32 (rows, 1),
+   which rows of the batch out[0] has, if not all (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
 /* The last output, if present, is (1, columns of out[0]): the sum of out[0]'s rows. Attention's backward has
-   three: the sums of out[0], out[1] and out[2]. Only backwards have such outputs, and only if the device's
-   memory is not the host's: see tt__fuse_column_sums. */
+   three such outputs: the sums of out[0], out[1] and out[2]. Only backward ops have them, and only if the
+   device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two operands and an output */
@@ -2386,7 +2404,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
 #define TT__OPS(X) \
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
       TT__WEIGHT(1) | TT__RESIDUAL(3)) \
-        /* x, w, [b], [residual], [1/scale of x], [of w] -> y, [pre-activation] */ \
+        /* x, w, [b], [residual], [1/scale of x], [1/scale of w] -> y, [pre-activation] */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
@@ -2400,13 +2418,13 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
       TT__RESIDUAL(1)) /* a, b -> a + b */ \
     X(ADD_ROW, "add_row", 2, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* a, row -> a + row, in every row */ \
     X(SUM_ROWS, "sum_rows", 1, 1, 0) /* dy -> (1, D), the sum of all rows */ \
-    X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a b */ \
+    X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a * b */ \
     X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) \
-        /* gate, up -> silu(gate) up */ \
+        /* gate, up -> silu(gate) * up */ \
     X(SWIGLU_BACKWARD, "swiglu_backward", 3, 2, TT__INPLACE0 | TT__INPLACE1) \
         /* dy, gate, up -> [dgate], [dup] */ \
     X(ROTARY, "rotary", 2, 1, TT__INPLACE0 | TT__AGAIN) /* x, positions -> y */ \
-    X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s x */ \
+    X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s * x */ \
     X(DROPOUT, "dropout", 3, 2, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__MOVES | \
       TT__BY_ROW(1 | 2) | TT__RESIDUAL(1) | TT__NUMBERS(2) | TT__COLUMN_SUMS) \
         /* x, [residual], [row numbers] -> y, [column sums] */ \
@@ -2425,11 +2443,11 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
     X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
-        /* dy, w, [saved by act], -, [1/scale of dy], [of w] -> dx act', [column sums of dx] */ \
-    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy], [of x] -> dw, [db] */ \
+        /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
+    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
     X(QUANTIZE, "quantize", 2, 4, 0) \
-        /* x, [its history] -> [fp8 of x], [its transpose], 1/scale, [its largest] */ \
-    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* largest of a step -> history, largest (now 0) */ \
+        /* x, [history of x] -> [fp8 of x], [fp8 of x^T], 1/scale, [largest |x|] */ \
+    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* magnitudes of a step -> history, magnitudes set to 0 */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
@@ -2458,19 +2476,19 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* operands of another stream's work, result first */ \
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* result and operands of another stream's work */ \
     X(ALL_REDUCE, "all_reduce", 1, 1, TT__RMW | TT__INPLACE0 | TT__MOVES) \
-        /* x -> y, all members' x together */ \
+        /* x -> y, the sum (or max, min) of all members' x */ \
     X(REDUCE_SCATTER, "reduce_scatter", 1, 1, TT__RMW | TT__MOVES) \
-        /* x -> its shard of all members' x together */ \
+        /* x -> this member's shard of the sum of all members' x */ \
     X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* shard -> y, all members' shards */ \
     X(BROADCAST, "broadcast", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y, member 0's x */ \
     X(SEND, "send", 1, 0, 0) /* x, for the RECV that follows */ \
     X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x of member move.from -> y of member move.to */ \
-    X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, all slots of x together */ \
+    X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, the sum of all slots of x */ \
     X(CHUNK_SQUARES, "chunk_squares", 1, 1, 0) /* g -> sum of g^2 of each TT__CHUNK elements */ \
     X(FOLD_SQUARES, "fold_squares", 1, 1, 0) /* sums of chunks -> sum of g^2 */ \
-    X(MEAN_LOSS, "mean_loss", 1, 1, TT__RMW) /* a loss's counts, of all ranks -> loss */
+    X(MEAN_LOSS, "mean_loss", 1, 1, TT__RMW) /* a loss's counts on all ranks -> loss */
 
 enum {
 #define TT__ENUM(OP, name, inputs, outputs, flags) TT__OP_##OP,
@@ -2479,7 +2497,7 @@ enum {
     TT__OP_COUNT
 };
 
-/* Purposes of random numbers, a part of their streams' keys. */
+/* Purposes of random numbers. The purpose is a part of the key of a stream (tt__stream_key). */
 enum {
     TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE,
     TT__RANDOM_TOKEN
@@ -2488,19 +2506,21 @@ enum {
 /* Settings of a step, which the host writes before it runs a segment. */
 typedef struct tt__run {
     uint64_t seed;
-    int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                        */
+    int64_t step, micro;    /* optimizer steps done so far; number of the micro-batch in this step          */
     float lr;
     double loss_norm;       /* divides gradients while the number of targets is unknown (accumulation)      */
 } tt__run;
 
-/* Results of a step, which the host reads. Instructions read and write the three parts. */
-typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* over its micro-batches so far   */
+/* Results of a step, which the host reads: totals of losses, the loss scale, and what CLIP computes.
+   Instructions read and write each of the three. */
+typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums of the micro-batches so
+                                                                            far */
 typedef struct tt__scale {
     double scale;               /* scale of the loss's gradient: a power of two                             */
     double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
 } tt__scale;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* gradient's norm (not finite: no parameter was changed) and its factor       */
+typedef struct tt__clipped { /* norm of the gradient (not finite: no parameter was changed); factor on it   */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale scale; tt__clipped clipped; } tt__results;
@@ -2514,20 +2534,21 @@ typedef struct tt__launch {
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: absent          */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
-    bool tuned;             /* products use the fastest ways that tune has found                            */
-    const uint16_t *lists;  /* of block-sparse attention: (heads of all ranks, list_rows, listed), in the
-                               host's memory. NULL: every list names block 0                                */
-    /* First random number of an update: the number of out[0]'s first element in the whole tensor, a multiple
-       of 8. A shard of a tensor continues after the numbers of the shards of the tensor ranks before, which
-       are the numbers in the whole tensor only if rows are divided and a shard has a multiple of 8
-       elements. */
+    bool tuned;             /* matrix products use the fastest ways that `tune` has found                   */
+    const uint16_t *lists;  /* block lists of block-sparse attention: (heads of all ranks, list_rows, listed),
+                               in the host's memory. NULL: every list names block 0 */
+    /* Number of the first random number of an update, a multiple of 8: the place of out[0]'s first element in
+       the whole tensor. The numbers of a tensor rank's shard begin after those of the lower ranks' shards.
+       They are the elements' places in the whole tensor only if rows are divided and a shard has a multiple
+       of 8 elements. */
     int64_t first;
-    /* For the first operand or result that is sharded over the tensor ranks: numbers of its first row and
-       column in the whole tensor, and how many rows the whole tensor has; 0: none is sharded. Random numbers
-       belong to elements of whole tensors. */
+    /* For the first operand or result that is sharded over the tensor ranks: the numbers of its first row and
+       first column in the whole tensor, and the whole tensor's number of rows (0: none is sharded). Random
+       numbers belong to elements of whole tensors. */
     int64_t first_row, first_col, whole_rows;
-    /* For a collective: TT__REDUCE_PHASE or TT__SPREAD_PHASE; the number of members, and the number of this
-       one; the first `present` members have data to reduce; operand 0 and result 0 of each member. */
+    /* For a collective. phase: TT__REDUCE_PHASE or TT__SPREAD_PHASE. members: number of members. me: number
+       of this member. present: the first `present` members have data to reduce. peer_in, peer_out: operand 0
+       and result 0 of each member. */
     int phase, members, me, present;
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
@@ -2536,21 +2557,22 @@ typedef struct tt__launch {
        peer_out. */
     void *const *staged;
     int64_t from, most;
-    void *workspace;        /* bytes that the kind's workspace() returns at capacity                        */
-    void *resident;         /* bytes of the kind's `resident`; any instruction may use them                 */
+    void *workspace;        /* scratch memory of the size that tt__device_kind.workspace returns at
+                               capacity */
+    void *resident;         /* the device's resident workspace; any instruction may use it                  */
 } tt__launch;
 
 /* Settings of the step in the device's memory; NULL: the instruction needs none. */
 #define TT__RUN_OF(l) ((const tt__run *)(l)->in[TT__RUN_IN].data)
 
 /* Rows that linear_cross_entropy processes at a time: enough that reading and writing the weight's gradient
-   each time costs little compared with the product. Their logits are f32; their gradients take the same
-   place. */
+   each time costs little compared with the product. The logits of these rows are f32; the gradients of the
+   logits are stored over them. */
 #ifndef TT__LOSS_CHUNK /* tests make TT__LOSS_CHUNK and TT__CUDA_LOSS_CHUNK smaller */
 #define TT__LOSS_CHUNK 512
 #endif
-/* Rows on a GPU, where more are needed: reading and writing GPT-2's weight gradient takes an H200 as long as
-   the product of some 700 rows (4.3 TB/s, 788 TFLOP/s). */
+/* Rows that linear_cross_entropy processes at a time on a GPU. It needs more: reading and writing GPT-2's
+   weight gradient takes an H200 as long as the product of some 700 rows (4.3 TB/s, 788 TFLOP/s). */
 #ifndef TT__CUDA_LOSS_CHUNK
 #define TT__CUDA_LOSS_CHUNK 2048
 #endif
@@ -2559,21 +2581,21 @@ typedef struct tt__launch {
    cublasSetWorkspace), less a page for what programs keep; with less, cuBLAS avoids its faster kernels.
    Instructions run one after another, so other ops use it as well: for partial sums of biases, norms, losses
    and squares. */
-#ifndef TT__CUDA_RESIDENT /* tests make it smaller */
+#ifndef TT__CUDA_RESIDENT /* tests set a smaller number */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
-/* Alignment in bytes of storages and of the parts of workspaces: cudaMalloc's, which suffices for any vector
-   load. */
+/* Alignment in bytes of storages and of the parts of workspaces: the alignment of cudaMalloc, which suffices
+   for any vector load. */
 #define TT__CUDA_ALIGN 256
 
 /* Returns the smallest multiple of a unit, a power of two, that is not less than n. */
 static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1) & ~(unit - 1); }
 
-/* Scaling of fp8 (see QUANTIZE). A tensor is multiplied by the largest power of two with which the largest
-   magnitude of the TT__FP8_STEPS steps before, times 2^margin, is in range. A tensor may therefore grow
+/* Scaling of fp8 (see QUANTIZE). A tensor is multiplied by the largest power of two that keeps in range
+   2^margin times the tensor's largest magnitude of the last TT__FP8_STEPS steps. A tensor may therefore grow
    twofold from one step to the next without saturation, and a loss scale may double. A row of the history
-   holds the largest magnitude of all these steps (0 if none is known), then that of each step, the last
-   first. */
+   belongs to one tensor: first the largest magnitude over all these steps (0: unknown), then the largest
+   magnitude of each step, the latest step first. */
 enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__FP8_MOST(e5m2) ((e5m2) ? 57344.0f : 448.0f) /* the largest finite number of E5M2 or E4M3 */
 
@@ -2581,14 +2603,16 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__DRAW_ROUNDS 7
 /* Threshold of dropout: an element whose 16 random bits are below it is dropped. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
-/* Threshold of dropout for attention weights, of 8 random bits; a rate above 0 drops some. */
+/* Threshold of dropout for attention weights: a weight whose 8 random bits are below it is dropped. A rate
+   above 0 gives a threshold of at least 1. */
 #define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
 
-/* Fills in masks that compare 16 numbers of 8 bits, one draw of Philox, with the threshold `drop` at once.
-   Bit b of number j is bit 16 (b / 4) + j of word b % 4. `kept` has a bit for each number: is the number, as
-   far as bit b, at least the threshold? From bit b - 1 to bit b: if the threshold has bit b, the number must
-   have bit b and be kept before; otherwise either is enough. For a word x that is kept = (x & kept) | (either
-   & (x | kept)), first for the lower halves of the words, then for the higher. */
+/* Fills in the masks with which a kernel compares 16 numbers of 8 bits, one draw of Philox, with the
+   threshold `drop` at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The comparison goes from
+   bit 0 to bit 7. `kept` has a bit for each number: whether its bits so far, as a number, are at least the
+   threshold's bits so far. At a bit that the threshold has, a number must have the bit and be kept before; at
+   any other bit one of the two is enough. For a word x that is kept = (x & kept) | (either & (x | kept)),
+   first for the lower halves of the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
     for (int b = 0; b < 4; b++)
@@ -2603,7 +2627,7 @@ static inline int tt__rotary_pairs(const tt_rotary_options *o) { return (o->size
 static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
 {
     const double turn = 6.283185307179586, size = o->size, log_base = log(o->base);
-    /* YARN: the pairs that turn `high` and `low` times within the original positions. */
+    /* YARN: numbers of the pairs that turn `high` and `low` times within the original positions. */
     double from = floor(size * log(o->original / (o->high * turn)) / (2 * log_base));
     double to = ceil(size * log(o->original / (o->low * turn)) / (2 * log_base));
     from = from > 0 ? from : 0;
@@ -2638,10 +2662,10 @@ static inline int64_t tt__listed_blocks(const tt__attr *a)
 }
 
 /* Returns the bytes for the dropout mask of attention's backward on CUDA. The kernel of dq draws which
-   weights dropout keeps, and stores them as bits for dk and dv: TT__CUDA_ATTENTION_BITS bytes for 64 queries
-   and 64 keys of a sequence and a head. The function returns 0 if the mask would be larger than q, so that
-   memory grows with rows only, and for sequences of up to 256 rows, for which mma.sync needs one sweep; the
-   weights are then drawn a second time. */
+   weights dropout keeps, and stores them as bits for the kernel of dk and dv: TT__CUDA_ATTENTION_BITS bytes
+   for 64 queries and 64 keys of a sequence and a head. The function returns 0, and both kernels draw, if the
+   mask would be larger than q, so that memory grows with rows only, or if no sequence has more than 256 rows:
+   mma.sync then needs one sweep. */
 #define TT__CUDA_ATTENTION_BITS 512
 static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
 {
@@ -2654,10 +2678,10 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* q's bytes, at 16 bits a number */
 }
 
-/* Returns whether cuBLASLt has fast kernels for a matrix: its size along rows of memory, and the distance of
-   two rows, must be multiples of 8 elements. Otherwise the product's operands are copied, with zeros up to
-   multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside
-   them. */
+/* Returns whether cuBLASLt has fast kernels for a matrix: the number of its columns, and the distance from a
+   row to the next, must be multiples of 8 elements. For other matrices the product's operands are copied,
+   padded with zeros to multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; the product
+   writes its result in f32 beside the copies. */
 static inline bool tt__cuda_even(const tt__mat *m) { return m->cols % 8 == 0 && m->ld % 8 == 0; }
 
 static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype dtype)
@@ -2680,9 +2704,9 @@ static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, 
            tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
 }
 
-/* Returns the bytes of dq's partial sums in the backward by warpgroups. For sequences of more than 256 rows
-   it keeps dq as partial f32 sums: each 256 keys of a sequence have a slot, up to TT__CUDA_ATTENTION_SLOTS;
-   longer sequences reuse the slots. The slots are then added up. */
+/* Returns the bytes of dq's partial sums in attention's backward by warpgroups. For sequences of more than
+   256 rows this backward keeps dq as partial f32 sums: each 256 keys of a sequence have a slot, up to
+   TT__CUDA_ATTENTION_SLOTS; longer sequences reuse the slots. The slots are then added up. */
 #define TT__CUDA_ATTENTION_SLOTS 4
 static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
 {
@@ -2694,9 +2718,9 @@ static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat 
     return slots * q->rows * q->cols * 4;
 }
 
-/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 (head +
-   1) / n. For another number, the heads after the largest power of two n have every second slope of 2 n
-   heads. */
+/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 * (head +
+   1) / n. For any other number of heads, n is the largest power of two below it: the first n heads have the
+   slopes of n heads, the others have every second slope of 2 * n heads. */
 static inline double tt__alibi_exponent(int head, int heads)
 {
     int n = 1;
@@ -2727,16 +2751,17 @@ typedef struct tt__backend {
     const char *(*error)(tt__device *d);
     void *(*allocate)(tt__device *d, size_t bytes);           /* contents are undefined                     */
     void (*release)(tt__device *d, void *memory);
-    /* Allocates memory that moves between the device and the host as it is used. *available: the bytes that
-       the device had free; the function allocates more than these only with `beyond`. allocate_managed, keep
-       and prefetch are NULL if the device has no such memory. */
+    /* Allocates memory that moves between the device and the host as it is used. *available receives the
+       bytes that the device had free; without `beyond` the function refuses to allocate more than these.
+       allocate_managed, keep and prefetch are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
-    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks to keep them on the device        */
-    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* fetches them           */
-    void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory for copy                       */
+    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks to keep the bytes on the device   */
+    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* fetches the bytes      */
+    void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory that `copy` can use            */
     void (*release_host)(tt__device *d, void *host);
-    /* Copies between memory and memory of allocate_host, in either direction, or within memory. The caller
-       leaves the host memory alone until after a later mark of the stream, or wait. */
+    /* Copies between the device's memory and memory of allocate_host, in either direction, or within the
+       device's memory. The caller leaves the host memory alone until `wait` returns, or until the host has
+       waited for a later mark of the stream. */
     tt_status (*copy)(tt__device *d, int stream, void *to, const void *from, size_t bytes);
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
     /* Initialises numbers [first, first + n) of a tensor, as tt__init_values does; first is a multiple of
@@ -2745,41 +2770,44 @@ typedef struct tt__backend {
                       uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark makes `event` stand for everything that the stream was given so far; NULL: a new event, to be
-       released. after makes everything that the stream, or the caller (TT__HOST_STREAM), does from now on
-       wait for `event`. */
+    /* mark makes `event` stand for all work that the stream was given so far; if *event is NULL, it first
+       creates an event, which release_event frees. after makes all work that the stream is given from now on
+       wait for `event`; with TT__HOST_STREAM the caller waits. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* Launches one instruction; or several of one op and stream none of which reads a result of another: the
-       device may run them at once, or, if they have a workspace, one after another. Or launches two of
-       different ops, the second of which reads result 0 of the first: dropout and a norm, or a norm's
-       backward and dropout. The device may fuse them if no result of the second is stored over an operand of
-       the first. */
+    /* Launches n instructions. They are one instruction; or several of one op and stream, none of which reads
+       another's result: the device may run them at once or, if they have a workspace, one after another. Or
+       they are two of different ops, the second of which reads result 0 of the first: dropout and a norm, or
+       a norm's backward and dropout. The device may fuse the two if no result of the second is stored over an
+       operand of the first. */
     tt_status (*launch)(const tt__launch *l, int n);
-    /* Record and replay launches. Launches after capture are recorded, not run; captured ends the recording
-       (NULL: it failed, and nothing is left); replay runs a recording any number of times, until forget.
-       Between capture and captured, the stream of computation comes first, and waits for everything that
-       other streams are given. All four are NULL if the device cannot record. */
+    /* The next four functions record and replay launches. Launches after `capture` are recorded, not run.
+       captured ends the recording and returns it (NULL: it failed, and nothing is left). replay runs a
+       recording any number of times, until forget. Between capture and captured, the stream of computation
+       gets the first work, and in the end it waits for all work that other streams were given. All four are
+       NULL if the device cannot record. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* Returns what the backend, or device number `index` if it exists, lacks for an instruction, as words to
-       follow "cannot run", or NULL. Operands are at capacity, without data; no device need be open. */
+    /* Returns the reason why the backend, or device number `index` if it exists, cannot run an instruction,
+       in words that end an error message; NULL: it can. The operands of `l` have their full capacity and no
+       data; no device need be open. */
     const char *(*refuses)(int index, const tt__launch *l);
     /* Writes the lines of tt_device_text, even if there is no such device. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
-    /* Returns what keeps kernels of d from loading from the memory of `from`, another device of the same
-       kind, as a sentence that lives until the next call; NULL: nothing, as a test with data has shown.
-       *rate: bytes a second, directly or else through the host; 0: not measured. */
+    /* Returns the reason why kernels of d cannot load from the memory of `from`, another device of the same
+       kind, in a sentence that lives until the next call; NULL: they can, as a test with data has shown.
+       *rate receives the bytes a second of such loads, or of copies through the host if kernels cannot load;
+       0: not measured. */
     const char *(*peer)(tt__device *d, tt__device *from, double *rate);
     /* Copies to staged[me] the elements that other members need from this member in the phase of a
-       collective: elements [from, from + most) of each shard, at most members * most elements. *more: shards
-       continue after these elements; equal on all members. stage and `more` are NULL if kernels can load from
-       all memory. */
+       collective: elements [from, from + most) of each shard, at most members * most elements. *more receives
+       whether shards have elements after these; all members get the same answer. stage and `more` are NULL if
+       kernels can load from all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
-    tt_status (*available)(tt__device *d, size_t *bytes); /* free memory; NULL: it is the host's            */
+    tt_status (*available)(tt__device *d, size_t *bytes); /* free bytes; NULL: the memory is the host's    */
     /* Measures (if `times`) each way to compute the products that launches of one op would need and that have
        no measurement yet, with memory that it gives back, and keeps the fastest way for launches that are
        `tuned`. Notes the products: their measurements also serve equal products with other numbers of rows.
@@ -2799,7 +2827,7 @@ typedef struct tt__backend {
 typedef struct tt__device_kind {
     const char *name;
     const tt__backend *backend; /* NULL: this build can only plan for this kind                             */
-    size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                  */
+    size_t alignment;   /* bytes of alignment of storages; a power of two, at least TT__ALIGN               */
     size_t resident;    /* bytes of workspace that persist between instructions and runs                    */
     bool host;          /* its memory is the host's, and a launch is complete when it returns               */
     /* Returns the bytes of workspace that i needs beside `resident`, at full capacity. threads: the threads
@@ -2917,28 +2945,34 @@ struct tt_context {
     tt_status status;
     char error[TT__ERROR];
     size_t allocated;
-    pthread_mutex_t mutex; /* guards data that threads share: `allocated` and the allocator, errors */
-    bool late;             /* tests: the CPU does work of other streams at its WAIT, not when it starts */
+    pthread_mutex_t mutex; /* guards what threads share: the allocator, `allocated`, and the fields about
+                              errors */
+    bool late;             /* tests: the CPU does another stream's work at its WAIT, not at its start */
     bool apart;            /* tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
     bool rank_failed;      /* an error was recorded since the ranks began to run */
     pthread_t failed;      /* thread that recorded the last error */
     double measured_peak;
-    bool profiles;         /* tt_measure_costs: each launch is made and timed by itself */
-    double *profile;       /* seconds of each instruction, by its number: the fastest run so far */
-    bool searches;         /* a search for the largest size that fits is on: errors give no advice */
+    bool profiles;         /* tt_measure_costs: each launch has one instruction and is timed by itself */
+    double *profile;       /* seconds of each instruction in its fastest run so far, by the instruction's
+                              number */
+    bool searches;         /* a search for the largest size that fits is running: errors give no advice */
     bool unbudgeted;       /* the caller of the search has no budget and will compile without one */
     size_t needs;          /* bytes of the smallest possible program with the options as they are */
-    size_t advised;        /* bytes of the smallest program that the error advises; 0: its advice fits */
-    bool no_arrivals;      /* plans have no memory for the inputs of the next run, as under a tight budget */
+    size_t advised;        /* bytes of the smallest program that an error's advice leads to; 0: the advice
+                              fits the budget */
+    bool no_arrivals;      /* plans reserve no memory for the inputs of the next run, as under a tight
+                              budget */
     tt__cpu cpu;           /* device "cpu", set up by the options */
     struct tt__crew *crews; /* list of the device groups that have programs */
     struct tt__net *net;   /* the other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
-    char unmade[TT__ERROR]; /* the first failure of tt_param_new since the last tt_error; "": none */
-    uint32_t *param_slots, n_param_slots; /* hash table of names (tt__param_slot): index + 1; 0: free */
+    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error; "": none
+                               failed */
+    uint32_t *param_slots, n_param_slots; /* hash table of parameter names (tt__param_slot). An entry is 1 +
+                                             the parameter's index; 0: free */
     bool writes_nothing;   /* this process writes no files: the first process writes them for all */
 };
 
@@ -3050,7 +3084,7 @@ static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
     return bigger;
 }
 
-/* Grows `array`, of `count` entries, to a capacity for one more; false when out of memory. */
+/* Grows `array`, which has `count` entries, so that one more fits. The result is false when out of memory. */
 #define TT__GROW(ctx, array, count, capacity) \
     ((count) < (capacity) || tt__grow((ctx), (void **)&(array), sizeof *(array), &(capacity)))
 
@@ -3181,7 +3215,7 @@ static uint16_t tt__to_f16(float x)
     uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00);
     if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00); /* rounds to infinity */
-    if (magnitude < 0x38800000u) { /* subnormal: the FPU rounds to 2^-24, the ulp of numbers in [0.5, 1) */
+    if (magnitude < 0x38800000u) { /* subnormal: adding 0.5 rounds to a multiple of 2^-24 */
         float scaled = tt__float(magnitude) + 0.5f;
         return (uint16_t)(sign | (tt__bits(scaled) - tt__bits(0.5f)));
     }
@@ -3217,9 +3251,9 @@ static uint8_t tt__to_fp8(float x, bool e5m2)
     return (uint8_t)(sign | (r + (1u << (drop - 1)) - 1 + (r >> drop & 1)) >> drop);
 }
 
-/* Returns the factor of a tensor before it is rounded to fp8: the largest power of two that keeps the
-   tensor's largest magnitude within range. NaN if `largest` is not finite; then the whole tensor becomes
-   NaN. */
+/* Returns the factor by which a tensor is multiplied before it is rounded to fp8: the largest power of two
+   that keeps the tensor's largest magnitude within range. NaN if `largest` is not finite; then the whole
+   tensor becomes NaN. */
 static float tt__fp8_scale(float largest, bool e5m2)
 {
     if (!(largest <= 3.4028235e38f)) return NAN;
@@ -3277,7 +3311,7 @@ static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t
 
 static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* a number in (0, 1) */
 
-/* Computes numbers [4i, 4i + 4) of a standard normal sequence (Box, Muller 1958). */
+/* Computes numbers [4 * i, 4 * i + 4) of a standard normal sequence (Box, Muller 1958). */
 static void tt__normal4(uint64_t key, uint64_t i, float out[4])
 {
     uint32_t counter[4] = {(uint32_t)i, (uint32_t)(i >> 32), 0, 0}, u[4];
@@ -3346,7 +3380,7 @@ static tt__float_mode tt__float_default(void)
 static void tt__float_restore(tt__float_mode mode) { fesetenv(&mode); }
 #endif
 
-/* Starts a thread that takes no signals sent to the process: these are for the host program's threads.
+/* Starts a thread that takes no signals sent to the process: those signals go to the host program's threads.
    Signals that a machine instruction raises (SIGSEGV and others) go to the thread of that instruction and are
    not blocked, so that the host program's handlers still work. Returns false on failure. */
 static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
@@ -3361,10 +3395,10 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A task of a pool, which runs `count` tasks on all threads, the caller included. Each thread begins with its
-   own slice of the tasks, the same slice in each call, so that the slice's data is still in its cache; then
-   it helps with the slices of other threads. Results must depend on the task only, not on the thread or the
-   number of threads. Idle workers sleep. */
+/* A function that does one task. A pool runs it for `count` tasks on all threads, the caller included. Each
+   thread begins with its own slice of the tasks, the same slice in each call, so that the slice's data is
+   still in its cache; then it helps with the slices of other threads. Results must depend on the task only,
+   not on the thread or the number of threads. Idle workers sleep. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
@@ -3403,7 +3437,7 @@ static void tt__pool_work(tt__pool *pool, int thread)
     }
 }
 
-/* Iterations of a waiting loop, about 20 us: longer than the gap between ops, shorter than a time slice. */
+/* Iterations of a waiting loop: about 20 us, longer than the gap between ops, shorter than a time slice. */
 #define TT__SPINS 2000
 
 /* Slows down a loop that waits for another thread. */
@@ -3515,12 +3549,12 @@ static double tt__quota_in(const char *folder)
     double value[4] = {0, 0, 0, 0}, quota = HUGE_VAL;
     char path[8192];
     for (int k = 0; k < 3; k++) {
-        const int at = k + (k > 0); /* cpu.max holds a quota and a period: value[0] and value[1] */
+        const int at = k + (k > 0); /* cpu.max holds two numbers, quota and period: value[0] and value[1] */
         if (snprintf(path, sizeof path, "%s/%s", folder, names[k]) >= (int)sizeof path) continue;
         FILE *f = fopen(path, "r");
         if (!f) continue;
         int read = fscanf(f, k == 0 ? "%lf %lf" : "%lf", &value[at], &value[1]);
-        if (read < 1) value[at] = 0; /* the word "max" */
+        if (read < 1) value[at] = 0; /* the file holds the word "max" */
         fclose(f);
     }
     for (int k = 0; k < 4; k += 2)
@@ -3539,7 +3573,8 @@ static void tt__each_group(const char *root, const char *controller,
     if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return;
     FILE *f = fopen(folder, "r");
     if (!f) return;
-    while (fgets(line, sizeof line, f)) { /* number:controllers:/path; no controllers: version 2 */
+    while (fgets(line, sizeof line, f)) { /* a line is number:controllers:/path; version 2 lists no
+                                             controllers */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
         if (!group) continue;
         *group++ = 0;
@@ -3593,8 +3628,9 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Memory that the process may still allocate. bytes: the least that any limit leaves; limit: that limit, in
-   bytes, which `of` names; group_limit: the smallest limit of the control groups; swap: free swap space. */
+/* Memory that the process may still allocate. bytes: the least that any limit leaves. limit: the size of that
+   limit in bytes. of: the name of that limit. group_limit: the smallest limit of the control groups. swap:
+   free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
@@ -3605,8 +3641,8 @@ static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
     m->of = of;
 }
 
-/* Lowers the tt__room `arg` to the bytes that a control group can still have. The group counts cached files
-   as used, but the kernel frees them on demand, so they count as available here. */
+/* Lowers the tt__room `arg` to the bytes that a control group still leaves. The group counts cached files as
+   used, but the kernel frees them on demand, so they count as available here. */
 static void tt__group_room(const char *folder, void *arg)
 {
     static const struct { const char *limit, *used, *inactive, *active, *swap_limit, *swap_used; } names[] = {
@@ -3777,8 +3813,8 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
 }
 
 /* Locks the file `path` with flock, which drops the lock when the process ends in any way, and writes `text`
-   to it. The previous holder may remove the file between open and flock here. The locked file then no longer
-   has this name, and the next try makes a new file. */
+   to it. Between open and flock here, the previous holder may remove the file. The file that is then locked
+   no longer has this name, and the next try makes a new file. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;
@@ -3803,7 +3839,7 @@ static void *tt__posix_lock(void *user, const char *path, const char *text, bool
 static int64_t tt__posix_space(void *user, const char *folder)
 {
     struct statvfs v;
-    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* 0: the file system doesn't say */
+    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* f_blocks 0: the size is unknown */
     return (int64_t)fmin((double)v.f_bavail * (double)v.f_frsize, 0x1p62);
 }
 
@@ -3894,7 +3930,8 @@ static bool tt__name_is(void *arg, const char *name)
 }
 
 /* Sets *found to whether a folder holds a file called `name`. Lists the folder instead of opening the file,
-   so that a file that cannot be opened (no permission, too many open files, failing disk) counts as there. */
+   so that a file that cannot be opened (no permission, too many open files, failing disk) counts as
+   present. */
 static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
 {
     const tt_files *files = &ctx->options.files;
@@ -3930,9 +3967,9 @@ static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes
 }
 
 /* A file that is written under a temporary name. tt__writer_end syncs the file and renames it into place, so
-   that readers find either the old file or the whole new one. After the first failure nothing more is
-   written, and tt__writer_end removes the temporary file. `file` is NULL where another process writes the
-   same file: then nothing is written. */
+   that readers find either the old file or the whole new one. After the first failure the writer writes
+   nothing more, and tt__writer_end removes the temporary file. `file` is NULL, and the writer writes nothing,
+   in a process that leaves this file to another process. */
 typedef struct tt__writer {
     tt_context *ctx;
     void *file;
@@ -4001,8 +4038,8 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* Heapsort of numbers by less(arg, a, b), a strict total order. Heapsort needs no memory and takes n log n
-   steps for any input. */
+/* An order of numbers for heapsort: less(arg, a, b) must be a strict total order. Heapsort needs no memory
+   and takes n log n steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 
 static void tt__sift_down(uint32_t *items, size_t root, size_t n, tt__less less, const void *arg)
@@ -4068,12 +4105,12 @@ struct tt_param {
        parameter; NULL: none. If two stages of a pipeline use the parameter, `again` is the arena of the other
        stage. */
     struct tt__arena *holder, *again;
-    uint64_t stages;        /* pipeline stages that held the parameter when tt_compile began, a bit each;
-                               0: none */
-    bool source_stays;      /* `source` is kept: only one of `holder` and `again` has memory yet */
+    uint64_t stages;        /* set of the pipeline stages that held the parameter when tt_compile began, one
+                               bit for each; 0: none */
+    bool source_stays;      /* `source` is not released yet: only one of `holder` and `again` has memory */
 };
 
-/* Kind of a storage. STEP: settings and results of the step. CACHE: a tt_cache. */
+/* Kind of a storage. STEP: settings and results of the step. CACHE: the rows of a tt_cache. */
 typedef enum tt__storage {
     TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP, TT__CACHE
 } tt__storage;
@@ -4082,16 +4119,16 @@ typedef enum tt__mark { TT__UNMARKED, TT__MARKED_KEEP, TT__MARKED_AGAIN } tt__ma
 /* Memory that stores a value: the device's or the host's. If the device uses the host's memory, instructions
    may use both spaces. */
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
-/* The layout of a tensor over the tensor ranks. WHOLE: replicated, the whole tensor on each rank. ROWS, COLS:
-   sharded, each rank has its own rows or columns. The shards are equally large, unless the rows are an axis:
-   then tt__piece gives a rank's rows (tt__axis.parts). Instructions leave two more layouts in a storage.
-   PARTIAL: each rank has a summand of the whole tensor's shape, and the sum over the ranks is the tensor.
-   ZEROS: 0 everywhere; each of the other layouts may start as ZEROS. */
+/* The layout of a tensor over the tensor ranks. WHOLE: replicated, each rank has the whole tensor. ROWS,
+   COLS: sharded, each rank has its own rows or columns. The shards are equally large, unless the rows are an
+   axis: then tt__piece gives a rank's rows (tt__axis.parts). Instructions leave two more layouts in a
+   storage. PARTIAL: each rank has a summand of the whole tensor's shape, and the sum over the ranks is the
+   tensor. ZEROS: all elements are 0; a storage of any other layout may start as ZEROS. */
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
 /* The shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or
    COLS, and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a
-   replicated storage. Over the data ranks: if `unit` is not 0, the shard is one that tt__piece computes, out
-   of `of` elements, and the shape is (1, elements of the largest shard). */
+   replicated storage. Over the data ranks: if `unit` is not 0, tt__piece computes the shard from `of`
+   elements, `unit` and `root`, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
     bool root;          /* the argument `root` of tt__piece */
@@ -4100,7 +4137,7 @@ typedef struct tt__part {
 
 typedef struct tt__shape {
     tt_dtype dtype;
-    int64_t rows, cols; /* rows: of an axis, its capacity */
+    int64_t rows, cols; /* rows: a fixed number, or the capacity of the axis */
     int32_t axis;       /* number of the axis; 0: none */
     int32_t extra;      /* actual rows = rows of the axis + extra (1 for sequence starts) */
 } tt__shape;
@@ -4111,27 +4148,27 @@ typedef struct tt__value {
     tt__storage storage;
     tt__space space;
     tt__part part;
-    /* slots, of a storage: number of slots, stored one after another, for the gradients of several leaves;
-       0: one. slot, of a view: one more than the number of its slot; 0: the slot of the micro-batch that
+    /* slots: in a storage, the number of slots, stored one after another, for the gradients of several
+       leaves; 0: one slot. slot: in a view, 1 + the number of its slot; 0: the slot of the micro-batch that
        runs. */
     int32_t slots, slot;
     bool visits;        /* storage of an update that runs in the host's memory: a temporary host copy of a
                            device storage */
     /* Fields of a storage of a pipeline stage. stays: the contents are saved from a micro-batch's forward to
        its backward, or until another stage has received them. copies: number of micro-batches whose contents
-       are saved at once; 0: 1. */
+       are saved at the same time; 0: one. */
     bool stays;
     int32_t copies;
-    int32_t ends;       /* one more than the pipeline stage that ends with this value; 0: none */
+    int32_t ends;       /* 1 + number of the pipeline stage that ends with this value; 0: none */
     bool elsewhere;     /* a parameter that only other stages read */
-    int tied[2];        /* the two stages that read the parameter, the lower first; [1] 0: only one reads
-                           it */
-    bool parted;        /* in a program: the value's address or its storage's depends on the run, see
+    int tied[2];        /* the two stages that read the parameter, the lower first; tied[1] is 0 if only one
+                           stage reads it */
+    bool parted;        /* in a program: the address of the value or of its storage depends on the run, see
                            tt__resolve_part */
     int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
     int64_t offset;     /* elements from the start of `base` */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
-    int held;           /* one more than the layout of a parameter that an arena holds already; else 0 */
+    int held;           /* 1 + the layout of a parameter that an arena holds already; 0: no arena holds it */
     bool keep;          /* the value can be read after the run */
     bool block_end;     /* recompute: the value is saved for the backward, not recomputed */
     bool offload;       /* marked by tt_offload; set on storages */
@@ -4141,62 +4178,64 @@ typedef struct tt__value {
     bool residual;      /* precision: part of the residual stream */
     bool needs_grad;    /* autodiff: the value depends on a trainable parameter */
     int32_t grad;       /* autodiff: the value that holds the gradient; 0: none yet */
-    /* Counts that tt__index makes. producer: one more than the first instruction that writes the value;
-       0: none. The others are of a base together with its views: number of operands that read it, number of
-       results that write it, number of views, last reader and last writer. */
+    /* Counts that tt__index makes. producer: 1 + the first instruction that writes the value; 0: none. The
+       other counts are those of a base and its views together. uses: operands that read it. writes: results
+       that write it. views: its views. reader, writer: the last instruction that reads it, and the last that
+       writes it. */
     int32_t producer, uses, writes, views, reader, writer;
-    int32_t behind;     /* of a persistent storage: the storage, of a higher number, to be placed directly
-                           after this one; 0: none */
-    int32_t arrival;    /* of an input: the value into which the host writes the next run's data
+    int32_t behind;     /* in a persistent storage: the storage, of a higher number, that must be placed
+                           directly after this one; 0: none */
+    int32_t arrival;    /* in an input: the value into which the host writes the next run's data
                            (src/passes/overlap.h); 0: the input itself */
     bool named;         /* the name was set by tt_name or by a pass */
     size_t place;       /* planner: byte offset in the value's region of the arena */
     char name[72];
 } tt__value;
 
-/* A number of rows that may differ in each run. If `parts` is not 0, the rows are one of the shards of the
-   axis `of` over that many tensor ranks (tt__piece), and a rank may have 0 rows. */
+/* A number of rows that may differ in each run. If `parts` is not 0, the rows are one rank's shard of the
+   rows of axis `of`, divided over `parts` tensor ranks (tt__piece); a rank may have 0 rows. */
 typedef struct tt__axis { char name[72]; int64_t capacity; int32_t of; int parts; } tt__axis;
 
 struct tt_tape {
     tt_context *ctx;
-    uint32_t number;                                /* tt_value.tape of the tape's values; copies of the tape
-                                                       have the same number */
+    uint32_t number;                                /* number in the field `tape` of each tt_value of this
+                                                       tape; copies of the tape have the same number */
     tt__value *values; int n_values, cap_values;    /* values[0] means "none" */
     tt__instr *code; int n_code, cap_code;
     tt__axis *axes; int n_axes, cap_axes;           /* axes[0] means "none" */
-    int32_t *params; int n_params, cap_params;      /* of each of ctx->params, its value; 0: none */
+    int32_t *params; int n_params, cap_params;      /* value of each of ctx->params; 0: none */
     uint32_t n_random;
     size_t alignment;                               /* bytes of alignment of storages, which the kind of
                                                        device requires */
-    bool host;                                      /* the memory of that kind of device is the host's */
+    bool host;                                      /* the device's memory is the host's */
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
-    int data, slots;                                /* number of data ranks; leaves of sums on each of them
-                                                       (src/ranks/) */
+    int data, slots;                                /* number of data ranks; number of slots on each of them
+                                                       for the leaves of sums (src/ranks/) */
     int zero;                                       /* tt_parallel.zero */
     bool early;                                     /* the backward updates parameters */
     bool on_host;                                   /* large parameters are updated in the host's memory */
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
                                                        summed over ranks after each micro-batch, see
                                                        src/ranks/threads.h */
-    int stages, stage;                              /* stages of the pipeline, and the number of this tape's
-                                                       stage; 0, 0: no pipeline */
-    int tensor;                                     /* ranks over which tensors are split; 0, 1: one */
+    int stages, stage;                              /* number of stages of the pipeline, and of this tape's
+                                                       stage; 0, 0: there is no pipeline */
+    int tensor;                                     /* number of tensor ranks; 0, 1: one */
     /* Values of the step's settings and results, and views of the results: tt__totals, tt__scale,
        tt__clipped; 0: none. */
     int32_t run, results, totals, scale, clipped;
-    int32_t counted;    /* value of what losses counted on a rank, in each slot, to be summed into totals;
-                           0: totals itself */
+    int32_t counted;    /* value of what losses counted on a rank, in each slot, to be summed into `totals`;
+                           0: losses count into `totals` itself */
     /* f32 (trained parameters, 1): squared norms of their gradients. Parameters that the tensor ranks shard
        come first. 0: none. */
     int32_t squares;
-    /* f32 (tensors, 1 + TT__FP8_STEPS) and (1, tensors), the operands of QUANTIZE and FP8_HISTORY;
+    /* Operands of QUANTIZE and FP8_HISTORY: f32 (tensors, 1 + TT__FP8_STEPS) and f32 (1, tensors);
        0: none. */
     int32_t fp8_history, fp8_largest;
-    /* Pass offload makes groups of instructions whose operands are copied from the host's memory and back.
-       grouped: largest number of bytes that the operands of a group of several instructions take on the
-       device. cuts: number of groups beyond those that groups of TT__OFFLOAD_TOGETHER bytes would give. */
+    /* The pass "offload" makes groups of instructions whose operands it copies from the host's memory and
+       back. grouped: largest number of bytes on the device for the operands of a group of several
+       instructions. cuts: number of groups beyond the number that a limit of TT__OFFLOAD_TOGETHER bytes would
+       give. */
     size_t grouped;
     int cuts;
     uint16_t *lists; int n_lists, cap_lists;        /* block lists of all block-sparse attention, see
@@ -4238,7 +4277,7 @@ static const char *tt__instr_name(const tt__instr *i)
 /* ==== src/tape/record.h */
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Stores the tape's first error. Returns false, which as a value's number means "none". */
+/* Stores the tape's first error. Returns false; as the number of a value, 0 means "none". */
 TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
 {
@@ -4302,8 +4341,9 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     return t->n_values++;
 }
 
-/* Makes a view of rows [0, rows) and columns [from, from + cols) of value `of`, or, of all of a contiguous
-   value, a view of another shape. `offset` counts elements. Returns 0 after tt__tape_fail. */
+/* Makes a view of rows [0, rows) and columns [from, from + cols) of value `of`. If value `of` is contiguous,
+   the view may instead have all its elements in another shape. `offset` counts elements. Returns 0 after
+   tt__tape_fail. */
 static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
                             const char *name)
 {
@@ -4321,8 +4361,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
-/* Copies to value id (0: none) what passes know of value v: the shard, needs_grad, and pinned_f32 if value id
-   is f32. Returns id. */
+/* Copies from value v to value id (0: none) what passes know of v: the shard, needs_grad, and pinned_f32 if
+   value id is f32. Returns id. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
     const tt__value *like = &t->values[v];
@@ -4334,8 +4374,8 @@ static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
     return id;
 }
 
-/* Makes a view of `of` that starts at element `offset` and has the shape, row distance, name and shard of
-   view v. */
+/* Makes a view of value `of` that starts at element `offset` and has the shape, row distance, name and shard
+   of view v. */
 static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
 {
     const tt__value like = t->values[v];
@@ -4425,7 +4465,7 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
     return tt__axis_code(t, t->n_axes++, 0);
 }
 
-/* Returns the first instruction of a segment; for TT__SEGMENTS, the number of instructions. */
+/* Returns the number of the first instruction of a segment; for TT__SEGMENTS, the number of instructions. */
 static int tt__segment_first(const tt_tape *t, unsigned segment)
 {
     int from = 0, to = t->n_code;
@@ -4443,8 +4483,8 @@ static bool tt__is_own_rows(const tt_tape *t, int32_t v)
     return t->values[v].part.split != t->values[t->values[v].base].part.split;
 }
 
-/* Returns the bytes from one slot of a storage to the next. tt__storage_bytes returns the bytes of all slots
-   and copies. */
+/* Returns the bytes from the beginning of one slot of a storage to the beginning of the next slot.
+   tt__storage_bytes returns the bytes of all slots and copies. */
 static size_t tt__slot_bytes(const tt__value *v)
 {
     return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
@@ -4469,14 +4509,14 @@ static bool tt__has_value(const tt_tape *t, tt_value v)
     return v.id > 0 && v.id < t->n_values && v.tape == t->number;
 }
 
-/* Returns the reason why v is no value of the tape, to follow a noun in an error message. */
+/* Returns the reason why v is not a value of the tape, as words that follow a noun in an error message. */
 static const char *tt__why_no_value(const tt_tape *t, tt_value v)
 {
     return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
            : v.id ? "is not a value of this tape" : "is no value (id 0)";
 }
 
-/* Stores the error of a function that takes one value, for the value v that is not on the tape. */
+/* Stores the error of a function that takes one value, v, which is not on the tape. */
 static bool tt__refuse_value(tt_tape *t, const char *function, tt_value v)
 {
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: the value %s", function, tt__why_no_value(t, v));
@@ -4712,7 +4752,7 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
    and no instruction in between writes an operand. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
-    bool written = false; /* an operand is written after `at`, so a search is needed */
+    bool written = false; /* an operand is written after `at`: the loop must find where */
     if (t->values[t->code[at].out[0]].writes != 1) return false;
     for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
     for (int k = at + 1; k <= later && written; k++)
@@ -4751,7 +4791,7 @@ static void tt__drop(tt_tape *t, int k)
     t->code[k] = tt__new_instr(-1);
 }
 
-/* Replaces instruction k by `i`. */
+/* Replaces instruction k of the tape by `i`. */
 static void tt__put(tt_tape *t, int k, const tt__instr *i)
 {
     tt__drop(t, k);
@@ -4770,8 +4810,8 @@ static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
     tt__put(t, k, &merged);
 }
 
-/* Inserts `i` directly before instruction `before` and after earlier insertions there. Returns the number,
-   above all others, that `i` has until tt__settle; 0: out of memory. */
+/* Inserts `i` directly before instruction `before` and after earlier insertions there. Returns the number
+   that `i` has until tt__settle, which is above all other instructions' numbers; 0: out of memory. */
 static int tt__insert(tt_tape *t, int before, const tt__instr *i)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
@@ -4786,13 +4826,14 @@ static tt_status tt__settle(tt_tape *t, int n)
 {
     int kept = 0;
     if (t->n_code == n) {
-        while (kept < n && t->code[kept].op >= 0) kept++; /* places do not change here */
+        while (kept < n && t->code[kept].op >= 0) kept++; /* up to here instructions keep their places */
         for (int k = kept; k < n; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
         t->n_code = kept;
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* For each place the number of instructions inserted there; later the new number of the next of them. */
+    /* For each place, the number of instructions inserted there; later, the new number of the next
+       instruction inserted there. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
@@ -7677,7 +7718,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
-    /* An earlier micro-batch has left it. */
+    /* Whether an earlier micro-batch has left the operand. */
     const bool left = i->later && t->values[t->values[id].base].persistent;
     if (!k->defined && !left) return "reads a value that nothing has written";
     if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"
@@ -7714,8 +7755,8 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     return NULL;
 }
 
-/* Notes the end of the work whose first output is in[0]. Every operand of the work must be an operand of the
-   WAIT, which keeps it in memory. Returns the fault; NULL: none. */
+/* Notes the end of another stream's work whose first output is in[0]. Every operand of the work must be an
+   operand of the WAIT, which keeps it in memory. Returns the fault; NULL: none. */
 static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__known *known)
 {
     int at = known[t->values[i->in[0]].base].writer - 1;
@@ -7736,7 +7777,7 @@ static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__kno
 
 /* ---- layouts */
 
-/* Returns the layout of the contents of value v; `layout` has those of storages. */
+/* Returns the layout of the contents of value v; `layout` has the layout of each storage. */
 static tt__split tt__contents(const tt_tape *t, const tt__split *layout, int32_t v)
 {
     const tt__split declared = t->values[v].part.split, base = layout[t->values[v].base];
@@ -7921,12 +7962,13 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 /* ---------------------------------------------------------------------------------------------- inference */
 
 /* Removes what does nothing: dropout of rate 0, and, in programs that do not train, all dropout, and the
-   block lists that are for training only. Also drops the copies that remain, except copies that are outputs,
-   have views or are the root. */
+   block lists that are for training only. A removed dropout leaves a copy (SCALE by 1), which is dropped,
+   too, unless it is an output, has views or is the root. */
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
-    int32_t *instead = tt__new_map(t); /* of each value, the value to read instead of a dropped copy */
+    int32_t *instead = tt__new_map(t); /* for each value, the value to read instead if it was a dropped copy;
+                                          0: itself */
     if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
@@ -7955,7 +7997,7 @@ typedef struct tt__gathers {
     tt_tape *t;
     int n;                      /* number of instructions before the pass */
     int *all; int n_all, cap_all;
-    int *todo; int n_todo, cap_todo; /* stack of those still to move up */
+    int *todo; int n_todo, cap_todo; /* stack of gathers to move up */
 } tt__gathers;
 
 static bool tt__gathers_add(tt__gathers *g, int k)
@@ -7973,7 +8015,7 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
 {
     tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
-    int k = -1; /* the gather of these rows that exists */
+    int k = -1; /* an existing gather of these rows */
     for (int n = 0; n < g->n_all && k < 0; n++) {
         const tt__instr *i = &t->code[g->all[n]];
         if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n];
@@ -7993,7 +8035,8 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
         tt__value *y = &t->values[gather.out[0]];
         y->named = true;
         y->needs_grad = t->values[v].needs_grad;
-        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* exact, as inputs */
+        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* stays exact, like
+                                                                                           inputs */
     }
     return tt__insert(t, at, &gather) && tt__gathers_add(g, t->n_code - 1) ? gather.out[0] : 0;
 }
@@ -8035,8 +8078,8 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
 }
 
 /* Computes only the rows of a result that are read, back to the first instruction that needs all rows (see
-   ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. A gather replaces the op
-   at the op's place (an index is an input), so that no value lives longer. */
+   ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. A gather takes the place
+   of the op, where its index exists because an index is an input; so no value lives longer. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;
@@ -8065,7 +8108,7 @@ static tt_status tt__pass_rows(tt_tape *t, int32_t root)
    regions, values are sharded by rows instead of replicated. */
 
 /* Regions with fewer weights are not split: the ranks would wait for one another longer than they compute. */
-#ifndef TT__TENSOR_LEAST /* tests make it smaller */
+#ifndef TT__TENSOR_LEAST /* tests set a smaller number */
 #define TT__TENSOR_LEAST 1000000
 #endif
 #define TT__RANDOM_UNIT 8 /* columns whose random numbers are drawn at once */
@@ -8083,7 +8126,7 @@ typedef struct tt__tensor {
     int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
-    tt__role *role;         /* of each instruction */
+    tt__role *role;         /* role of each instruction */
     int *code; int n_code;  /* the instructions of the region that is being searched */
     bool *inside;           /* of each activation: sharded by columns; of each parameter outside of regions:
                                sharded by rows */
@@ -8091,9 +8134,9 @@ typedef struct tt__tensor {
     int32_t *own_uses;      /* of each storage: number of operands that OWN instructions read whole */
     int32_t *values; int n_values;  /* the values of the region that is being searched */
     int32_t unsplit;        /* the value that kept the last candidate from being a region; 0: none */
-    /* A value made from each value, or 0. gathered: all rows of a sharded value; entered: the value
-       that ranks read when their gradients of it are partial; own: a rank's shard of the rows of a replicated
-       value. */
+    /* For each value, another value made from it, or 0. gathered: all rows of a sharded value; entered: the
+       value that ranks read when their gradients of the value are partial; own: a rank's shard of the rows of
+       a replicated value. */
     int32_t *gathered, *entered, *own;
 } tt__tensor;
 
@@ -8122,9 +8165,9 @@ static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
     return alone && (split == TT__ROWS ? p->shape.rows : p->shape.cols) % s->ranks == 0;
 }
 
-/* Returns whether the ranks that read v may compute partial gradients of v, which tt__entered has summed.
-   Only whole storages that instructions compute may, not views or parameters. A value without a gradient
-   always may. */
+/* Returns whether the ranks that read v may compute partial gradients of v, which the value that tt__entered
+   makes then sums. v must be a whole storage that an instruction computes, not a view or a parameter. A value
+   without a gradient always may be read so. */
 static bool tt__may_enter(const tt__tensor *s, int32_t v)
 {
     const tt__value *x = &s->t->values[v];
@@ -8140,8 +8183,8 @@ static tt__split tt__split_in(bool begin, int w, int j)
     return begin ? TT__COLS : TT__WHOLE;
 }
 
-/* Returns the role that instruction k could have in the region, of which the instruction reads or writes a
-   value; else APART. */
+/* Returns the role that instruction k could have in the region; APART: none. The instruction reads a value of
+   the region (if `reads`) or writes one. */
 static tt__role tt__role_in(const tt__tensor *s, int k, bool reads)
 {
     const tt_tape *t = s->t;
@@ -8232,8 +8275,9 @@ static bool tt__find_region(tt__tensor *s, int k)
 /* Returns whether a value has rows that can be sharded. */
 static bool tt__has_rows(const tt__value *x) { return x->shape.axis && !x->shape.extra; }
 
-/* Finds the head: a linear layer with many results that only the loss reads. Each rank computes its shard of
-   the rows of both. The loss must be the root, because no rank knows the loss before all have counted. */
+/* Finds the head: a linear layer with many output columns whose results only the loss reads. Each rank
+   computes its shard of the rows of both. The loss must be the root, because no rank knows the loss before
+   all have counted. */
 static void tt__find_head(tt__tensor *s)
 {
     const tt_tape *t = s->t;
@@ -8413,7 +8457,7 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     return tt__insert(t, k + 1, &sum) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns the operands of which an instruction reads as many rows as it writes, as a bit set. */
+/* Returns, as a bit set, the operands of which an instruction reads a row for each row that it writes. */
 static unsigned tt__row_operands(const tt__instr *i)
 {
     const int numbers = tt__numbers(i);
@@ -8428,8 +8472,8 @@ static bool tt__ends_by_rows(const tt__tensor *s, int32_t y)
     return s->sequence && tt__may_split(s, y) && tt__has_rows(&s->t->values[y]);
 }
 
-/* Returns whether instruction k, of no region, can compute a rank's shard of the rows of its results from a
-   shard of the rows of its operands. */
+/* Returns whether instruction k, which is in no region, can compute a rank's shard of the rows of its results
+   from a shard of the rows of its operands. */
 static bool tt__by_own_rows(const tt__tensor *s, int k)
 {
     const tt_tape *t = s->t;
@@ -8486,8 +8530,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the instructions that compute a rank's shard of the rows: first takes all that can, then removes
-   instructions until the rest fits together. */
+/* Finds the instructions that compute a rank's shard of the rows: first takes all that could, then removes
+   those that cannot beside the others, until all that remain can. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;
@@ -8509,8 +8553,8 @@ static void tt__find_own_rows(tt__tensor *s)
     }
 }
 
-/* Returns the value that instruction k reads instead of operand j, and shards parameters; 0: out of
-   memory. */
+/* Returns the value that instruction k reads instead of operand j; shards the operand if it is a parameter.
+   0: out of memory. */
 static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
 {
     const tt__instr *i = &s->t->code[k];
@@ -8545,7 +8589,7 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
     }
     if (role == TT__APART) return TT_OK;
     if (role == TT__END || role == TT__LOOKUP) return tt__sum_results(s, k);
-    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* sums over rows are not sharded */
+    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* loss and counts are whole */
     if (role == TT__INNER || role == TT__BEGIN) return tt__split_results(s, &t->code[k], TT__COLS);
     return tt__split_results(s, &i, TT__ROWS);
 }
@@ -8673,7 +8717,7 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
     return part;
 }
 
-/* Makes the views of a storage for which the map has another storage views of that storage. */
+/* Makes each view whose storage the map replaces by another storage a view of that other storage. */
 static void tt__map_views(tt_tape *t, int values, const int32_t *map)
 {
     for (int32_t v = 1; v < values; v++) {
@@ -8692,7 +8736,8 @@ static int tt__operand_stage(const tt_tape *t, int k)
 }
 
 /* Makes instructions write partial gradients to new values, and appends their sums over the ranks. layout:
-   that of each storage. part: zeros, one for each value; the new value is written to it. */
+   the layout of each storage. part: an entry for each value, 0 at first, that receives the new value for the
+   value's partial gradient. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
     const int values = t->n_values, n = t->n_code; /* new values and instructions come after these */
@@ -8761,7 +8806,8 @@ static tt_status tt__pass_tensor_losses(tt_tape *t)
 /* ==== src/passes/fuse.h */
 /* --------------------------------------------------------------------------------------------------- fuse */
 
-/* Fuses instructions by the rules of their ops: `fuse_later` after differentiation (`later`), else `fuse`. */
+/* Fuses instructions by the rule `fuse` of their ops, or, after differentiation (`later`), by the rule
+   `fuse_later`. */
 static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
 {
     int n = tt__index(t);
@@ -8856,7 +8902,7 @@ static void tt__mark_residual(tt_tape *t)
         for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
         if (in || !gathers) t->values[i->out[0]].residual = true;
     }
-    for (int k = 0; k < t->n_code; k++) { /* what tensor ranks exchange keeps its dtype */
+    for (int k = 0; k < t->n_code; k++) { /* values that tensor ranks exchange keep their dtype */
         const tt__instr *i = &t->code[k];
         const bool in = i->move.over == TT__OVER_TENSOR && t->values[t->values[i->in[0]].base].residual;
         t->values[i->out[0]].residual |= in;
@@ -8875,9 +8921,9 @@ static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
     return tt__value_like(t, v, copy) && tt__insert(t, k, &cast) ? copy : 0;
 }
 
-/* Gives values their dtypes; gradients are made later and follow. In mixed precision, matmuls read weights
-   through a 16-bit copy that is made once a run. Statistics, losses, what a loss reads, and numbers computed
-   from a loss stay f32. */
+/* Gives values their dtypes. Gradients, which are made later, get the dtypes of their values. In mixed
+   precision, matmuls read weights through a 16-bit copy that is made once a run. Statistics, losses, values
+   that a loss reads, and numbers computed from a loss stay f32. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 {
     if (precision->kind == TT__32_TRUE) return TT_OK;
@@ -8893,8 +8939,8 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
             if (number && x->pinned_f32) y->pinned_f32 = true;
         }
     }
-    for (int k = 2 * n - 1; k >= 0; k--) { /* what tensor ranks exchange keeps its dtype */
-        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* all backwards, then forwards */
+    for (int k = 2 * n - 1; k >= 0; k--) { /* values that tensor ranks exchange keep their dtype */
+        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* first in reverse order, then in order */
         if (i->move.over != TT__OVER_TENSOR) continue;
         tt__value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
         if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
@@ -8923,12 +8969,12 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
-#ifndef TT__PIECES_FROM /* tests make it smaller */
+#ifndef TT__PIECES_FROM /* tests set a smaller number */
 #define TT__PIECES_FROM 65536 /* elements; smaller tensors are not sharded, as that would save little */
 #endif
 
 /* Returns the shard that a data rank has of a tensor like v, where the tensor is divided over data ranks;
-   unit 0: each rank has the whole tensor. */
+   unit 0: the tensor is not divided, each rank has it whole. */
 static tt__part tt__data_part(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
@@ -8943,7 +8989,7 @@ static tt__part tt__data_part(const tt_tape *t, int32_t v)
 }
 
 /* Makes products read f32 weights and round them while reading, instead of mixed precision's 16-bit copies of
-   the weights. For devices whose products can do so. */
+   the weights. The pass is for devices whose products can round while reading. */
 static void tt__pass_fold_casts(tt_tape *t)
 {
     tt__index(t);
@@ -8976,9 +9022,10 @@ static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
     return true;
 }
 
-/* Rounds the f32 operand of a product whose other operand has 16 bits, as the gradient of logits or of an f32
-   residual stream. For devices whose products multiply operands of one dtype. A value that only products read
-   is written in 16 bits; of any other value the products read a copy, made before the first of them. */
+/* Rounds the f32 operand of a product whose other operand has 16 bits, such as the gradient of logits or of
+   an f32 residual stream. The pass is for devices whose products need operands of the same dtype. A value
+   that only products read is written in 16 bits; of any other value the products read a copy, made before the
+   first of them. */
 static tt_status tt__pass_alike_operands(tt_tape *t)
 {
     const int n = tt__index(t);
@@ -9016,13 +9063,13 @@ typedef enum tt__recompute {
 typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute policy;
-    const bool *drop; int n_drop; /* of each value: recompute it whatever the policy */
+    const bool *drop; int n_drop; /* for each of n_drop values: recompute it whatever the policy */
     int forward;     /* the first instruction of the backward */
     int whole;       /* policy "blocks": number of instructions, from the first on, that are recomputed
                         whole */
     int at;          /* the instruction that needs a recomputed value, and before which instructions are
                         inserted */
-    int32_t *again;  /* of each value, its recomputed copy; 0: none yet */
+    int32_t *again;  /* for each value, its recomputed copy; 0: none yet */
 } tt__recomputer;
 
 /* Returns whether the backward reads v, so that v is saved unless recomputed. */
@@ -9038,7 +9085,7 @@ static bool tt__is_dropped(const tt__recomputer *r, int32_t v)
     return tt__producer(r->t, v) < r->whole || (v < r->n_drop && r->drop[v] && x->writes == 1);
 }
 
-/* Returns whether no policy and no mark recomputes v. */
+/* Returns whether v is never recomputed, whatever the policy and the marks. */
 static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 {
     const tt__value *x = &r->t->values[v];
@@ -9046,9 +9093,10 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
     return at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end || x->offload;
 }
 
-/* Returns the instruction that recomputes v; its op is -1 if v is kept. *deep before the call: v is an
-   operand of a deep recomputation. *deep after the call: the recomputation of v is deep, so that its operands
-   are recomputed unless the backward reads them anyway; if not deep, all its operands are in memory. */
+/* Returns the instruction that recomputes v; its op is -1 if v is not recomputed. A recomputation is deep if
+   its operands are recomputed as well, unless the backward reads them anyway; the operands of any other
+   recomputation are all in memory. *deep before the call: v is an operand of a deep recomputation. *deep
+   after the call: the recomputation of v is deep. */
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
     const tt__value *x = &r->t->values[v];
@@ -9056,7 +9104,7 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
     const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
-    /* The activation's operand is recomputed. */
+    /* Whether the activation's operand is recomputed, too. */
     const bool with_operand = activated && tt__is_dropped(r, f->out[1]);
     const bool dropped = tt__is_dropped(r, v), saved = tt__is_saved(r, v);
     const bool of_operand = activated && !with_operand && tt__is_saved(r, f->out[1]);
@@ -9140,14 +9188,14 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    /* 0: only a head follows the last mark; 1: one more block follows. */
+    /* 0: only a head follows the last mark; 1: another block follows the last mark. */
     const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
     return most < end[last] ? most : end[last];
 }
 
 /* Makes the backward read recomputed values, so that the forward's results need not be saved. A recomputing
    instruction is inserted before the first instruction that reads its result. blocks: number of first blocks
-   to recompute with policy "blocks". drop: of each of the tape's first n_drop values, whether it is
+   to recompute with policy "blocks". drop: for each of the tape's first n_drop values, whether it is
    recomputed whatever the policy. */
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks, const bool *drop,
                                     int n_drop)
@@ -9313,10 +9361,11 @@ static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
     return false;
 }
 
-/* Chooses stages - 1 of the cuts. Each stage gets the parameters that it holds already, and the largest
-   number of FLOPs of a stage is as small as possible. best[s][c]: the largest number of FLOPs of the first s
-   + 1 stages, if the last of them ends at cut c. from[s][c]: the cut before that. refused[s][c]: number of
-   instructions before cut c that stage s cannot run. Cut number `cuts` is the end of the tape. */
+/* Chooses stages - 1 of the cuts, so that each stage gets the parameters that it holds already, and the
+   largest number of FLOPs of a stage is as small as possible. best[s][c]: the largest number of FLOPs of a
+   stage among the first s + 1 stages, if the last of them ends at cut c. from[s][c]: the cut where that last
+   stage begins. refused[s][c]: number of instructions before cut c that stage s cannot run. Cut number `cuts`
+   is the end of the tape. */
 static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, double all, int stages)
 {
     const int row = cuts + 1, n = t->n_code;
@@ -9434,8 +9483,8 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
     return found;
 }
 
-/* Fails if the forward of the stage reads any other value of earlier stages than the one that the stage
-   before ends with. */
+/* Fails if the forward of the stage reads a value of an earlier stage other than the value with which the
+   stage before ends. */
 static tt_status tt__check_forward(const tt__cutter *c)
 {
     const tt_tape *t = c->t;
@@ -9465,8 +9514,8 @@ static void tt__note_reading(const tt__cutter *c)
     }
 }
 
-/* Makes parameters that the stage does not read `elsewhere`, and notes which two stages share a parameter. A
-   parameter that no stage reads belongs to the first stage. */
+/* Sets `elsewhere` for parameters that the stage does not read, and notes which two stages share a parameter.
+   A parameter that no stage reads belongs to the first stage. */
 static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -9492,8 +9541,8 @@ static tt_status tt__share_parameters(const tt__cutter *c)
 }
 
 /* Makes the first contribution of this stage to a parameter's gradient overwrite the gradient, even if an
-   earlier instruction of another stage contributes. Each of two stages that read a parameter has a gradient
-   of it. Gradients without a contribution are set to 0. Returns false if out of memory. */
+   earlier instruction of another stage contributes. If two stages read a parameter, each has its own gradient
+   of the parameter. Gradients without a contribution are set to 0. Returns false if out of memory. */
 static bool tt__begin_gradients(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -9512,7 +9561,7 @@ static bool tt__begin_gradients(const tt__cutter *c)
                 if (g->persistent) i->add_later |= 1u << j;
                 continue;
             }
-            /* The gradient's other elements may be added to. */
+            /* Instructions may add to the gradient's other elements, so the whole gradient starts as 0. */
             tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base);
             zeros.add_later = g->persistent;
             if (!tt__insert(t, k, &zeros)) return false;
@@ -9578,7 +9627,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     for (int k = 0; k < c->n; k++)
         if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
     tt__note_reading(c);
-    for (int k = c->n - 1; k >= 0; k--) { /* each stage copies the weights that it reads */
+    for (int k = c->n - 1; k >= 0; k--) { /* each stage makes copies of the weights that it reads */
         const tt__instr *i = &t->code[k];
         c->kept[k] = i->stage == c->me;
         if (tt__casts_weight(t, i))
@@ -9666,7 +9715,7 @@ static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
     return id;
 }
 
-/* Returns a view of slot k of v; 0 after tt__tape_fail. */
+/* Returns a view of slot number k of storage v; 0 after tt__tape_fail. */
 static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 {
     const tt__value x = t->values[v];
@@ -9694,8 +9743,8 @@ static tt__instr tt__data_sum(const tt__part *part, int32_t x, int32_t y)
     return tt__data_move(part->unit ? (int)TT__OP_REDUCE_SCATTER : (int)TT__OP_ALL_REDUCE, x, y, part);
 }
 
-/* Appends an instruction to the end of the step or of the lap. together: the instruction runs together with
-   the one before if both have the same op and slot. */
+/* Appends an instruction to the end of the step or of the round. together: the instruction runs together with
+   the instruction before if both have the same op and slot. */
 static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
 {
     tt__instr *to = tt__append(t, i->op);
@@ -9717,9 +9766,9 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
 }
 
 /* Appends one stage of the sum of v, a storage with a slot for each leaf of a gradient or of counts. At the
-   end of the step the data ranks sum each slot in place, then the slots are summed. stage 0: sums slot k of a
-   sharded sum over ranks; 1: sums slot k of a whole sum over ranks; 2: sums the slots. The last stage writes
-   `total` if it is not 0. */
+   end of the step the data ranks sum each slot in place, then the slots are summed. stage 0: sums slot k over
+   ranks, if each rank needs a shard of the sum; 1: sums slot k over ranks, if each needs the whole sum;
+   2: sums the slots. The last stage writes `total` if it is not 0. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -9785,8 +9834,8 @@ static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slot
 }
 
 /* Returns whether the data ranks sum the gradient of parameter v at the end of the backward of each
-   micro-batch, together with other gradients. If the backward updates parameters, only small gradients wait
-   for its end. */
+   micro-batch, together with other gradients. If the backward updates parameters, only small gradients are
+   summed at its end. */
 static bool tt__sums_at_end(const tt_tape *t, int32_t v)
 {
     const tt__shape *s = &t->values[v].shape;
@@ -9794,14 +9843,15 @@ static bool tt__sums_at_end(const tt_tape *t, int32_t v)
     return t->data > 1 && !tt__data_part(t, v).unit && (small || !t->early);
 }
 
-/* Inserts the sums of each micro-batch. A gradient is summed over the data ranks directly after its last
-   contribution, and the result is added to the sum of earlier micro-batches. Small gradients, which are not
-   sharded, are summed together at the end of the backward. persist: steps have several micro-batches. */
+/* Inserts the sums over data ranks in each micro-batch. A gradient is summed over the data ranks directly
+   after its last contribution, and the result is added to the sum of earlier micro-batches. Small gradients,
+   which are not sharded, are summed together at the end of the backward. persist: steps have several
+   micro-batches. */
 static tt_status tt__sum_micros(tt_tape *t, bool persist)
 {
     const int values = t->n_values, n = tt__index(t);
-    int last = 0; /* the last sum at the end of the backward */
-    int32_t *leaves = tt__new_map(t); /* of each parameter, the leaves of its sum; with one slot, the sum */
+    int last = 0; /* number of the last sum at the end of the backward */
+    int32_t *leaves = tt__new_map(t); /* for each parameter, the storage of its sum, or of the sum's leaves */
     bool ok = leaves != NULL;
     const tt__part whole = {TT__WHOLE, false, 0, 0};
     for (int32_t k = 1; k < 2 * values && ok; k++) {
@@ -9846,7 +9896,7 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Adds the sums of gradients over data ranks and leaves. */
+/* Inserts the sums of gradients over data ranks and leaves. */
 static tt_status tt__pass_sums(tt_tape *t, bool persist)
 {
     if (t->sums_micros && (t->data > 1 || t->slots > 1 || persist)) return tt__sum_micros(t, persist);
@@ -9871,8 +9921,8 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
     return r->first && r->next;
 }
 
-/* Returns whether operand x is of the backward (or of the forward) and needs a whole parameter, not a
-   shard. */
+/* Returns whether operand x belongs to the backward (to the forward if not `backward`) and needs a whole
+   parameter, not a shard. */
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
@@ -9880,8 +9930,9 @@ static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
     return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_piece;
 }
 
-/* Makes the operands of the backward (or of the forward) that need all of v, or of a view of v, read w.
-   Returns the first instruction of these; -1: none; -2: out of memory. */
+/* Makes operands of the backward (of the forward if not `backward`) read w instead of v, or a view of w
+   instead of a view of v, if they need v whole. Returns the first instruction that has such an operand;
+   -1: none; -2: out of memory. */
 static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int32_t v, int32_t w)
 {
     int first = -1;
@@ -9896,14 +9947,16 @@ static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int
     return first;
 }
 
-/* Returns whether the backward (or the forward) needs all of v or of a view of v. */
+/* Returns whether an instruction of the backward (of the forward if not `backward`) needs v, or a view of v,
+   whole. */
 static bool tt__is_read_whole(const tt_tape *t, const tt__readers *r, bool backward, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) if (tt__reads_whole(t, x, backward)) return true;
     return false;
 }
 
-/* Makes the casts of parameter v, which is a shard now, cast the shard, and gathers their results. */
+/* Makes the casts of parameter v, of which each rank now has a shard, cast this shard, and gathers their
+   results. */
 static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) {
@@ -9978,7 +10031,7 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* Returns whether v is a parameter that is trained by this stage or another. */
+/* Returns whether v is a parameter that this stage or another trains. */
 static bool tt__is_listed(const tt_tape *t, int32_t v)
 {
     return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
@@ -10128,9 +10181,9 @@ static bool tt__append_zeros(tt_tape *t, int32_t v)
     return tt__append_step(t, &i, false);
 }
 
-/* Appends the exchange between stages before squares are summed. The last stage sends the others what losses
-   counted; two stages that share a parameter sum their gradients of it; squares are set to 0, as a stage does
-   not write those of other stages. */
+/* Appends the exchange between stages that comes before the sum of squares. The last stage sends the others
+   what losses counted; two stages that share a parameter sum their gradients of it; squares are set to 0, as
+   a stage does not write those of other stages. */
 static bool tt__before_squares(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -10191,8 +10244,8 @@ static bool tt__spread_parameters(tt__updater *u)
     return true;
 }
 
-/* Prepares what each update works on. The random numbers of updates are in the order of the tape, whatever
-   tensor ranks shard and wherever the updates are inserted. */
+/* Finds the tensors that each update works on. The random numbers of updates are in the order of the tape,
+   whatever tensor ranks shard and wherever the updates are inserted. */
 static bool tt__prepare_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -10248,7 +10301,7 @@ static bool tt__emit_updates(tt__updater *u)
 
 /* ---- in the backward */
 
-#ifndef TT__UPDATE_FROM /* tests make it smaller */
+#ifndef TT__UPDATE_FROM /* tests set a smaller number */
 #define TT__UPDATE_FROM 65536 /* elements of due gradients; with fewer, updates wait to share a launch */
 #endif
 
@@ -10265,7 +10318,7 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
 
 /* Inserts the updates of trained parameters into the backward. n: number of instructions. An update is due
    after the last instruction that writes the gradient, reads the parameter, or adds to the counts of losses.
-   Due updates wait until they have enough elements together. head: (n) zeros. */
+   Due updates wait until they have enough elements together. head: (n) numbers, 0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
@@ -10366,10 +10419,10 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
 
 /* Returns whether i, a product (m, k) times (k, n) of 16-bit operands, is faster in fp8. The products that a
    cross-entropy makes in chunks are never in fp8. The three products of a linear layer have the same sizes
-   and together 6 m n k operations. cuBLASLt 13.1 on an H200 makes them at 1,150 instead of 740 TFLOP/s,
+   and together 6 m n k operations. cuBLASLt 13.1 on an H200 computes them at 1,150 instead of 740 TFLOP/s,
    averaged over the layers of ViT-L, DistilBERT and GPT-2. Rounding the three tensors that they read, with
-   their transposes, moves 4 bytes of each element at 4.3 TB/s, by calculation, in three launches of a
-   microsecond. */
+   their transposes, takes, by calculation, three launches of a microsecond each, and moves 4 bytes for each
+   element at 4.3 TB/s. */
 static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
     if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
@@ -10414,15 +10467,16 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
 
 /* The QUANTIZE that rounds a value to fp8 for products. */
 typedef struct tt__quantized {
-    int at;      /* one more than the instruction, which comes after all others until tt__settle; 0: none */
+    int at;      /* 1 + number of the QUANTIZE, which is above all others until tt__settle; 0: none */
     int before;  /* the instruction before which the QUANTIZE is inserted */
 } tt__quantized;
 
 typedef struct tt__fp8 {
     tt_tape *t;
-    tt__quantized *of;   /* of value v as a gradient (2 v + 1) or not (2 v) */
-    int *written, *read; /* of each storage: one more than the last instruction so far that writes it, and
-                            than the last one that reads it not as fp8 */
+    tt__quantized *of;   /* of[2 * v + 1]: for value v as a gradient; of[2 * v]: for value v as another
+                            operand */
+    int *written, *read; /* for each storage: 1 + the last instruction so far that writes it; 1 + the last
+                            instruction that reads it in another dtype than fp8 */
 } tt__fp8;
 
 /* Makes a value for the fp8 of v or of its transpose, in the layout that QUANTIZE writes. */
@@ -10442,9 +10496,9 @@ static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transpose
 }
 
 /* Finds the QUANTIZE of operand o of product k, or inserts one directly before the product. The backward uses
-   what the forward has rounded, unless the rounded value stays in memory until then for other readers: then a
-   second QUANTIZE saves the memory of the fp8 between forward and backward. Returns the number of the
-   QUANTIZE plus 1; 0: out of memory. */
+   the fp8 copy that the forward has made, unless the operand itself stays in memory until then for other
+   readers: a second QUANTIZE then saves the memory of the fp8 copy between forward and backward. Returns 1 +
+   the number of the QUANTIZE; 0: out of memory. */
 static int tt__quantize(tt__fp8 *f, int k, int o)
 {
     tt_tape *t = f->t;
@@ -10551,8 +10605,8 @@ enum { TT__OUT_OPTIMIZER = 1, TT__OUT_GRADIENTS = 2, TT__OUT_PARAMETERS = 4, TT_
 
 static const char *const tt__out_names[] = {"optimizer", "gradients", "parameters", "activations"};
 
-/* Reads the option `offload` into the bit set *out. *fits: the option is "budget", so that tt_compile chooses
-   what to offload. Fails if a word is unknown. */
+/* Reads the option `offload` into the bit set *out. *fits receives whether the option is "budget", so that
+   tt_compile chooses what to offload. Fails if a word is unknown. */
 static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *out, bool *fits)
 {
     *out = 0;
@@ -10574,12 +10628,12 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
     }
 }
 
-#ifndef TT__OFFLOAD_TOGETHER /* tests make it smaller */
+#ifndef TT__OFFLOAD_TOGETHER /* tests set a smaller number */
 #define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device for the operands of a group of
                                                    instructions that run together */
 #endif
-enum { TT__ONE_BY_ONE = 30 }; /* TT__OFFLOAD_TOGETHER, halved this many times, is 0: each instruction runs
-                                 alone */
+enum { TT__ONE_BY_ONE = 30 }; /* number of halvings that make TT__OFFLOAD_TOGETHER 0: each instruction then
+                                 runs alone */
 
 /* Returns whether two values are the same elements of the same storage. */
 static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
@@ -10590,13 +10644,13 @@ static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
 }
 
-/* Describes how a range of instructions uses a storage. several, reads_several: they use, or read, different
-   elements of it; all_slots: an instruction sums all slots; always: an instruction also runs on ranks without
-   a micro-batch. */
+/* Describes how a range of instructions uses a storage. several: they use different elements of the storage.
+   reads_several: they read different elements. all_slots: one of them sums all slots. always: one of them
+   also runs on ranks without a micro-batch. */
 typedef struct tt__use {
-    int32_t any, read, written;   /* first value of the storage that they use, read and write; 0: none */
+    int32_t any, read, written;   /* of the storage's values, the first that they use, read, write; 0: none */
     bool several, reads_several, all_slots, always;
-    bool in;                      /* the contents from before are needed */
+    bool in;                      /* the storage's contents before the range are needed */
     bool later;                   /* the contents are needed only where add_later adds */
 } tt__use;
 
@@ -10632,8 +10686,8 @@ static tt__use tt__use_of(const tt_tape *t, int32_t v, int from, int to)
     return u;
 }
 
-/* Returns the value of storage d that corresponds to value `of`; d is a copy of value `like`, which is of the
-   storage of `of`. Returns 0 after tt__tape_fail. */
+/* Returns the value in storage d that corresponds to value `of`. Storage d is a copy of value `like`; `like`
+   and `of` belong to the same storage. Returns 0 after tt__tape_fail. */
 static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 {
     const tt__value x = t->values[of];
@@ -10644,8 +10698,8 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
     return id;
 }
 
-/* Inserts a copy from x to y, in the other memory, before instruction `before`, in the segment of `like`.
-   Returns false if x or y is 0 or memory runs out. */
+/* Inserts a copy from x to y, which is in the other memory, before instruction `before`, in the segment of
+   `like`. Returns false if x or y is 0 or memory runs out. */
 static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32_t x, int32_t y, bool always,
                             bool later)
 {
@@ -10657,8 +10711,8 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
 
 /* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. The copy of a
    shard or of a slot has only that shard or slot. The copy for any other view has the whole storage, so that
-   kernels find the same layout as without copies. *like: the value that the copy corresponds to. Returns 0 if
-   out of memory. */
+   kernels find the same layout as without copies. *like receives the value that the copy corresponds to.
+   Returns 0 if out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
     const tt__value base = t->values[v], x = t->values[u->any];
@@ -10677,8 +10731,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Inserts before instruction `from` the copies to d of the elements of v that the use u needs. d corresponds
-   to `like`. */
+/* Inserts before instruction `from` the copies into storage d of the elements that the use u needs. Storage d
+   is a copy of value `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];
@@ -10733,7 +10787,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
 }
 
 /* Returns whether storage v is kept in the host's memory. `what` has the bits of TT__OUT_. A gradient is kept
-   there only if it waits for the end of the lap or step. */
+   there only if it waits for the end of the round or step. */
 static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
 {
     const tt__value *x = &t->values[v];
@@ -10754,8 +10808,9 @@ static void tt__reach(tt__range *r, int k)
     r->to = k;
 }
 
-/* Makes the instructions of a micro-batch that use v use one copy in the forward and one in the backward;
-   of[0] and of[1] are the ranges of these. Returns false if out of memory. */
+/* Makes the instructions of a micro-batch that use v use one copy in the forward and another in the backward.
+   of[0] and of[1] are the ranges of these instructions in the forward and in the backward. Returns false if
+   out of memory. */
 static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 {
     for (int backward = 0; backward < 2; backward++) {
@@ -10836,7 +10891,7 @@ static bool tt__use_group(tt_tape *t, tt__range r)
 }
 
 /* Returns whether activation v is kept in the host's memory between its uses in the forward, of[0], and in
-   the backward, of[1]. large: activations of TT__PIECES_FROM elements or more are. */
+   the backward, of[1]. large: all activations of TT__PIECES_FROM elements or more are kept there. */
 static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
                                     const tt__range *of)
 {
@@ -10869,9 +10924,9 @@ static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
 }
 
 /* Keeps storages in the host's memory: those of parameters that `what` (bits of TT__OUT_) names, activations
-   of the first `blocks` blocks, and what tt_offload marks. Within a micro-batch, all instructions of the
-   forward, and all of the backward, share one copy of a parameter or gradient. At the end of a lap or step,
-   and for the optimizer's state, each group of instructions has its own copies, of at most
+   of the first `blocks` blocks, and values that tt_offload marks. Within a micro-batch, all instructions of
+   the forward share one copy of a parameter or gradient, and all of the backward share another. At the end of
+   a round or step, and for the optimizer's state, each group of instructions has its own copies, of at most
    TT__OFFLOAD_TOGETHER bytes, halved `halved` times. The pass also decides which updates run in the host's
    memory. */
 static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int blocks, int halved)
@@ -10935,14 +10990,14 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
         for (int j = 0; j < TT__MAX_OUT && of_ranks; j++) needed[t->values[i->out[j]].base] = true;
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
-        /* Column sums include what earlier instructions wrote to the summed output, so they are needed,
-           too. */
+        /* Column sums include what earlier instructions wrote to the summed output, so these instructions are
+           needed, too. */
         for (int o = 0; o < tt__summed(i) && live; o++)
             if (tt__column_sums(i, o)) needed[t->values[i->out[o]].base] = true;
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__value *x = &t->values[i->out[1]];
-        /* an output of another dtype stays: out[0] is computed from its rounded values */
+        /* an output of another dtype is kept: out[0] is computed from its rounded values */
         bool same = x->pinned_f32 || x->shape.dtype == t->values[i->out[0]].shape.dtype;
         if (same && !needed[x->base]) i->out[1] = 0;
     }
@@ -10952,13 +11007,13 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 
 /* ==== src/passes/overlap.h */
 /* ------------------------------------------------------------------------------------------------ overlap
-   Runs copies between memories, and the gathers and sums of data ranks within a micro-batch, beside
-   computation, on streams of their own. Each is split into a start and a WAIT. The start of a transfer that
-   computation needs is moved up, as little as the load of its stream allows. The WAIT of a transfer that
-   takes results away comes where the transfer ends. Only the order of instructions changes, never the
-   results: wrong costs cost time or memory. */
+   Runs transfers beside computation, on streams of their own: copies between memories, and the gathers and
+   sums of data ranks within a micro-batch. Each transfer is split into a start and a WAIT. The start of a
+   transfer that computation needs is moved up, as little as the load of its stream allows. The WAIT of a
+   transfer that takes results away comes where the transfer ends. Only the order of instructions changes,
+   never the results: wrong costs cost time or memory. */
 
-/* X(field, default) of each field of tt_costs. The last two fields are in seconds. */
+/* X(field, default) for each field of tt_costs. The last two fields are in seconds. */
 #define TT__COSTS(X) \
     X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
     X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
@@ -11009,8 +11064,8 @@ static double tt__operand_bytes(const tt_tape *t, int32_t v)
     return v ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
 }
 
-/* Returns the bytes that an instruction reads and writes. A table that is looked up counts with the rows
-   looked up. */
+/* Returns the bytes that an instruction reads and writes. Of a table that is looked up, only the rows looked
+   up count. */
 static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
 {
     const int table = tt__rules_of(i)->table;
@@ -11059,15 +11114,16 @@ static double tt__work_of(const tt_tape *t, const tt__instr *i)
     return tt__flops(i, in);
 }
 
-/* Returns whether an instruction computes in fp32. The result's dtype decides, for products and attention the
-   left operand's. */
+/* Returns whether an instruction computes in fp32: whether its result is f32, or, of a product or attention,
+   its left operand. */
 static bool tt__is_single(const tt_tape *t, const tt__instr *i)
 {
     const bool by_operand = tt__cost_of(i) <= TT__COST_ATTENTION || !i->out[0];
     return t->values[by_operand ? i->in[0] : i->out[0]].shape.dtype == TT_F32;
 }
 
-/* Returns the place of a cost's rate in c: FLOPs or bytes a second. */
+/* Returns a pointer to the rate in c that limits work of kind `cost`, in FLOPs or bytes a second. single: for
+   fp32. */
 static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 {
     double *const rates[TT__COST_KINDS][2] = {
@@ -11077,8 +11133,8 @@ static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 }
 
 /* Returns the seconds that an instruction takes at full capacity: its launch, and the longer of computing and
-   memory traffic, or the transfer over its link. first: no other instruction of its op is launched together
-   with it before it. */
+   memory traffic, or the transfer over its link. first: the instruction is the first of those that are
+   launched together, and alone has the cost of the launch. */
 static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
@@ -11137,7 +11193,7 @@ static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *
         else if (i->stream) done[i->out[0]] = idle[i->stream] = fmax(now, idle[i->stream]) + seconds;
         else now += seconds;
         all->exposed = now - all->compute;
-        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* micro-batches come first */
+        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* micro-batches come first in the tape */
     }
     tt__free(t->ctx, done);
     return TT_OK;
@@ -11148,12 +11204,12 @@ typedef struct tt__order {
     tt_tape *t;
     int n;              /* number of instructions, including WAITs */
     int *at, *place;    /* the instruction at each place; the place of each instruction */
-    double *begin;      /* of each instruction: seconds of computation before it */
-    double *seconds;    /* of each instruction: seconds of computation */
-    double *moves;      /* of each start: seconds of its stream */
-    int *block;         /* of each instruction: number of blocks that end before it */
-    bool *ends;         /* of each instruction: it is the last of a block */
-    int *wait;          /* of each start: its WAIT; 0: the instruction is no start */
+    double *begin;      /* for each instruction: seconds of computation before it */
+    double *seconds;    /* for each instruction: seconds of computation that it takes */
+    double *moves;      /* for each start: seconds that its transfer occupies its stream */
+    int *block;         /* for each instruction: number of blocks that end before it */
+    bool *ends;         /* for each instruction: whether it is the last of a block */
+    int *wait;          /* for each start: its WAIT; 0: the instruction is not a start */
     /* The storages that each instruction uses and the storages that it writes, as bit sets of the last 6 bits
        of their numbers. Disjoint bit sets mean disjoint storages. */
     uint64_t *uses, *writes;
@@ -11191,8 +11247,8 @@ static bool tt__must_follow(const tt__order *o, int a, int b)
     return may && tt__is_ordered(o->t, &o->t->code[a], &o->t->code[b]);
 }
 
-/* Returns whether an instruction before a start may be moved up with it: other starts, WAITs, casts of
-   shards. */
+/* Returns whether an instruction that comes before a start may be moved up together with the start: other
+   starts, WAITs, casts of shards. */
 static bool tt__may_rise(const tt__instr *i)
 {
     return i->stream || tt__is(i, TT__WAITS) || (tt__is(i, TT__CASTS) && i->always && !i->with_next);
@@ -11276,9 +11332,9 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
-/* Moves start x up so that its transfer can be complete after `due` seconds of computation. If the stream
-   also takes results away, x moves before the starts of these that would keep the stream busy too long. x
-   moves at most `ahead` blocks above the block of its WAIT. */
+/* Moves start x up so that its transfer can be complete after `due` seconds of computation. If x's stream
+   also takes results away, x moves before those starts of such transfers that would keep the stream busy too
+   long. x moves at most `ahead` blocks above the block of its WAIT. */
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
@@ -11449,17 +11505,19 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         if (tt__brings(t, &t->code[k])) tt__sink(&o, o.wait[k], INFINITY, INT_MAX);
         else tt__rise(&o, k, -1, 0, false);
     }
-    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* time by which the stream's next must start */
+    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* seconds by which a stream's next transfer must
+                                                                have started */
     for (int k = n - 1; k >= 0 && ok; k--) {
         double *next = &due[t->code[k].stream];
         if (!o.wait[k] || !tt__brings(t, &t->code[k])) continue;
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool visits = t->values[t->values[t->code[k].out[0]].base].visits;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* updates that run together may have moved it further up */
+        const double latest = end - o.moves[k]; /* updates that run together may have moved the start further
+                                                   up */
         *next = fmin(*next, visits ? fmax(o.begin[k], latest) : o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* in the new order of their streams */
+    for (int at = 0; at < o.n && ok; at++) { /* the starts in their new order */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];
@@ -11484,9 +11542,9 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
    different times, and products further apart are not joined. */
 enum { TT__TOGETHER = 32 };
 
-/* Returns, for each storage, whether it must have a place of its own: other streams or collectives use it, or
-   an instruction may write its result in place of it, or it is such a result. The caller frees the array.
-   NULL: out of memory. */
+/* Returns, for each storage, whether it must have a place of its own: other streams or collectives use the
+   storage, or an instruction may write its result over the storage, or the storage holds such a result. The
+   caller frees the array. NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
@@ -11567,7 +11625,7 @@ static void tt__move_instr(tt_tape *t, int from, int to)
     t->code[to] = i;
 }
 
-/* Moves instruction m directly after instructions *first to *last, or moves those directly before instruction
+/* Moves instruction m directly after instructions *first to *last, or moves these directly before instruction
    m, and updates *first and *last. Returns false if the order of the instructions in between forbids both. */
 static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 {
@@ -11655,10 +11713,10 @@ static tt_status tt__pass_join(tt_tape *t, int32_t root)
 /* ===========================================================================================================
    PLAN                                                                                              src/plan/
    Gives every value a place in memory. Lifetimes are exact: from the instruction that first writes a storage
-   to the last instruction that reads it. Persistent values are stored one after another. The others are
+   to the last instruction that reads it. Persistent values are stored one after another. Other values are
    placed by greedy first fit and best fit in several orders (Pisarchyk, Lee: "Efficient memory management for
-   deep neural net inference", 2020), and the lowest placement is kept. Each space has its own places. Uses
-   tape.
+   deep neural net inference", 2020), and the placement of least height is kept. The device's memory and the
+   host's are placed separately. Uses tape.
    ======================================================================================================== */
 
 #define TT__NO_PLACE SIZE_MAX /* the place of a storage that nothing uses */
@@ -11672,8 +11730,8 @@ typedef struct tt__box {
     tt__space space;
 } tt__box;
 
-/* Returns the largest sum of bytes alive at once in a space, of boxes of at least `least` bytes. *at: the
-   instruction of that peak. SIZE_MAX: out of memory. */
+/* Returns the largest number of bytes of a space that are alive at one instruction, counting only boxes of
+   `least` bytes or more; SIZE_MAX when out of memory. *at receives that instruction. */
 static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t least,
                            tt_context *ctx, int *at)
 {
@@ -11694,23 +11752,25 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
     return most;
 }
 
-/* The bytes in use at each time: a binary tree over the instructions (a segment tree: Bentley, "Solutions to
-   Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in use during all of the
-   node's instructions, and spans in use during some of them. */
+/* Sets of the bytes that are in use at each instruction: a binary tree over the instructions (a segment tree:
+   Bentley, "Solutions to Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in
+   use during all of the node's instructions, and spans in use during some of them. */
 typedef struct tt__span {
     size_t from, to;
     int next;       /* the next span in the order of bytes; 0: none */
-    int far;        /* shortcut that a search has left: a span further on, valid if still in the same list */
+    int far;        /* shortcut that a search has left: a later span, to be used only while it is in the same
+                       list */
     int list;       /* number of the span's list; 0: none */
 } tt__span;
 typedef struct tt__taken {
     tt_context *ctx;
     tt__span *span; int n_span, cap_span;   /* span[0] means "none" */
     int unused;     /* first of the spans that are in no list; 0: none */
-    int *list;      /* of node k, list[2 k]: in use all the time; list[2 k + 1]: in use at times */
-    int *hint;      /* of each list, the span that was changed last */
+    int *list;      /* list[2 * k]: first span in use during all of node k's instructions; list[2 * k + 1]:
+                       during some */
+    int *hint;      /* for each list, the span that was changed last */
     int leaves;     /* number of instructions, rounded up to a power of two; node 1 is the root */
-    int highest;    /* the last box placed that ends at the height */
+    int highest;    /* the box that ends at the height of the placement; of several, the last placed */
 } tt__taken;
 
 static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
@@ -11739,8 +11799,8 @@ static bool tt__taken_clear(tt__taken *t)
     return true;
 }
 
-/* Returns the last span, from `at` on, that ends at or below `limit`; `at` must do so. Leaves shortcuts for
-   later searches. */
+/* Returns the last span of a list, from span `at` on, that ends at or below `limit`; span `at` itself must
+   end there. Leaves shortcuts for later searches. */
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
@@ -11759,13 +11819,13 @@ static int tt__span_before(tt__taken *t, int at, size_t limit)
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
     int before = 0, at = t->list[list], hint = t->hint[list];
-    /* Most additions are near the last one. */
+    /* Most additions to a list are near the previous addition. */
     if (t->span[hint].list == list && t->span[hint].from <= from) at = hint;
     if (at && t->span[at].to < from) {
         before = tt__span_before(t, at, from - 1);
         at = t->span[before].next;
     }
-    if (at && t->span[at].from <= to) { /* the first such span grows and takes in those that it reaches */
+    if (at && t->span[at].from <= to) { /* span `at` grows and absorbs the spans that it then reaches */
         tt__span *s = &t->span[at];
         t->hint[list] = at;
         if (from < s->from) s->from = from;
@@ -11805,8 +11865,8 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
 }
 
 /* Appends to `heads` the lists of spans in use at some time in b's life; returns the number of lists in
-   `heads`. A level of the tree adds at most 6: one list for each of at most two nodes that b's life covers in
-   part, two for each of at most two nodes that it covers whole. */
+   `heads`. A level of the tree adds at most 6 lists: one for each of at most two nodes that b's life covers
+   in part, two for each of at most two nodes that b's life covers whole. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
                            int n)
@@ -11849,8 +11909,9 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes in the given order, each into the lowest gap (or the tightest one) between the boxes alive
-   with it. Returns the height; stops at the first height above `limit`. SIZE_MAX: out of memory. */
+/* Places boxes in the given order, each into the lowest gap (or the tightest one) between the boxes placed
+   before that are alive at the same time. Returns the height, where the highest box ends; stops at the first
+   height above `limit`. SIZE_MAX: out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -11869,8 +11930,9 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Number of sort keys: 0: size; 1: size x duration; 2: duration; 3: begin; 4: boxes alive at the peak by
-   duration, then the others by size. Larger keys come first (begin: earlier), ties by size, then by index. */
+/* Number of keys by which boxes are sorted before they are placed. Key 0: size; 1: size x duration;
+   2: duration; 3: begin; 4: the boxes alive at the peak by duration, then the others by size. Boxes of larger
+   keys come first (of key 3, earlier ones); of equal keys, the larger box, then the lower index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -11904,10 +11966,11 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
 
 enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000, TT__IMPROVE_HOST = 20000, TT__IMPROVE_MANY = 8 };
 
-/* Searches for a placement below the height of an order: places the box that reaches the height first
-   instead, and repeats. The number of attempts falls with the number of boxes, and is smaller for the host's
-   memory, which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY attempts, if the
-   height is more than 1/64 above the bound. Leaves the lowest placement found, and returns its height. */
+/* Searches for an order whose placement is lower: moves the box that ends at the height to the front of the
+   order, places all boxes anew, and repeats. The number of attempts falls with the number of boxes, and is
+   smaller for the host's memory, which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY
+   attempts, if the height is more than 1/64 above the bound. Leaves the lowest placement found, and returns
+   its height. */
 static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound,
                           tt__taken *taken)
 {
@@ -11932,10 +11995,11 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
     return rounds ? tt__place_in_order(box, best_order, n, best_tightest, SIZE_MAX, taken) : best;
 }
 
-/* Places those of the n boxes that are in a space; a box merged into another takes the place of that box.
-   *height: bytes needed. *bound: largest sum of bytes alive at once; *peak_at: its instruction. Tries several
-   orders of the large boxes until the height is the bound, or, for many boxes, within 1/256 of it. If there
-   are many boxes, those below 1/1024 of the bound are small and placed into the gaps afterwards. */
+/* Places the boxes of one space; a box merged into another takes the place of that box. *height receives the
+   bytes needed, *bound the largest sum of bytes alive at one instruction, *peak_at that instruction. Tries
+   several orders of the large boxes until the height is the bound, or, for many boxes, within 1/256 of it. If
+   there are many boxes, those below 1/1024 of the bound are small, and are placed into the gaps
+   afterwards. */
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space,
                            size_t *height, size_t *bound, int *peak_at)
 {
@@ -12005,7 +12069,7 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
                     tt__describe(t, largest, what, sizeof what));
 }
 
-/* Sets box `at`. value 0: a workspace. */
+/* Fills in box number `at`. value: a base value; 0: the box is a workspace. */
 static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, size_t bytes, int first,
                         int last)
 {
@@ -12021,7 +12085,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     tt_context *ctx = t->ctx;
     const int end = t->n_code > 0 ? t->n_code - 1 : 0;
     tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
-    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* box of each base value; -1: none */
+    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of the box of each base value;
+                                                                          -1: none */
     int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
     const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
@@ -12054,8 +12119,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !kept) continue;
         tt__new_box(t, box, of[v] = n++, v, tt__storage_bytes(x), 0, end);
     }
-    /* In place: out[0] takes over the place of in[j], which ends here. A chain of such values merges into the
-       first. */
+    /* Results in place: out[0] takes over the place of in[j], whose life ends at this instruction. The boxes
+       of a chain of such results are all merged into the first box. */
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         int32_t y = i->out[0];
@@ -12075,7 +12140,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* later links see the merged lifetime */
+            of[y] = start; /* later results of the chain see the merged lifetime */
             break;
         }
     }
@@ -12103,8 +12168,8 @@ static bool tt__collide(const tt__box *box, int k, int j)
     return !apart && a->place < b->place + b->bytes && b->place < a->place + a->bytes;
 }
 
-/* Verifies that no two storages of a space that are alive together overlap, and that all are within the
-   height. */
+/* Verifies that no two storages of a space overlap that are alive at the same time, and that all end below
+   the height. */
 static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__space space, size_t height)
 {
     tt_status status = TT_OK;
@@ -12143,8 +12208,8 @@ static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__sp
 
 struct tt__isa_table {
     const char *name;
-    /* Loops of one thread's fastest multiply-adds: [0] of fp32, then by tt__bf16; NULL where there are none.
-       They return the number of FLOPs done. */
+    /* Loops of the fastest multiply-adds in one thread: peak[0] in fp32, the others by tt__bf16; NULL where
+       the instruction set has none. They return the number of FLOPs done. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
     bool optimized; /* the compiler optimised the kernels */
@@ -12646,8 +12711,8 @@ static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 #define TT__TILES_FENCE __asm__ volatile("" ::: "memory")
 #define TT__TILES_KEEP(p) __asm__ volatile("" : : "r"(p) : "memory")
 /* Returns whether the CPU has AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX) and Linux grants this
-   process the tile registers, for which it must ask: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux,
-   Documentation/arch/x86/xstate.rst). */
+   process the tile registers. The function asks Linux for them by ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA
+   (Linux, Documentation/arch/x86/xstate.rst). */
 static bool tt__tiles_here(void)
 {
     unsigned a, b, c, d = 0;
@@ -12672,7 +12737,7 @@ static bool tt__tiles_here(void)
 #define TT__NARROW_F16(p, x) vst1_u16((p), vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)(x))))
 #if defined(__linux__) && (defined(__clang__) || __GNUC__ >= 10)
 #include <sys/auxv.h>
-/* bit 14: HWCAP2_BF16, which old headers do not define */
+/* Bit 14 is HWCAP2_BF16, which old headers do not define. */
 #define TT__NEON_DOT_HERE ((getauxval(AT_HWCAP2) >> 14 & 1) != 0)
 #ifdef __clang__
 #define TT__DOT_TARGET __attribute__((target("bf16")))
@@ -12680,13 +12745,13 @@ static bool tt__tiles_here(void)
 #define TT__DOT_TARGET __attribute__((target("+bf16")))
 #endif
 /* Adds to `sum` (2 x 2) the product of 2 rows and 2 columns of 4 bf16 each, by BFMMLA. BFMMLA makes 16
-   products, BFDOT 8, and a fused multiply-add of fp32 makes 4; Neoverse V1 and N2 issue as many of either in
-   a cycle (Arm's software optimization guides, as quoted in LLVM's AArch64SchedNeoverseV1.td and N2.td).
-   BFMMLA needs panels that are regrouped after packing. BFMMLA equals two BFDOTs one after the other, so an
-   element of C does not depend on its neighbours. Products and sums are rounded to odd, subnormals count as 0
-   (Arm ARM, BFMMLA with FPCR.EBF = 0). Inline assembly, because gcc 12 inlines the intrinsic only into
-   functions for armv8.2-a or later; the kernels' building blocks, compiled for the user's target, could then
-   not be inlined into these. */
+   multiplications, BFDOT 8, and a fused multiply-add of fp32 makes 4; Neoverse V1 and N2 issue the same
+   number of each in a cycle (Arm's software optimization guides, as quoted in LLVM's
+   AArch64SchedNeoverseV1.td and N2.td). BFMMLA needs panels that are regrouped after packing. BFMMLA equals
+   two BFDOTs one after the other, so an element of C does not depend on its neighbours. Products and sums are
+   rounded to odd, subnormals count as 0 (Arm ARM, BFMMLA with FPCR.EBF = 0). The function is inline assembly
+   because gcc 12 inlines the intrinsic only into functions for armv8.2-a or later; the kernels' building
+   blocks, compiled for the user's target, could then not be inlined into such functions. */
 TT__DOT_TARGET static inline __attribute__((always_inline))
 float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 {
@@ -12719,7 +12784,7 @@ float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 #define TT__FN static TT__TARGET                                /* a kernel of this instruction set      */
 #define TT__INLINE static inline TT__TARGET TT__ALWAYS          /* a building block of kernels           */
 #define TT__OUTLINE static TT__TARGET __attribute__((noinline)) /* a function that several kernels share */
-/* Functions and building blocks that also use dot products of bf16, or tiles. */
+/* Functions and building blocks that may also use dot products of bf16, or tiles. */
 #define TT__DOT_FN static TT__DOT_TARGET __attribute__((noinline))
 #define TT__DOT_INLINE static inline TT__DOT_TARGET TT__ALWAYS
 #define TT__TILES_FN static TT__TILES_TARGET __attribute__((noinline))
@@ -12743,13 +12808,13 @@ extern const tt__isa_table TT__K(isa_table);
 #define TT__UNROLL_BY(n) TT__PRAGMA(clang loop unroll_count(n))
 #else
 #define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
-#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* for loops of any length */
+#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* in gcc also for loops whose length is not constant */
 #endif
-/* An unrolled loop over i in [0, n). The compiler knows n, which is at most 24. */
+/* A loop over i in [0, n), which the compiler unrolls completely. n is a constant of at most 24. */
 #define TT__EACH(i, n) TT__UNROLL(24) for (int i = 0; i < (n); i++)
 #endif
 
-#ifndef TT__SHUFFLE /* picks four floats of two vectors of four */
+#ifndef TT__SHUFFLE /* takes four floats from two vectors of four floats */
 #if defined(__clang__) || __GNUC__ >= 12
 #define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
@@ -12782,7 +12847,7 @@ TT__INLINE tt__vf TT__K(load)(const float *p) { tt__vf v; memcpy(&v, p, sizeof v
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { memcpy(p, &v, sizeof v); }
 #endif
 
-/* Loads n < TT__LANES elements; lanes beyond n are 0. Out of line, as store_some is, because load_n and
+/* Loads n < TT__LANES elements; lanes beyond n are 0. Not inlined, like store_some, because load_n and
    store_n mostly have at least TT__LANES elements. */
 TT__OUTLINE tt__vf TT__K(load_some)(const float *p, int64_t n)
 {
@@ -12806,7 +12871,7 @@ TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
 #define TT__OF_THREE(name, result) \
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
-#if TT__LANES == 16 /* masked with all ones, because g++ 12 warns about its header's plain forms */
+#if TT__LANES == 16 /* with a full mask, because g++ 12 warns about its header's plain forms */
 TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
 TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
@@ -12847,7 +12912,7 @@ TT__INLINE float TT__K(max_lane)(tt__vf v)
     return m;
 }
 
-/* Returns c[0] x^(n - 1) + ... + c[n - 1]. */
+/* Returns c[0] * x^(n - 1) + ... + c[n - 1]. */
 TT__INLINE tt__vf TT__K(polynomial)(const float *c, const int n, tt__vf x)
 {
     tt__vf p = TT__K(splat)(c[0]);
@@ -12879,7 +12944,7 @@ TT__INLINE tt__vf TT__K(exp)(tt__vf x)
 /* Returns 2^x for x <= 127 with a relative error < 2e-7; 2^-126 for x below -126, NaN for NaN. */
 TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
 {
-    /* a minimax polynomial in relative error, with 2^0 = 1 exactly */
+    /* a minimax polynomial for the relative error, which gives 2^0 = 1 exactly */
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
     const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to an integer */
@@ -12889,7 +12954,7 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
     return TT__K(polynomial)(c, 7, r) * (tt__vf)((tt__vi)shifted << 23);
 }
 
-/* Returns erf(x) with an absolute error < 2e-7: x P(x^2) / Q(x^2) on [-4, 4], as in Eigen and XLA. */
+/* Returns erf(x) with an absolute error < 2e-7, as x * P(x^2) / Q(x^2) on [-4, 4] like Eigen and XLA. */
 TT__INLINE tt__vf TT__K(erf)(tt__vf x)
 {
     static const float p[] = {-2.72614225801306e-10f, 2.77068142495902e-08f, -2.10102402082508e-06f,
@@ -12903,8 +12968,8 @@ TT__INLINE tt__vf TT__K(erf)(tt__vf x)
     return (tt__vf)(((tt__vi)e & ~nan) | ((tt__vi)x & nan));
 }
 
-/* Returns tanh(x) with a relative error < 5e-7, by Eigen's rational approximation. The result is exactly 1 or
-   -1 where these are as near, because 1 - tanh^2 times a large number must be 0 there. */
+/* Returns tanh(x) with a relative error < 5e-7, by Eigen's rational approximation. Where the nearest float is
+   1 or -1, the result is exactly that, because 1 - tanh^2 times a large number must be 0 there. */
 TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
 {
     static const float p[] = {-2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f,
@@ -12936,7 +13001,7 @@ TT__INLINE tt__vf TT__K(act)(const int kind, tt__vf x) /* kind: tt__act */
     }
 }
 
-/* Returns d act(x) / dx from the saved value s: the output act(x) for RELU and TANH, else the input x. */
+/* Returns the derivative of act at x from the saved value s: the output act(x) for RELU and TANH, else x. */
 TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
 {
     switch (kind) {
@@ -12945,7 +13010,7 @@ TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
         return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
     }
     case TT__ACT_GELU_TANH: {
-        /* avoids infinity times 0; NaN stays NaN */
+        /* The limits avoid infinity times 0; NaN stays NaN. */
         s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s));
         tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
         return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f
@@ -12971,7 +13036,7 @@ TT__INLINE void TT__K(act_each)(const int kind, float *y, const float *x, const 
     }
 }
 
-/* Computes y = act(x) if `saved` is NULL, else y = x act'(saved), over a row of n floats. y may be x. */
+/* Computes y = act(x) if `saved` is NULL, else y = x * act'(saved), over a row of n floats. y may be x. */
 TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float *saved, int64_t n)
 {
     switch (kind) {
@@ -13066,9 +13131,9 @@ TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
 #endif
 }
 
-/* Rounds x to 16 bits stochastically: up with a probability equal to the dropped fraction, by 16 random bits
-   in each lane. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to nearest, so
-   that they overflow no sooner than rounding to nearest does: at 65520. */
+/* Rounds x to 16 bits stochastically, by 16 random bits in each lane: up with a probability equal to the
+   dropped fraction. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to nearest, so
+   that both ways of rounding overflow from 65520 on. */
 TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype dtype)
 {
     tt__vu u = (tt__vu)x, magnitude = u & 0x7fffffff;
@@ -13079,19 +13144,19 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
         return;
     }
     tt__vi subnormal = magnitude < 0x38800000;
-    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* exact, below 1024 */
+    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* exact, being below 1024 */
     tt__vi whole = __builtin_convertvector(units, tt__vi);
     tt__vf fraction = units - __builtin_convertvector(whole, tt__vf);
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
     tt__vu r = (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
     r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* up: 0 or -1 */
-    /* 65504 and more: to nearest */
+    /* f16 from 65504 on is rounded to nearest: to 65504 or infinity */
     r = TT__K(select)(magnitude >= 0x477fe000, TT__K(splat_u)(0x7bff), r);
     r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* Does the loads that load_as leaves: f16, and fewer than TT__LANES elements. Out of line, as store_rest is,
+/* Loads what load_as leaves to it: f16, and fewer than TT__LANES elements. Not inlined, like store_rest,
    because many places call it for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {
@@ -13146,7 +13211,7 @@ TT__OUTLINE void TT__K(row_narrow)(void *to, const float *from, tt_dtype dtype, 
     if (i < n) TT__K(store_as)(h, dtype, i, TT__K(load_n)(from + i, n - i), n - i);
 }
 
-/* Computes y = a x + b z over a row of n floats; without z (NULL), y = a x. */
+/* Computes y = a * x + b * z over a row of n floats; without z (NULL), y = a * x. */
 TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const float *z, int64_t n)
 {
     for (int64_t c = 0; c < n; c += TT__LANES) {

@@ -98,9 +98,10 @@ __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-// Computes d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major). T is __nv_bfloat16 or __half; a
-// register holds two numbers, the number of the lower column or row in its lower half. a: rows g, g+8, g, g+8
-// of columns 2t, 2t, 2t+8, 2t+8; b: rows 2t, 2t+8 of column g; d: (g, 2t), (g, 2t+1), (g+8, ...).
+// Computes d (16 x 8) += a (16 x 16, row-major) * b (16 x 8, column-major). T is __nv_bfloat16 or __half. A
+// register of a or b holds two neighbours in a row of a or a column of b, the first in its lower half. A
+// thread's registers hold, of a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8, 2t+8; of b: rows 2t, 2t+8 of
+// column g; of d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
 template <class T>
 __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <>
@@ -121,8 +122,8 @@ __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
                      "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Computes d (16 x 8) += a (16 x 8) b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. a: rows g,
-// g+8, g, g+8 of columns t, t, t+4, t+4; b: rows t, t+4 of column g.
+// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. A thread's
+// registers hold, of a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4; of b: rows t, t+4 of column g.
 __device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2])
 {
@@ -143,7 +144,7 @@ __device__ __forceinline__ float tt__exp2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// Computes the lower and the upper half of a b. A 64-bit product in C++ would cost one more addition.
+// Computes the lower and the upper half of a * b. A 64-bit product in C++ would cost one more addition.
 __device__ __forceinline__ void tt__multiply(uint32_t a, uint32_t b, uint32_t &low, uint32_t &high)
 {
     asm("{ .reg .u64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }"
@@ -151,8 +152,8 @@ __device__ __forceinline__ void tt__multiply(uint32_t a, uint32_t b, uint32_t &l
 }
 // Makes the compiler forget what it knows about x, so that it recomputes values that depend on x.
 __device__ __forceinline__ void tt__forget(uint32_t &x) { asm volatile("" : "+r"(x)); }
-// Returns 1 / x by one instruction, within 1 ulp, as tt__root returns the square root; subnormal numbers
-// count as 0.
+// Returns 1 / x by one instruction, within 1 ulp; subnormal numbers count as 0. tt__root returns the square
+// root in the same way.
 __device__ __forceinline__ float tt__reciprocal(float x)
 {
     float r;
@@ -246,8 +247,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define TT__WGMMA_SUMS_64(d) TT__WGMMA_SUMS(d, 0)
 #define TT__WGMMA_SUMS_128(d) TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)
-// Defines tt__wgmma_rows, which computes d = a b^T, or d += a b^T if `add`. a has 64 rows and b has 8 TILES
-// rows, of 16 columns each; tt__wgmma_matrix makes the arguments a and b.
+// Defines tt__wgmma_rows, which computes d = a b^T, or d += a b^T if `add`. a has 64 rows and b has 8 * TILES
+// rows, both of 16 columns; tt__wgmma_matrix makes the arguments a and b.
 #define TT__WGMMA_ROWS(T, name, TILES, n, list, sums, ra, rb, radd, rhigh)                        \
     template <>                                                                                   \
     __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[TILES][4], uint32_t a, uint32_t b, \
@@ -265,7 +266,7 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     TT__WGMMA_ROWS(__half, "f16", TILES, n, list, sums, ra, rb, radd, rhigh)
 TT__WGMMA_ROWS_OF(8, "n64", TT__WGMMA_LIST, TT__WGMMA_SUMS_64, "%32", "%33", "%34", "%35")
 TT__WGMMA_ROWS_OF(16, "n128", TT__WGMMA_LIST_128, TT__WGMMA_SUMS_128, "%64", "%65", "%66", "%67")
-// Computes d += a b. a (64 x 16) is in registers, in each warp as in tt__mma_16816; b (16 x 64) is from
+// Computes d += a * b. a (64 x 16) is in registers, in each warp as in tt__mma_16816; b (16 x 64) is from
 // tt__wgmma_matrix.
 template <class T>
 __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b);
@@ -295,8 +296,8 @@ __device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool 
     }
 TT__WGMMA_ACROSS(__nv_bfloat16, "bf16")
 TT__WGMMA_ACROSS(__half, "f16")
-// Must precede products whose registers other instructions have written. tt__wgmma_commit must follow the
-// last product of a group.
+// Must be called before products whose registers other instructions have written. tt__wgmma_commit must be
+// called after the last product of a group.
 __device__ __forceinline__ void tt__wgmma_fence() { TT__WGMMA("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void tt__wgmma_commit()
 {
@@ -312,15 +313,15 @@ template <int TILES> __device__ __forceinline__ void tt__wgmma_done(float (&d)[T
 {
     TT__UNROLL for (int n = 0; n < TILES; n++) asm volatile("" : TT__WGMMA_ROW(d, n) :: "memory");
 }
-// Makes the compiler compute the registers a, which products read, here and not between the products. Must
-// precede the fence.
+// Makes the compiler compute the registers a, which products read, before the products and not between them.
+// Must be called before tt__wgmma_fence.
 template <int N> __device__ __forceinline__ void tt__wgmma_ready(uint32_t (&a)[N][4])
 {
     TT__UNROLL for (int k = 0; k < N; k++)
         asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3]) :: "memory");
 }
-// Lets products read what the thread has written to shared memory. Must stand between the writes and the
-// barrier before the products.
+// Makes the thread's writes to shared memory visible to products of warpgroups. Must be called between the
+// writes and the barrier before the products.
 __device__ __forceinline__ void tt__wgmma_publish()
 {
     TT__WGMMA("fence.proxy.async.shared::cta;" ::: "memory");
@@ -356,7 +357,8 @@ __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
                   : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
     } while (!done);
 }
-// Releases registers of a warpgroup, until each of its threads has N. tt__more_registers takes more of them.
+// Releases registers of a warpgroup until each thread has N. tt__more_registers takes registers until each
+// has N.
 template <int N> __device__ __forceinline__ void tt__fewer_registers()
 {
     TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -403,7 +405,7 @@ struct group_arguments;
 
 struct tt__device {
     int index;
-    tt__stream stream;      // the compute stream, also of all calls that are not launches
+    tt__stream stream;      // the compute stream; calls that are not launches use it, too
     cudaStream_t beside[TT__STREAMS]; // the other streams, by number; made at the first use
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
@@ -470,7 +472,7 @@ tt_status check(tt__device *d, cudaError_t e, const char *what)
     return status;
 }
 
-// Makes d the thread's device. Returns false after fail, or if d is lost.
+// Makes d the thread's current device. Returns false if that fails or if d is lost.
 bool use(tt__device *d) { return !d->lost && check(d, cudaSetDevice(d->index), "cudaSetDevice") == TT_OK; }
 
 // Waits for all streams of d, the thread's device, and returns the first error.
@@ -484,7 +486,7 @@ cudaError_t drain(tt__device *d)
     return first;
 }
 
-// Returns stream `number`, which is made at the first call; NULL after fail.
+// Returns stream `number`, which the first call for this number makes; NULL if that fails.
 cudaStream_t stream_of(tt__device *d, int number)
 {
     if (number == TT__COMPUTE_STREAM) return d->stream;
@@ -583,9 +585,9 @@ tt_status check_kernels(tt__device *d)
                 d->properties.name, major, minor, archs, major, minor);
 }
 
-// Returns whether kernels may come onto the device before the stream's previous kernels are done, also in
-// graphs (since CUDA 12.3). Kernels compiled for older devices, which a driver adapts to newer ones, may not:
-// they do not wait for the previous kernels.
+// Returns whether the device may take in a kernel before the stream's previous kernels are done, also in
+// graphs (since CUDA 12.3). Kernels compiled for older devices, which a driver adapts to newer ones, may not
+// be taken in early: they do not wait for the previous kernels.
 bool chains_kernels(const tt__device *d)
 {
     cudaFuncAttributes attributes;
@@ -882,8 +884,8 @@ void cuda_release_event(tt__device *d, void *event)
     cudaEventDestroy((cudaEvent_t)event);
 }
 
-// Begins to record a graph of what the streams are given. Streams other than the compute stream join the
-// recording when they first wait for the compute stream.
+// Begins to record, as a graph, the work that the streams are given. Streams other than the compute stream
+// join the recording when they first wait for the compute stream.
 tt_status cuda_capture(tt__device *d)
 {
     if (!use(d)) return TT_ERR_DEVICE;
@@ -949,7 +951,8 @@ static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pa
         else TT__WITH_HALF(dtype, T, __VA_ARGS__);                          \
     } while (0)
 
-// Returns element i of an array of any float dtype. For arrays that are small or rarely read.
+// Returns element i of an array of any float dtype. It branches on the dtype, so use it for arrays that are
+// small or rarely read.
 __device__ __forceinline__ float load_any(const void *p, tt_dtype dtype, int64_t i)
 {
     if (dtype == TT_F32) return ((const float *)p)[i];
@@ -1060,11 +1063,11 @@ inline bool is_wide(const tt__mat *m)
 
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
-// The normal distribution at x. e is the density, exp(-x^2 / 2) / sqrt(2 pi), and f e the probability of
-// numbers below -|x|. f is a polynomial of t = 1 / (1 + 0.34 |x|), fitted here to the least maximum of
-// relative errors (1.3e-7 for |x| up to 6; 1.7e-4 at 14, where the probability is 1e-44). GELU and its
-// derivative share f and e; their errors are at most 3e-7 for |x| up to 4, and 1e-7 |x| beyond.
-struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that reach e is 0 where e is
+// The normal distribution at x. e is the density, exp(-x^2 / 2) / sqrt(2 pi), and f * e is the probability of
+// numbers below -|x|. f is a polynomial of t = 1 / (1 + 0.34 |x|), fitted here for the smallest largest
+// relative error (1.3e-7 for |x| up to 6; 1.7e-4 at 14, where the probability is 1e-44). GELU and its
+// derivative both use f and e; their errors are at most 3e-7 for |x| up to 4, and 1e-7 |x| beyond.
+struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that reach * e is 0 where e is 0
 
 __device__ __forceinline__ normal_tail tail_of(float x)
 {
@@ -1100,7 +1103,7 @@ __device__ __forceinline__ float activate(int act, float x)
     switch (act) {
     case TT__ACT_GELU: {
         const normal_tail n = tail_of(x);
-        return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is
+        return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is NaN
     }
     case TT__ACT_GELU_TANH: return x * share_by_tanh(x, x * x);
     case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
@@ -1119,7 +1122,7 @@ __device__ __forceinline__ float activation_slope(int act, float x)
     }
     case TT__ACT_GELU_TANH: {
         const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
-        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the derivative of 2u
+        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times d(2u)/dx
         return ds > 0 ? fmaf(ds, du, s) : s;
     }
     case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
@@ -1212,8 +1215,8 @@ inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most)
     return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, most) : 1;
 }
 
-// Writes n initial values of a parameter from element `first` on. Elements [4 i, 4 i + 4) come from Philox
-// block i, by the CPU's formulas (tt__init_values, tt__normal4).
+// Writes n initial values of a parameter from element `first` on. Elements [4 * i, 4 * i + 4) come from
+// Philox block i, by the CPU's formulas (tt__init_values, tt__normal4).
 __global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t first, int64_t n,
                                                    tt_init init, uint64_t key)
 {
@@ -1266,10 +1269,11 @@ union resident_workspace {
     static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
     static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
     struct { unsigned char lt[LT_BYTES]; float bias[BIAS_BYTES / sizeof(float)]; } product;
-    float sums[BYTES / sizeof(float)]; // partial sums, of kernels that sum in two steps
+    float sums[BYTES / sizeof(float)]; // partial sums of kernels that sum in two steps
     double squares[BYTES / sizeof(double)];
     loss_sums losses[BYTES / sizeof(loss_sums)];
-    unsigned words[BYTES / sizeof(unsigned)]; // bits of rows; counts of digits
+    unsigned words[BYTES / sizeof(unsigned)]; // sets of rows, a bit for each row; or counts of digits, for
+                                              // sorting
 };
 static_assert(sizeof(resident_workspace) == resident_workspace::BYTES, "there is nothing between the parts");
 
@@ -1288,14 +1292,14 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
     return load_any(m.data, m.dtype, i * m.ld + j);
 }
 
-// A sum that is to be finished: to[c] = or += the sum over `parts` rows of `partial`, which are `stride`
-// floats apart. The structure has no padding, because in arrays of structures gcc 12 with
-// -ftrivial-auto-var-init clears other bytes than the padding.
+// A sum in its last step: to[c] becomes the sum over `parts` rows of `partial`, which are `stride` floats
+// apart, or grows by that sum if `add`. The structure has no padding, because in arrays of structures gcc 12
+// with -ftrivial-auto-var-init clears other bytes than the padding.
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
-// Finishes sums. A block has 32 columns, and its 32 warps take parts in turn; a thread has 8 loads in flight,
-// so that a block loads up to 256 parts at once.
+// Does the last step of sums. A block has 32 columns, and its 32 warps take parts in turn; a thread has 8
+// loads in flight, so that a block loads up to 256 parts at once.
 __global__ void __launch_bounds__(1024) finish_sums(const __grid_constant__ all_sums_to_finish all)
 {
     tt__begin_kernel();
@@ -1324,7 +1328,8 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// Finishes all sums, in one launch unless several add to one result: these follow one another.
+// Does the last step of all sums, in one launch unless several sums add to one result: those run one after
+// another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -1369,23 +1374,23 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
 }
 
 // Returns the number of blocks that sum rows: `each` for each multiprocessor of the device, but at most
-// `pieces`, and at most as many as have room for their f32 sums, of `bytes` bytes a block, in the resident
-// workspace after its first `used` bytes.
+// `pieces`, and at most the number whose f32 sums, of `bytes` bytes a block, fit the resident workspace after
+// its first `used` bytes.
 int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
     return max((int64_t)1, min(min(pieces, each * (int64_t)d->properties.multiProcessorCount), room));
 }
 
-#define TT__ROW_COLUMNS 4096 // max columns of rows that fit the registers of a block
+#define TT__ROW_COLUMNS 4096 // largest number of columns of a row that fits the registers of a block
 
-// Returns the number of rows in a chunk of column sums. Each kernel that sums the columns of a gradient gives
-// the same bits, because a stage of a pipeline may sum a gradient itself that it gets from the next stage.
-// For that, each kernel sums the numbers as they are stored, in chunks of this many rows, whose rows the
-// teams of a block (sum_teams) take in turn.
+// Returns the number of rows in a chunk of column sums. All kernels that sum the columns of a gradient must
+// give the same bits, because a stage of a pipeline may itself sum a gradient that it gets from the next
+// stage. So each kernel sums the numbers as they are stored, in chunks of this many rows, and the teams of a
+// block (sum_teams) take the rows of a chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
-    // The number of layernorm_backward's blocks that fit a multiprocessor.
+    // Number of layernorm_backward's blocks that fit a multiprocessor.
     const int64_t blocks = min((columns <= 1024 ? 1024 : TT__ROW_COLUMNS) / columns, (int64_t)4);
     const int64_t most = sum_blocks(d, (int)max(blocks, (int64_t)1), (rows + 7) / 8, 0,
                                     (size_t)(3 * columns) * sizeof(float));
@@ -1397,7 +1402,7 @@ __host__ __device__ inline int sum_teams(int64_t columns)
     return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : 4;
 }
 
-// Rounds v to numbers of this dtype, in pairs, because rounding a single number uses a GPU's slow units.
+// Rounds the numbers v to this dtype, in pairs, because rounding a single number uses a GPU's slow units.
 __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 {
     if (dtype == TT_F32) return;
@@ -1437,8 +1442,8 @@ tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-// Computes to = or += the sums of the columns of dy, as many columns at a time as fit the partial sums'
-// memory.
+// Writes the sums of the columns of dy to `to`, or adds them to it if `add`. Each launch takes as many
+// columns as have room for their partial sums.
 cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
 {
     tt__device *d = l->device;
@@ -1536,7 +1541,8 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
 {
     cudaError_t e = cudaSuccess;
     unsigned grid;
-    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // of one launch: 32-bit division serves
+    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // rows of one launch, few enough for 32-bit
+                                                                 // division
     for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
         g.all = min(rows, g.y.rows - g.first) * g.per_row;
         e = grid_of(d, each_group<OP, X, Y>, TT__ROW_THREADS, 2, blocks_for(g.all, TT__ROW_THREADS), &grid);
@@ -1558,10 +1564,10 @@ __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, i
     }
 }
 
-// Computes y as each_group does, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP
-// also has finish(), which computes the results v from the elements v of a and `other` of b, and is told
-// whether b exists. A thread has 8 columns. It loads the rows of its next turn ahead, because there are few
-// blocks: each block leaves a row of partial sums.
+// Computes y as each_group does, and writes to partial[blockIdx.y][c] the sum of rows_each rows of column c
+// of y. OP also has finish(), which computes the results v from the elements v of a and `other` of b, and is
+// told whether b exists. A thread has 8 columns. Each block leaves a row of partial sums, so there are few
+// blocks, and a thread loads the rows of its next turn ahead.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
@@ -1583,9 +1589,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     float *const of_block = partial + blockIdx.y * g.y.cols;
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     row_bits<X> a[ROWS] = {}, b[ROWS] = {};
-    // left: rows of the chunk from the thread's first row of the current turn on. g.a and g.b begin at the
-    // rows of the next turn, which are loaded ahead. All of these loads are issued together, because a thread
-    // that waits for one of its loads may wait for all loads in flight.
+    // left: number of rows from the thread's first row of the current turn to the end of the chunk. g.a and
+    // g.b begin at the rows of the next turn, which are loaded ahead. All of these loads are issued together,
+    // because a thread that waits for one of its loads may wait for all loads in flight.
     int left = c < g.y.cols ? (int)(min(g.y.rows, (blockIdx.y + 1) * rows_each) - from) : 0;
     move_rows(from, g.a, g.b, g.y);
     const auto fetch = [&](int many) {
@@ -1679,7 +1685,8 @@ cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add,
 
 const tt__mat no_operand = {NULL, TT_F32, 0, 0, 0};
 
-// Computes y as run_groups does, and, unless sums.data is NULL, sums = or += the sums of y's columns.
+// Computes y as run_groups does. Unless sums.data is NULL, also writes the sums of y's columns to `sums`, or
+// adds them to it if add_sums.
 template <class OP>
 cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row,
                             OP op, const tt__mat &sums, bool add_sums)
@@ -1693,7 +1700,7 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    // The blocks across the columns get equal shares of the columns.
+    // The blocks side by side across the columns get equal shares of the columns.
     const int teams = sum_teams(y.cols);
     const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
     const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;

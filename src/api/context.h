@@ -85,13 +85,14 @@ typedef struct tt_files {
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
-/* How messages about memory_budget name options and bytes. By default they name the fields of
-   tt_compile_options; a program with command-line options can make them name its own options. */
+/* Functions and words with which messages about memory_budget name options and bytes. By default they name
+   the fields of tt_compile_options; a program with command-line options can make them name its own
+   options. */
 typedef struct tt_wording {
     const char *budget;  /* name of the budget; default "memory_budget" */
     const char *smaller; /* a change that needs less memory; default "A micro-batch of fewer rows" */
-    /* Writes an option and its value, or the option alone if value is NULL. Default: writes as recompute
-       "blocks". */
+    /* Writes an option and its value, or the option alone if value is NULL. The default writes, for example,
+       recompute "blocks". */
     void (*option)(void *user, const char *name, const char *value, char *to, size_t capacity);
     void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* writes a number of bytes; default:
                                                                            only the number */

@@ -74,7 +74,8 @@ typedef struct tt_image_source {
     /* Decodes image `index`, 0..count - 1, of any size and channels. Returns NULL, or words that say why it
        cannot. A loader's threads call read and release, several at a time. */
     const char *(*read)(void *user, int64_t index, tt_image *image);
-    void (*release)(void *user, tt_image *image); /* releases what read gave, soon after. May be NULL */
+    void (*release)(void *user, tt_image *image); /* releases the image that `read` returned, soon after. May
+                                                     be NULL */
     const char *(*name)(void *user, int64_t index); /* returns a name for errors, such as a path. NULL: errors
                                                        use the index */
     void *user;
@@ -84,8 +85,8 @@ typedef struct tt_image_source {
 /* Makes a dataset of a source's images. examples/datasets.h reads CIFAR-10 with it. */
 tt_dataset *tt_dataset_images(tt_context *ctx, const tt_image_source *source);
 
-/* Moves n texts or images out of d into a new dataset. Each class gives its share; the context's seed
-   chooses. */
+/* Moves n texts or images out of d into a new dataset. Each class gives its share of n; the context's seed
+   determines which are moved. */
 tt_dataset *tt_dataset_split(tt_dataset *d, int64_t n);
 void tt_dataset_free(tt_dataset *d);
 int64_t tt_dataset_count(const tt_dataset *d);
@@ -135,8 +136,8 @@ typedef struct tt_image_options {
     int height, width;               /* Set them to the size of the cropped result, 1..65535; there is no
                                         default */
     int channels;                    /* Set it to the channels of the result, 1..4; default 3. An image must
-                                        have as many; for 3 it may also have 1 (grey, copied into all three)
-                                        or 4 (alpha is dropped) */
+                                        have this number of channels; for 3 it may also have 1 (grey, copied
+                                        into all three) or 4 (alpha is dropped) */
     int resize_height, resize_width; /* Set them to resize to this size (tt_image_resize), 1..65535; default
                                         0, 0: not resized */
     int resize_shortest;             /* Set it, instead of resize_height and resize_width, to give the shorter
@@ -169,13 +170,13 @@ typedef struct tt_batch {
     int rows;                 /* tokens of all sequences together; 0 if there are none, as with images */
     const int32_t *ids;       /* (rows) */
     const int32_t *positions; /* (rows) 0, 1, ... within each sequence */
-    const int32_t *types;     /* (rows) 0 */
+    const int32_t *types;     /* (rows) token types, all 0 */
     const int32_t *seq_start; /* (seqs + 1) */
     const int32_t *labels;    /* (seqs) */
     const int64_t *index;     /* (seqs) index in the dataset */
     const uint8_t *pixels;    /* (seqs, image_bytes) */
     int64_t image_bytes;      /* height * width * channels */
-    const tt_array *arrays;   /* (n_arrays): for models of your own */
+    const tt_array *arrays;   /* (n_arrays) arrays for models of your own */
     int n_arrays;
     bool last_of_step;        /* the next micro-batch belongs to another step */
 } tt_batch;
@@ -186,8 +187,8 @@ typedef struct tt_source {
     void *self;                /* argument of the functions */
     /* Goes to the first micro-batch of a step, 0 to `steps`. */
     tt_status (*seek)(void *self, int64_t epoch, int64_t step);
-    /* Fills in the next micro-batch, all of whose fields are 0, or sets *more to false at the end of the
-       epoch. tt_fit and tt_evaluate end with its error and return it. */
+    /* Fills in the next micro-batch, whose fields are all 0 before the call, or sets *more to false at the
+       end of the epoch. If it fails, tt_fit and tt_evaluate end and return its error. */
     tt_status (*next)(void *self, tt_batch *batch, bool *more);
     /* Number of steps in an epoch, at least 1. If `next` gives more, tt_fit and tt_evaluate fail; if it gives
        fewer, tt_fit warns the logger once. A step of training ends with a micro-batch that is
@@ -296,14 +297,14 @@ int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
     int batch;         /* Set it to change how many windows a step has; default 16 */
-    int accumulate;    /* Set it as tt_loader_options.accumulate, to split a step into micro-batches; default
-                          1 */
+    int accumulate;    /* Set it to split a step into micro-batches, as in tt_loader_options; default 1 */
     int length;        /* Set it to change the tokens of a window; default 256 */
     bool shuffle;      /* Clear it to read windows in order, not shuffled by (seed, epoch); default true */
     bool across;       /* Set it to let a token see the documents before it in its window, and the end of one
                           document predict the next; default false: attention and positions start anew with
                           each document */
-    tt_parallel parallel; /* Set it as tt_loader_options.parallel; default: one group on one rank */
+    tt_parallel parallel; /* Set it to the trainer's `parallel`, as in tt_loader_options; default: one group
+                             on one rank */
 } tt_token_loader_options;
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Makes batches of a stream's windows, which follow each other without padding; the last may be shorter. In

@@ -28,10 +28,10 @@ typedef struct tt_model {
        gives. The names of the inputs are those of a batch's arrays. */
     tt_value (*record)(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output);
     tt_metric metric;
-    int classes;      /* logits of the output, one for each class, for tt_predict. 0: the output is something
-                         else */
-    const char *unit; /* unit of speeds per second: "tokens", "images"; same characters as a metric's name.
-                         NULL: "examples" */
+    int classes;      /* number of classes, and of logits in a row of the output (for tt_predict). 0: the
+                         output is something else */
+    const char *unit; /* unit of speeds: "tokens", "images", in the characters of a metric's name. NULL:
+                         "examples" */
     int max_length;   /* rows of the longest possible sequence; 0: the model has no sequences */
     bool same_length; /* all sequences have max_length rows, as images do: the trainer knows their positions
                          and starts, and batches may leave them out */
@@ -76,10 +76,10 @@ typedef struct tt_bert_config {
     float attention_dropout;
     float classifier_dropout;
     /* Set it for BigBird to attend by blocks (attention_type "block_sparse"); default true. A sequence of
-       more than (5 + 2 random_blocks) block_size tokens then attends, as in transformers, to the first and
-       the last block, to three blocks around its own, and in training to random_blocks blocks: a seed (the
-       layer's number) chooses them, as transformers does for max_positions tokens. Without training the first
-       block replaces each of the random ones. Block-sparse attention drops no attention weights. */
+       more than (5 + 2 * random_blocks) * block_size tokens then attends, as in transformers, to the first
+       and the last block, to three blocks around its own, and in training to random_blocks blocks: a seed
+       (the layer's number) chooses them, as transformers does for max_positions tokens. Without training the
+       first block replaces each random block. Block-sparse attention drops no attention weights. */
     bool block_sparse;        /* default true for BigBird, else false */
     int block_size, random_blocks;
     bool qkv_bias;            /* BigBird: queries, keys and values have biases. Default true */
@@ -110,7 +110,8 @@ typedef struct tt_bert {
                       least in part */
 } tt_bert;
 
-/* Creates the parameters. They begin as in transformers (normal, initializer_range; norms 1, biases 0). */
+/* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
+   norms 1, biases 0. */
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
 /* Loads a Hugging Face folder: config.json and model.safetensors (tensor names with or without a prefix such
    as "bert."), or instead of it the files that model.safetensors.index.json names. Tensors stream into place
@@ -182,7 +183,8 @@ typedef struct tt_vit {
     bool new_head;                          /* the classifier begins with random weights, at least in part */
 } tt_vit;
 
-/* Creates the parameters. They begin as in transformers (normal, initializer_range; norms 1, biases 0). */
+/* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
+   norms 1, biases 0. */
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
 /* Loads a folder with model.safetensors, or with the files that model.safetensors.index.json names, or a
    single .safetensors file; config.json and preprocessor_config.json are read if the same folder has them.
@@ -239,10 +241,10 @@ typedef struct tt_lm_config {
 /* Returns transformers' default configuration of a kind: "gpt2" is GPT-2 of 124 million parameters; key_heads
    is 0 except for "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
 tt_lm_config tt_lm_config_default(const char *kind);
-/* Returns a configuration of a kind with other sizes, for a small model from scratch. Heads share keys in the
-   kind's proportion as far as possible; an MLP is 4 times as wide as the model (8/3 times if it has a gate);
-   the kind's fraction of each head turns; embeddings are tied; there is neither a window nor dropout. heads,
-   at least 1, divides hidden_size. Set vocab_size and max_positions yourself. */
+/* Returns a configuration of a kind with the given sizes, for a small model from scratch. Heads share keys in
+   the kind's proportion as far as possible; an MLP is 4 times as wide as the model (8/3 times if it has a
+   gate); rotary positions turn the kind's fraction of each head; embeddings are tied; there is neither a
+   window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and max_positions yourself. */
 tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads);
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: absent */
@@ -257,15 +259,15 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 typedef struct tt_lora_options {
     const char *targets; /* Set it to the modules that get an adapter: patterns (as in tt_param_freeze) of
                             their names, or of the ends of the names after a dot, separated by commas:
-                            "q_proj,v_proj"; default NULL: peft's choice (q_proj and v_proj; c_attn for
-                            "gpt2"; query_key_value) */
+                            "q_proj,v_proj"; default NULL: peft's choice (c_attn for "gpt2", query_key_value
+                            for "gpt_neox" and "falcon", else q_proj and v_proj) */
     int rank;            /* Set it for larger or smaller adapters; default 8 */
     float alpha;         /* Set it to scale the adapter's output by alpha / rank; default 8 */
     float dropout;       /* Set it to drop some of the adapter's input in training; default 0 */
 } tt_lora_options;
 tt_lora_options tt_lora_options_default(void);
-typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* weight (out, in) += b (out, rank) times a
-                                                                 (rank, in) */
+typedef struct tt_lora { tt_param *weight, *a, *b; } tt_lora; /* an adapter adds b (out, rank) times a (rank,
+                                                                 in) to weight (out, in) */
 
 typedef struct tt_lm {
     tt_context *ctx;
@@ -284,7 +286,7 @@ typedef struct tt_lm {
     struct tt__checkpoint *kept; /* config.json as loaded; NULL: no file was loaded. tt_lm_save copies the
                                     keys that `config` lacks and, as long as `config` agrees with `read` on
                                     them, the keys for windows, rotary positions and Falcon's heads */
-    tt_lm_config read;         /* the loaded `config`. Not read if kept is NULL */
+    tt_lm_config read;         /* `config` as it was loaded; undefined if kept is NULL */
     tt_lora *lora;             /* (n_lora) adapters that tt_lm_lora made with lora_options, whose targets are
                                   not kept */
     int n_lora;
@@ -293,7 +295,8 @@ typedef struct tt_lm {
                                   folder, or the name in a loaded adapter; NULL: unknown */
 } tt_lm;
 
-/* Creates the parameters. They begin as in transformers (normal, initializer_range; norms 1, biases 0). */
+/* Creates the parameters, initialised as in transformers: weights normal with deviation initializer_range,
+   norms 1, biases 0. */
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* Loads a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
    files that it names, which must be in the folder. The function refuses, by name, a key of config.json that
@@ -314,8 +317,8 @@ void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it clos
    not change. From then on only adapters are trained: everything else is frozen. NULL options: defaults. */
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *o);
 /* tt_lm_lora_save writes a peft folder: adapter_config.json and adapter_model.safetensors. tt_lm_lora_load
-   reads one into a model without adapters, and refuses by name what its config asks for beyond these (DoRA,
-   PiSSA, biases, ranks of single modules). */
+   reads such a folder into a model without adapters. It refuses by name everything in the folder's config
+   that tt_lora_options lacks (DoRA, PiSSA, biases, ranks of single modules). */
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder);
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder);
 /* Adds the adapters to the weights, so that tt_lm_save, which writes weights only, saves both; B becomes
@@ -385,10 +388,10 @@ tt_sampling tt_sampling_default(void);
 
 /* Continues `seqs` prompts, any number. ids: i32 (start[seqs]), all prompts one after another; prompt i has
    the ids [start[i], start[i + 1]), at least one and fewer than the context. out: i32 (seqs, max_new), the
-   new tokens. count (seqs): how many. A sequence ends with a token of `stop`, after max_new tokens, or when
-   the context is full. Filters work in transformers' order: penalty, temperature, top_k, top_p. NULL
-   sampling: defaults. The random numbers of a sequence do not depend on the other sequences, but products of
-   few rows may round differently from products of many. */
+   new tokens. count: (seqs), the number of new tokens of each sequence. A sequence ends with a token of
+   `stop`, after max_new tokens, or when the context is full. Filters work in transformers' order: penalty,
+   temperature, top_k, top_p. NULL sampling: defaults. The random numbers of a sequence do not depend on the
+   other sequences, but products of few rows may round differently from products of many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
 /* Continues a text. put receives the bytes that the answer adds to the text, as they come, in whole

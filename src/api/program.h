@@ -62,11 +62,11 @@ tt_loss_scale tt_loss_scale_default(void);
 typedef struct tt_parallel {
     /* Set them to the number of ranks along each axis; default tensor 1, data 0: the device's ranks / tensor
        / pipeline. With several data ranks, a program that trains has one loss: gradients are divided by the
-       loss's targets on all data ranks. Tensor ranks divide consecutive linear layers together with the ops
-       between them, and attention by heads if their number is a multiple of the tensor ranks, both if the
-       group has 1,000,000 weights; and large embeddings. They compute all else whole. tt_plan.split_params
-       says how much is divided. If a program keeps a layer whole because the layer's hidden values are an
-       output, later programs with the layer's parameters keep it whole. */
+       loss's targets on all data ranks. Tensor ranks divide large embeddings, and groups of 1,000,000 weights
+       or more: consecutive linear layers with the ops between them, and attention, by heads, if the number of
+       heads is a multiple of the number of tensor ranks. Each tensor rank computes everything else whole.
+       tt_plan.split_params says how much is divided. If a program keeps a layer whole because the layer's
+       hidden values are an output, later programs with the layer's parameters keep it whole. */
     int data, tensor;
     /* Set it to choose the tensors that are sharded over the data ranks; default 1 (Rajbhandari et al.,
        "ZeRO", 2020). 0: none; 1: the optimizer's state; 2: also gradients, summed after each micro-batch; 3:
@@ -118,7 +118,8 @@ typedef struct tt_costs {
                                            "host" */
     double memory;                      /* bytes a second that no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second of links */
-    double launch, meeting;             /* seconds to start an op, and of a barrier before ranks move data */
+    double launch, meeting;             /* seconds to start an op; seconds of a barrier before ranks move
+                                           data */
 } tt_costs;
 /* Returns the costs of an imagined device, an A100 or H100 with PCIe 4: 300 TFLOP/s in 16 bits and 60 in
    fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the
@@ -268,9 +269,9 @@ void tt_program_free(tt_program *p);
    "budget" among the options a still larger one might fit again.) record(user, t, n) records a micro-batch of
    n on a new tape, with parameters that already exist, and returns the root. The function only makes about
    ten plans: it allocates nothing, and works for a kind of device that this machine lacks. memory_budget 0
-   stands for the free memory of the GPU (the least, of several) less 256 MiB (or an eighth) for CUDA itself;
-   on the CPU it is refused. Returns 0 after an error, which is the plan's error if not even n = 1 fits. For a
-   trainer use tt_largest_micro_batch. */
+   stands for the free memory of the GPU (of several GPUs, the one with the least) less 256 MiB (or an eighth)
+   for CUDA itself; on the CPU it is refused. Returns 0 after an error, which is the plan's error if not even
+   n = 1 fits. For a trainer use tt_largest_micro_batch. */
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
                          const tt_compile_options *o, int64_t most);
 
@@ -290,14 +291,15 @@ typedef struct tt_plan {
                                           `bytes` and the fields below describe rank 0, which has most */
     size_t bytes_least;                /* bytes of the rank that has least: fewer if rank 0 is a server */
     /* Bytes that a rank loads from other ranks' memory in a step of one full micro-batch on each data rank
-       (the largest of all ranks), and the smallest number of bytes with which any method could do the same. A
-       sum over n ranks needs at least 2 (n - 1) / n of its bytes; half of that if each rank needs only its
-       shard, which is also the cost of gathering the shards. A server sums alone: it loads the gradients of
-       all other ranks, and each of them loads all parameters. moved_least_bytes leaves out bookkeeping
-       (norms, losses). */
+       (the largest of all ranks), and the smallest number of bytes with which any method could do the same.
+       For a sum over n ranks that number is 2 * (n - 1) / n times the tensor's bytes; half of that if each
+       rank needs only its shard, and also half for gathering the shards. A server sums alone: it loads the
+       gradients of all other ranks, and each of them loads all parameters. moved_least_bytes leaves out
+       bookkeeping (norms, losses). */
     size_t moved_bytes, moved_least_bytes;
-    /* Bytes that all ranks of this process together send to other processes in such a step, and the smallest
-       number of bytes with which any method could do the same. 0 with one process. */
+    /* Bytes that all ranks of this process together send to other processes in a step of one full micro-batch
+       on each data rank, and the smallest number of bytes with which any method could do the same. 0 with one
+       process. */
     size_t sent_bytes, sent_least_bytes;
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
     /* Bytes of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps
@@ -349,7 +351,7 @@ typedef struct tt_plan_value {
                          workspace */
     tt_category category;
     size_t bytes;
-    int first, last;  /* first and last instruction that occupy it */
+    int first, last;  /* first and last instruction during which it is in use */
 } tt_plan_value;
 /* Writes the storages that are live at the peak instruction, largest first, at most `capacity` of them.
    Returns how many there are, or 0 when out of memory; their bytes add up to tt_plan.at_peak. Names live as
@@ -434,8 +436,8 @@ tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
    far) / d(param). Not for pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
-int64_t tt_program_steps(const tt_program *p);    /* optimizer steps; steps that loss scaling skipped do not
-                                                     count */
+int64_t tt_program_steps(const tt_program *p);    /* optimizer steps done; steps that loss scaling skipped do
+                                                     not count */
 
 /* Save and load the whole state of a program that trains, in one safetensors file, between steps: parameters
    by their names; the optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before the

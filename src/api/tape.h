@@ -12,8 +12,8 @@ typedef struct tt_value { int32_t id; uint32_t tape; } tt_value;
 tt_tape *tt_tape_new(tt_context *ctx);
 void tt_tape_free(tt_tape *t);
 
-/* Returns the tape's status. The first wrong shape marks the tape: later ops do nothing, and tt_compile
-   fails. This function tells the error earlier. */
+/* Returns TT_OK, or the error of the first op that failed, such as a wrong shape. After an error later ops do
+   nothing, and tt_compile fails; this function tells the error earlier. */
 tt_status tt_tape_status(const tt_tape *t);
 void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* names v in plans and
                                                                                   errors */
@@ -77,20 +77,21 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s); /* s x */
    a multiple of 2^-16. Without training the result is x. */
 tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 
-/* The columns of a head that form a pair: j and j + size / 2 (GPT-NeoX; LLaMA in transformers), or 2 j and 2
-   j + 1 (GPT-J; LLaMA in Meta's code). */
+/* The columns of a head that form a pair: j and j + size / 2 (GPT-NeoX; LLaMA in transformers), or 2j and 2j
+   + 1 (GPT-J; LLaMA in Meta's code). */
 typedef enum tt_rotary_pairs { TT_ROTARY_HALVES, TT_ROTARY_NEIGHBOURS } tt_rotary_pairs;
-/* Frequencies for sequences longer than those of the pretraining. PLAIN: base^(-2 j / size). LINEAR: PLAIN /
-   `factor` (Chen et al., "Extending context window of large language models via positional interpolation",
-   2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within `original`
-   positions (Peng et al., "YaRN: Efficient context window extension of large language models", 2023). */
+/* Frequencies for sequences longer than those of the pretraining. PLAIN: base^(-2j / size) for pair j.
+   LINEAR: PLAIN / `factor` (Chen et al., "Extending context window of large language models via positional
+   interpolation", 2023). Between PLAIN and LINEAR: LLAMA3 by wavelength (Llama 3.1), YARN by turns within
+   `original` positions (Peng et al., "YaRN: Efficient context window extension of large language models",
+   2023). */
 typedef enum tt_rotary_scaling {
     TT_ROTARY_PLAIN, TT_ROTARY_LINEAR, TT_ROTARY_LLAMA3, TT_ROTARY_YARN
 } tt_rotary_scaling;
 
 typedef struct tt_rotary_options {
     int heads;                 /* Set it to the heads of x, which divide its width; there is no default */
-    int size;                  /* Set it to turn only a number of first columns of each head, at most 512;
+    int size;                  /* Set it to turn only the first `size` columns of each head, at most 512;
                                   default 0: all. With an odd size one more column turns, as in transformers'
                                   GPT-NeoX */
     tt_rotary_pairs pairs;     /* Set it to pair columns as the model does; default TT_ROTARY_HALVES */
@@ -113,7 +114,7 @@ tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_o
 
 typedef struct tt_attention_options {
     int heads;     /* Set it to the heads of q, which divide its width; there is no default. Heads of k and v
-                      have q's width */
+                      have as many columns as heads of q */
     bool causal;   /* Set it for decoders: a row attends to itself and to earlier rows of its sequence;
                       default false */
     float scale;   /* Set it to scale q k^T by another factor; default 0: 1 / sqrt(head size) */
@@ -140,8 +141,8 @@ typedef struct tt_attention_options {
     int listed, list_rows; /* Set them to the blocks in a list, and to how many first blocks of a sequence
                               have a list; default 0 */
     /* Set it to the lists: (heads, list_rows, listed), in 0..65535, copied; default NULL, for `listed` 0. A
-       block beyond the sequence's end is skipped. A block that is listed several times, or is attended
-       anyway, counts as often. */
+       block beyond the sequence's end is skipped. A block that is listed several times, or that is attended
+       anyway, counts each time. */
     const int32_t *lists;
     bool lists_for_training; /* Set it to replace each listed block by block 0 in a program that does not
                                 train, as transformers' BigBird does; default false */

@@ -4,8 +4,8 @@
 
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
-/* Converts texts to ids and back, equal to `tokenizers` 0.23.3 (and to transformers 5.24.0, except as
-   tt_tokenizer_load says). There are three kinds:
+/* Converts texts to ids and back, with the results of the Python package tokenizers 0.23.3 (and of
+   transformers 5.24.0, except as tt_tokenizer_load says). There are three kinds:
    - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt
      with one token a line, whose number is the id (white space at the end of a line is ignored); or from a
      tokenizer.json.
@@ -58,8 +58,8 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
 int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id + 1 */
 /* Returns a token as the vocabulary has it (in byte-level encoding a space is U+0120), or NULL if no token
-   has this id. A token with a NUL inside, which a tokenizer.json may have, is cut there, and its text does
-   not find it. */
+   has this id. A token with a NUL inside, which a tokenizer.json may have, is cut there; tt_tokenizer_find
+   does not find it. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* returns -1 if absent */
 /* Returns the id of the token with this purpose, or -1. With vocab.txt these are BERT's tokens. Otherwise

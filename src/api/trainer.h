@@ -28,8 +28,9 @@ struct tt_train_options {
     int max_seqs, max_tokens;
 };
 tt_train_options tt_train_options_default(void);
-/* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate if a step
-   of the first source may have more micro-batches than there are data ranks. Either source may be NULL. */
+/* Raises max_seqs and max_tokens to the sizes that the micro-batches of two sources need, and sets accumulate
+   if a step of the first source may have more micro-batches than there are data ranks. Either source may be
+   NULL. */
 void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation);
 
 typedef struct tt_trainer tt_trainer;
@@ -180,10 +181,10 @@ tt_fit_options tt_fit_options_default(void);
      lr           learning rate of the step. lr, grad_norm, loss_scale and skipped are empty in a line of
                   validation
      grad_norm    norm of all gradients together, before clipping; 0 for a skipped step
-     loss_scale   of the next step; 1 without loss scaling
+     loss_scale   loss scale of the next step; 1 without loss scaling
      skipped      steps skipped so far, as in tt_stats
-     bytes        of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes); of
-                  several ranks, the rank with most
+     bytes        size of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes); of
+                  several ranks, the largest
      seconds      duration of the step, including the wait for its data, or of the validation; without saving
      tokens_per_second, or images_per_second and so on, by the model's unit: over these seconds
    loss.svg draws loss, metric and learning rate over the steps. Both files are written whenever the state is.

@@ -26,16 +26,17 @@ typedef struct tt__backend {
     const char *(*error)(tt__device *d);
     void *(*allocate)(tt__device *d, size_t bytes);           /* contents are undefined                     */
     void (*release)(tt__device *d, void *memory);
-    /* Allocates memory that moves between the device and the host as it is used. *available: the bytes that
-       the device had free; the function allocates more than these only with `beyond`. allocate_managed, keep
-       and prefetch are NULL if the device has no such memory. */
+    /* Allocates memory that moves between the device and the host as it is used. *available receives the
+       bytes that the device had free; without `beyond` the function refuses to allocate more than these.
+       allocate_managed, keep and prefetch are NULL if the device has no such memory. */
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
-    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks to keep them on the device        */
-    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* fetches them           */
-    void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory for copy                       */
+    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* asks to keep the bytes on the device   */
+    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* fetches the bytes      */
+    void *(*allocate_host)(tt__device *d, size_t bytes);      /* host memory that `copy` can use            */
     void (*release_host)(tt__device *d, void *host);
-    /* Copies between memory and memory of allocate_host, in either direction, or within memory. The caller
-       leaves the host memory alone until after a later mark of the stream, or wait. */
+    /* Copies between the device's memory and memory of allocate_host, in either direction, or within the
+       device's memory. The caller leaves the host memory alone until `wait` returns, or until the host has
+       waited for a later mark of the stream. */
     tt_status (*copy)(tt__device *d, int stream, void *to, const void *from, size_t bytes);
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
     /* Initialises numbers [first, first + n) of a tensor, as tt__init_values does; first is a multiple of
@@ -44,41 +45,44 @@ typedef struct tt__backend {
                       uint64_t key);
     tt_status (*read)(tt__device *d, void *to, const void *memory, size_t bytes);
     tt_status (*wait)(tt__device *d);
-    /* mark makes `event` stand for everything that the stream was given so far; NULL: a new event, to be
-       released. after makes everything that the stream, or the caller (TT__HOST_STREAM), does from now on
-       wait for `event`. */
+    /* mark makes `event` stand for all work that the stream was given so far; if *event is NULL, it first
+       creates an event, which release_event frees. after makes all work that the stream is given from now on
+       wait for `event`; with TT__HOST_STREAM the caller waits. */
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* Launches one instruction; or several of one op and stream none of which reads a result of another: the
-       device may run them at once, or, if they have a workspace, one after another. Or launches two of
-       different ops, the second of which reads result 0 of the first: dropout and a norm, or a norm's
-       backward and dropout. The device may fuse them if no result of the second is stored over an operand of
-       the first. */
+    /* Launches n instructions. They are one instruction; or several of one op and stream, none of which reads
+       another's result: the device may run them at once or, if they have a workspace, one after another. Or
+       they are two of different ops, the second of which reads result 0 of the first: dropout and a norm, or
+       a norm's backward and dropout. The device may fuse the two if no result of the second is stored over an
+       operand of the first. */
     tt_status (*launch)(const tt__launch *l, int n);
-    /* Record and replay launches. Launches after capture are recorded, not run; captured ends the recording
-       (NULL: it failed, and nothing is left); replay runs a recording any number of times, until forget.
-       Between capture and captured, the stream of computation comes first, and waits for everything that
-       other streams are given. All four are NULL if the device cannot record. */
+    /* The next four functions record and replay launches. Launches after `capture` are recorded, not run.
+       captured ends the recording and returns it (NULL: it failed, and nothing is left). replay runs a
+       recording any number of times, until forget. Between capture and captured, the stream of computation
+       gets the first work, and in the end it waits for all work that other streams were given. All four are
+       NULL if the device cannot record. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
     void (*forget)(tt__device *d, void *recording);
-    /* Returns what the backend, or device number `index` if it exists, lacks for an instruction, as words to
-       follow "cannot run", or NULL. Operands are at capacity, without data; no device need be open. */
+    /* Returns the reason why the backend, or device number `index` if it exists, cannot run an instruction,
+       in words that end an error message; NULL: it can. The operands of `l` have their full capacity and no
+       data; no device need be open. */
     const char *(*refuses)(int index, const tt__launch *l);
     /* Writes the lines of tt_device_text, even if there is no such device. */
     void (*describe)(tt_context *ctx, int index, char *to, size_t capacity);
-    /* Returns what keeps kernels of d from loading from the memory of `from`, another device of the same
-       kind, as a sentence that lives until the next call; NULL: nothing, as a test with data has shown.
-       *rate: bytes a second, directly or else through the host; 0: not measured. */
+    /* Returns the reason why kernels of d cannot load from the memory of `from`, another device of the same
+       kind, in a sentence that lives until the next call; NULL: they can, as a test with data has shown.
+       *rate receives the bytes a second of such loads, or of copies through the host if kernels cannot load;
+       0: not measured. */
     const char *(*peer)(tt__device *d, tt__device *from, double *rate);
     /* Copies to staged[me] the elements that other members need from this member in the phase of a
-       collective: elements [from, from + most) of each shard, at most members * most elements. *more: shards
-       continue after these elements; equal on all members. stage and `more` are NULL if kernels can load from
-       all memory. */
+       collective: elements [from, from + most) of each shard, at most members * most elements. *more receives
+       whether shards have elements after these; all members get the same answer. stage and `more` are NULL if
+       kernels can load from all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
-    tt_status (*available)(tt__device *d, size_t *bytes); /* free memory; NULL: it is the host's            */
+    tt_status (*available)(tt__device *d, size_t *bytes); /* free bytes; NULL: the memory is the host's    */
     /* Measures (if `times`) each way to compute the products that launches of one op would need and that have
        no measurement yet, with memory that it gives back, and keeps the fastest way for launches that are
        `tuned`. Notes the products: their measurements also serve equal products with other numbers of rows.
@@ -98,7 +102,7 @@ typedef struct tt__backend {
 typedef struct tt__device_kind {
     const char *name;
     const tt__backend *backend; /* NULL: this build can only plan for this kind                             */
-    size_t alignment;   /* of storages; a power of two, at least TT__ALIGN                                  */
+    size_t alignment;   /* bytes of alignment of storages; a power of two, at least TT__ALIGN               */
     size_t resident;    /* bytes of workspace that persist between instructions and runs                    */
     bool host;          /* its memory is the host's, and a launch is complete when it returns               */
     /* Returns the bytes of workspace that i needs beside `resident`, at full capacity. threads: the threads

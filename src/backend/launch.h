@@ -23,8 +23,9 @@ static inline bool tt__is_fp8(tt_dtype dtype) { return dtype > TT__F64; }
     X(TT__E4M3, "e4m3", 1, false, NULL, NULL) \
     X(TT__E5M2, "e5m2", 1, false, NULL, NULL)
 
-/* Number of floats in the table. Kernels treat a float that is neither f32 nor bf16 as f16. Each file with
-   such kernels asserts this number, so that a fourth float does not compile before the kernels know it. */
+/* Number of float dtypes in the table. Kernels treat a float dtype that is neither f32 nor bf16 as f16. Each
+   file with such kernels asserts this number, so that a fourth float dtype does not compile before the
+   kernels know it. */
 #define TT__IS_FLOAT(dtype, name, bytes, is_float, safetensors, config) + is_float
 enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
 #undef TT__IS_FLOAT
@@ -42,11 +43,12 @@ typedef enum tt__act {
 
 #define TT__MAX_IN 9
 #define TT__RUN_IN 8 /* number of the operand that holds the step's settings, in ops with TT__WITH_RUN      */
-#define TT__UNSCALE_IN 4 /* this operand and the next of an fp8 product hold factors of its operands        */
+#define TT__UNSCALE_IN 4 /* in an fp8 product, operands 4 and 5 hold 1 / scale of operands 0 and 1          */
 #define TT__MAX_OUT 6
 
-/* Attributes: what distinguishes two instructions of one op. X(type, name); 0 if an op does not use it. The
-   hash of a state reads every field of this list, so a type must have no padding. */
+/* Attributes: the settings that distinguish instructions of one op. X(type, name), then the ops that use the
+   attribute; in other ops it is 0. The hash of a saved state reads every field of this list, so no type may
+   have padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
     X(int, heads)         /* ATTENTION, ROTARY */ \
@@ -82,7 +84,8 @@ typedef struct tt__attr {
 #define TT__FIELD(type, name) type name;
     TT__ATTRS(TT__FIELD)
 #undef TT__FIELD
-    int max_length; /* ATTENTION; a promise about inputs, in which two programs may differ */
+    int max_length; /* ATTENTION: no sequence is longer, by the caller's promise; 0: no promise. Programs that
+                       load the same state may differ in it */
 } tt__attr;
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
@@ -96,9 +99,9 @@ typedef enum tt__segment {
 
 /* Ranks: devices that run one program together, each on its shards of the tensors. Rank number = (stage *
    data ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs at once on all ranks
-   along an axis. These ranks are its members, numbered along the axis; along stages, from the last stage on.
-   TIED: the members are the same ranks of two stages, number `from` and `to`. SLOTS: the members are the
-   slots of one storage (tt__value.slots). */
+   along an axis. These ranks are its members, numbered along the axis; of stages, the last is member 0. TIED:
+   the members are the ranks at the same place of two stages, member `from` and member `to`. SLOTS: the
+   members are the slots of one storage (tt__value.slots). */
 enum { TT__RANKS = 64 }; /* largest number of ranks */
 typedef enum tt__over {
     TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
@@ -109,11 +112,12 @@ typedef struct tt__move {
     tt__reduce reduce;
     int64_t unit;       /* elements that stay together: shards are whole units                              */
     bool root;          /* member 0's shard is the whole tensor, other shards are empty                     */
-    int from, to;       /* members. A RECV over stages has no operand, which is on another tape             */
+    int from, to;       /* numbers of two members. A RECV over stages has no operand: the sent value is on
+                           another tape */
 } tt__move;
 
-/* Computes the shard of `member` among `members`: the elements [*first, *first + count) of `elements`.
-   Returns count. */
+/* Computes the shard that `member` of `members` has of a tensor: elements [*first, *first + count) of its
+   `elements` elements. Returns count. */
 static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int member, int members,
                                 int64_t *first)
 {
@@ -126,37 +130,39 @@ static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int m
     return to - from;
 }
 
-/* Phases of a collective, which is launched once for each phase, with a barrier of all members in between: in
-   the first, each member sums its shard or fetches it from the root; in the second, it copies the others'
-   shards. */
+/* Phases of a collective. A collective is launched once for each phase, with a barrier of all members in
+   between. In the first phase each member sums its shard or fetches the shard from the root; in the second it
+   copies the other members' shards. */
 enum {
     TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2,
-    /* only in tt__rules.phases: members' operands, or results, are shards; all data are member 0's */
+    /* flags only of tt__rules.phases: the operands of members are shards; the results of members are shards;
+       all data are member 0's */
     TT__PIECES_IN = 4, TT__PIECES_OUT = 8, TT__OF_FIRST = 16
 };
 
 typedef struct tt__instr {
     int op;             /* TT__OP_...; -1: removed by the current pass                                      */
-    int before;         /* during a pass: inserted before this instruction                                  */
+    int before;         /* during a pass: number of the instruction before which this one is inserted       */
     int32_t in[TT__MAX_IN], out[TT__MAX_OUT]; /* value ids; 0: absent                                       */
     uint32_t add, add_later;
     tt__attr attr;
-    uint32_t random;    /* its stream of random numbers; a recomputed copy has the same stream              */
-    int factor[2];      /* of a product: 1 + row of fp8_history of each operand; 0: none                    */
+    uint32_t random;    /* number of its stream of random numbers; a recomputed copy has the same stream    */
+    int factor[2];      /* of a matrix product: 1 + row of fp8_history for operands 0 and 1; 0: none        */
     tt__segment segment;
-    int stage;          /* 1 + its stage of a pipeline; 0: unknown, or there is one stage                   */
-    bool backward;      /* emitted by autodiff, or by recompute for such an instruction                     */
+    int stage;          /* 1 + number of the pipeline stage that runs it; 0: unknown, or there is one stage */
+    bool backward;      /* emitted by autodiff, or by recompute as a copy of such an instruction            */
     bool again;         /* a copy that recomputes a value                                                   */
     bool always;        /* ranks without a micro-batch run it as well                                       */
-    bool later;         /* runs only if add_later applies: earlier micro-batches have left a result         */
+    bool later;         /* runs only when add_later applies: once earlier micro-batches have left a result  */
     bool with_next;     /* launched with the next instruction, of the same op: see tt__backend.launch */
     bool on_host;       /* the CPU's kernel runs it in the host's memory, on any device                     */
-    int stream;         /* its stream; outside TT__COMPUTE_STREAM it only starts here and ends at WAIT      */
-    tt__move move;      /* of a collective                                                                  */
+    int stream;         /* its stream; work of a stream beside TT__COMPUTE_STREAM begins here and ends at its
+                           WAIT */
+    tt__move move;      /* how a collective moves data                                                      */
     /* Operands (1 << operand) that count once in a sum over the tensor ranks, such as the bias of partial
        sums: only tensor rank 0 is launched with these operands. */
     uint32_t once;
-    int slot;           /* 1 + slot of gradients that it works on; 0: none                                  */
-    size_t workspace;   /* bytes of scratch memory while it runs, and their place                           */
+    int slot;           /* 1 + number of the slot of gradients that it works on; 0: none                    */
+    size_t workspace;   /* bytes of scratch memory while it runs, and the place of this memory in the arena */
     size_t workspace_place;
 } tt__instr;

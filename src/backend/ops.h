@@ -7,42 +7,45 @@
 /* ---------------------------------------------------------------------------------------------- the op table
    Table of the ops: X(OP, name, inputs, outputs, flags), the largest numbers of inputs and outputs. Other
    parts of an op carry its name: tt__rules_OP (src/ops/), TT__K(run_OP) (cpu), and the case in the generic
-   tests. In the comments of the rows a name in [brackets] may be absent. The flags: */
+   tests. The comment of a row lists the operands and, after ->, the results, in the order of their numbers. A
+   name in [brackets] may be absent; - is a number that the op does not use. The flags: */
 #define TT__NAMED_BY_ACT 0x1 /* errors and programs use its activation's name                               */
 #define TT__INPLACE0 0x2     /* out[0] may take in[0]'s place if in[0] is dead after this instruction       */
 #define TT__INPLACE1 0x4     /* out[0] may take in[1]'s place if in[1] is dead after this instruction       */
 #define TT__RMW 0x8          /* reads and writes its outputs: optimizer steps                               */
 #define TT__RANDOM 0x10      /* draws random numbers                                                        */
-#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, if it updates or drops out    */
-#define TT__MEAN 0x40        /* with TT__WITH_RUN: reads the settings only in programs that accumulate, where
-                                it does not yet know the step's number of targets */
+#define TT__WITH_RUN 0x20    /* operand TT__RUN_IN holds the step's settings, for updates or dropout */
+#define TT__MEAN 0x40        /* with TT__WITH_RUN: the op reads the settings only in programs that accumulate,
+                                because the step's number of targets is not yet known there */
 #define TT__ANY_SPACE 0x80   /* its operands may be in the host's memory                                    */
-#define TT__WAITS 0x100      /* its operands are all operands and results of another stream's work          */
+#define TT__WAITS 0x100      /* operands of a WAIT: all operands and results of another stream's work    */
 #define TT__PRODUCT 0x200    /* out[0] is a matrix product, which may be in fp8 (TT__E4M3)                  */
 #define TT__ACTIVATES 0x400  /* out[0] may be an activation (attr.act) of out[1], if out[1] is present      */
-#define TT__LOSS 0x800       /* mean over targets in[TT__LOSS_TARGETS]; counts them in out[TT__LOSS_COUNTS] */
+#define TT__LOSS 0x800       /* out[0] is a mean over the targets in[TT__LOSS_TARGETS], out[TT__LOSS_COUNTS]
+                                counts them */
 #define TT__GATHERS 0x1000   /* row r of out[0] is row in[1][r] of in[0]                                    */
 #define TT__CASTS 0x2000     /* out[0] is in[0] in another dtype                                            */
 #define TT__SAVES1 0x4000    /* only a backward reads out[1]                                                */
 #define TT__SUMS 0x8000      /* out[0] is in[0] + in[1], of equal shape                                     */
-#define TT__MOVES 0x10000    /* out[0] is in[0], a part of it or a sum with it, or scaled                   */
+#define TT__MOVES 0x10000    /* out[0] is in[0], a part of in[0], in[0] times a factor, or a sum with in[0] */
 #define TT__BEGINS 0x20000   /* out[0] may begin a residual stream                                          */
-/* The backward may recompute out[0] instead of saving it. AGAIN: if in[0], or a shard of it, is saved anyway.
-   AGAIN_ATTENTION: likewise, if recompute is "attention". AGAIN_KEPT: if in[0] is an input or a parameter. */
+/* The backward may recompute out[0] instead of saving it. AGAIN: if in[0], or a shard of in[0], is saved
+   anyway. AGAIN_ATTENTION: under the same condition, if recompute is "attention". AGAIN_KEPT: if in[0] is an
+   input or a parameter. */
 #define TT__AGAIN 0x40000
 #define TT__AGAIN_ATTENTION 0x80000
 #define TT__AGAIN_KEPT (TT__AGAIN | TT__AGAIN_ATTENTION)
 /* Row r of out[0] depends only on row r of these operands (1 << operand, among the first four). */
 #define TT__BY_ROW(slots) ((slots) << 20)
-/* Number of an operand, not 0: a matrix that a product may round while reading it (attr.narrow); a summand
-   that is added to the rest of out[0]; i32 (rows, 1), the rows of the batch that out[0] has, if not all
-   (tt__pass_rows). */
+/* The next three flags hold the number of an operand, not 0. WEIGHT: a matrix that a product may round while
+   reading it (attr.narrow). RESIDUAL: a summand that is added to the rest of out[0]. NUMBERS: i32 (rows, 1),
+   which rows of the batch out[0] has, if not all (tt__pass_rows). */
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
 /* The last output, if present, is (1, columns of out[0]): the sum of out[0]'s rows. Attention's backward has
-   three: the sums of out[0], out[1] and out[2]. Only backwards have such outputs, and only if the device's
-   memory is not the host's: see tt__fuse_column_sums. */
+   three such outputs: the sums of out[0], out[1] and out[2]. Only backward ops have them, and only if the
+   device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two operands and an output */
@@ -50,7 +53,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
 #define TT__OPS(X) \
     X(LINEAR, "linear", 6, 2, TT__BY_ROW(1 | 8) | TT__PRODUCT | TT__ACTIVATES | TT__SAVES1 | TT__BEGINS | \
       TT__WEIGHT(1) | TT__RESIDUAL(3)) \
-        /* x, w, [b], [residual], [1/scale of x], [of w] -> y, [pre-activation] */ \
+        /* x, w, [b], [residual], [1/scale of x], [1/scale of w] -> y, [pre-activation] */ \
     X(EMBEDDING, "embedding", 2, 1, TT__BEGINS) /* ids, table -> y */ \
     X(LAYERNORM, "layernorm", 3, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w, [b] -> y, (mean, 1/std) */ \
@@ -64,13 +67,13 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
       TT__RESIDUAL(1)) /* a, b -> a + b */ \
     X(ADD_ROW, "add_row", 2, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* a, row -> a + row, in every row */ \
     X(SUM_ROWS, "sum_rows", 1, 1, 0) /* dy -> (1, D), the sum of all rows */ \
-    X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a b */ \
+    X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a * b */ \
     X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) \
-        /* gate, up -> silu(gate) up */ \
+        /* gate, up -> silu(gate) * up */ \
     X(SWIGLU_BACKWARD, "swiglu_backward", 3, 2, TT__INPLACE0 | TT__INPLACE1) \
         /* dy, gate, up -> [dgate], [dup] */ \
     X(ROTARY, "rotary", 2, 1, TT__INPLACE0 | TT__AGAIN) /* x, positions -> y */ \
-    X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s x */ \
+    X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s * x */ \
     X(DROPOUT, "dropout", 3, 2, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__MOVES | \
       TT__BY_ROW(1 | 2) | TT__RESIDUAL(1) | TT__NUMBERS(2) | TT__COLUMN_SUMS) \
         /* x, [residual], [row numbers] -> y, [column sums] */ \
@@ -89,11 +92,11 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
     X(LINEAR_DX, "linear_dx", 6, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
-        /* dy, w, [saved by act], -, [1/scale of dy], [of w] -> dx act', [column sums of dx] */ \
-    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy], [of x] -> dw, [db] */ \
+        /* dy, w, [saved], -, [1/scale of dy], [1/scale of w] -> dx * act'(saved), [column sums of dx] */ \
+    X(LINEAR_DW, "linear_dw", 6, 2, TT__PRODUCT) /* dy, x, -, -, [1/scale of dy, x] -> dw, [db] */ \
     X(QUANTIZE, "quantize", 2, 4, 0) \
-        /* x, [its history] -> [fp8 of x], [its transpose], 1/scale, [its largest] */ \
-    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* largest of a step -> history, largest (now 0) */ \
+        /* x, [history of x] -> [fp8 of x], [fp8 of x^T], 1/scale, [largest |x|] */ \
+    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* magnitudes of a step -> history, magnitudes set to 0 */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
@@ -122,19 +125,19 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* two
     X(ADAM, "adam", 2, 3, TT__RMW | TT__RANDOM | TT__WITH_RUN) /* g, factor -> p, m, v */ \
     X(LOSS_SCALE, "loss_scale", 2, 1, TT__RMW) /* (norm, factor), totals -> loss scale */ \
     X(COPY, "copy", 1, 1, TT__ANY_SPACE) /* x -> x, from one memory to another */ \
-    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* operands of another stream's work, result first */ \
+    X(WAIT, "wait", 8, 0, TT__ANY_SPACE | TT__WAITS) /* result and operands of another stream's work */ \
     X(ALL_REDUCE, "all_reduce", 1, 1, TT__RMW | TT__INPLACE0 | TT__MOVES) \
-        /* x -> y, all members' x together */ \
+        /* x -> y, the sum (or max, min) of all members' x */ \
     X(REDUCE_SCATTER, "reduce_scatter", 1, 1, TT__RMW | TT__MOVES) \
-        /* x -> its shard of all members' x together */ \
+        /* x -> this member's shard of the sum of all members' x */ \
     X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* shard -> y, all members' shards */ \
     X(BROADCAST, "broadcast", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y, member 0's x */ \
     X(SEND, "send", 1, 0, 0) /* x, for the RECV that follows */ \
     X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x of member move.from -> y of member move.to */ \
-    X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, all slots of x together */ \
+    X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, the sum of all slots of x */ \
     X(CHUNK_SQUARES, "chunk_squares", 1, 1, 0) /* g -> sum of g^2 of each TT__CHUNK elements */ \
     X(FOLD_SQUARES, "fold_squares", 1, 1, 0) /* sums of chunks -> sum of g^2 */ \
-    X(MEAN_LOSS, "mean_loss", 1, 1, TT__RMW) /* a loss's counts, of all ranks -> loss */
+    X(MEAN_LOSS, "mean_loss", 1, 1, TT__RMW) /* a loss's counts on all ranks -> loss */
 
 enum {
 #define TT__ENUM(OP, name, inputs, outputs, flags) TT__OP_##OP,
@@ -143,7 +146,7 @@ enum {
     TT__OP_COUNT
 };
 
-/* Purposes of random numbers, a part of their streams' keys. */
+/* Purposes of random numbers. The purpose is a part of the key of a stream (tt__stream_key). */
 enum {
     TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE,
     TT__RANDOM_TOKEN
@@ -152,19 +155,21 @@ enum {
 /* Settings of a step, which the host writes before it runs a segment. */
 typedef struct tt__run {
     uint64_t seed;
-    int64_t step, micro;    /* optimizer steps done before; micro-batch of this step                        */
+    int64_t step, micro;    /* optimizer steps done so far; number of the micro-batch in this step          */
     float lr;
     double loss_norm;       /* divides gradients while the number of targets is unknown (accumulation)      */
 } tt__run;
 
-/* Results of a step, which the host reads. Instructions read and write the three parts. */
-typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* over its micro-batches so far   */
+/* Results of a step, which the host reads: totals of losses, the loss scale, and what CLIP computes.
+   Instructions read and write each of the three. */
+typedef struct tt__totals { double loss, targets, correct; } tt__totals; /* sums of the micro-batches so
+                                                                            far */
 typedef struct tt__scale {
     double scale;               /* scale of the loss's gradient: a power of two                             */
     double good_steps, skipped; /* steps since the scale changed; steps without an update                   */
 } tt__scale;
 #define TT__LOSS_SCALE_MOST 0x1p40
-typedef struct tt__clipped { /* gradient's norm (not finite: no parameter was changed) and its factor       */
+typedef struct tt__clipped { /* norm of the gradient (not finite: no parameter was changed); factor on it   */
     float norm, factor;
 } tt__clipped;
 typedef struct tt__results { tt__totals totals; tt__scale scale; tt__clipped clipped; } tt__results;
@@ -178,20 +183,21 @@ typedef struct tt__launch {
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: absent          */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
-    bool tuned;             /* products use the fastest ways that tune has found                            */
-    const uint16_t *lists;  /* of block-sparse attention: (heads of all ranks, list_rows, listed), in the
-                               host's memory. NULL: every list names block 0                                */
-    /* First random number of an update: the number of out[0]'s first element in the whole tensor, a multiple
-       of 8. A shard of a tensor continues after the numbers of the shards of the tensor ranks before, which
-       are the numbers in the whole tensor only if rows are divided and a shard has a multiple of 8
-       elements. */
+    bool tuned;             /* matrix products use the fastest ways that `tune` has found                   */
+    const uint16_t *lists;  /* block lists of block-sparse attention: (heads of all ranks, list_rows, listed),
+                               in the host's memory. NULL: every list names block 0 */
+    /* Number of the first random number of an update, a multiple of 8: the place of out[0]'s first element in
+       the whole tensor. The numbers of a tensor rank's shard begin after those of the lower ranks' shards.
+       They are the elements' places in the whole tensor only if rows are divided and a shard has a multiple
+       of 8 elements. */
     int64_t first;
-    /* For the first operand or result that is sharded over the tensor ranks: numbers of its first row and
-       column in the whole tensor, and how many rows the whole tensor has; 0: none is sharded. Random numbers
-       belong to elements of whole tensors. */
+    /* For the first operand or result that is sharded over the tensor ranks: the numbers of its first row and
+       first column in the whole tensor, and the whole tensor's number of rows (0: none is sharded). Random
+       numbers belong to elements of whole tensors. */
     int64_t first_row, first_col, whole_rows;
-    /* For a collective: TT__REDUCE_PHASE or TT__SPREAD_PHASE; the number of members, and the number of this
-       one; the first `present` members have data to reduce; operand 0 and result 0 of each member. */
+    /* For a collective. phase: TT__REDUCE_PHASE or TT__SPREAD_PHASE. members: number of members. me: number
+       of this member. present: the first `present` members have data to reduce. peer_in, peer_out: operand 0
+       and result 0 of each member. */
     int phase, members, me, present;
     const tt__mat *peer_in, *peer_out;
     /* Memory of allocate_host for members whose memory this member's kernels cannot load from: staged[k]
@@ -200,21 +206,22 @@ typedef struct tt__launch {
        peer_out. */
     void *const *staged;
     int64_t from, most;
-    void *workspace;        /* bytes that the kind's workspace() returns at capacity                        */
-    void *resident;         /* bytes of the kind's `resident`; any instruction may use them                 */
+    void *workspace;        /* scratch memory of the size that tt__device_kind.workspace returns at
+                               capacity */
+    void *resident;         /* the device's resident workspace; any instruction may use it                  */
 } tt__launch;
 
 /* Settings of the step in the device's memory; NULL: the instruction needs none. */
 #define TT__RUN_OF(l) ((const tt__run *)(l)->in[TT__RUN_IN].data)
 
 /* Rows that linear_cross_entropy processes at a time: enough that reading and writing the weight's gradient
-   each time costs little compared with the product. Their logits are f32; their gradients take the same
-   place. */
+   each time costs little compared with the product. The logits of these rows are f32; the gradients of the
+   logits are stored over them. */
 #ifndef TT__LOSS_CHUNK /* tests make TT__LOSS_CHUNK and TT__CUDA_LOSS_CHUNK smaller */
 #define TT__LOSS_CHUNK 512
 #endif
-/* Rows on a GPU, where more are needed: reading and writing GPT-2's weight gradient takes an H200 as long as
-   the product of some 700 rows (4.3 TB/s, 788 TFLOP/s). */
+/* Rows that linear_cross_entropy processes at a time on a GPU. It needs more: reading and writing GPT-2's
+   weight gradient takes an H200 as long as the product of some 700 rows (4.3 TB/s, 788 TFLOP/s). */
 #ifndef TT__CUDA_LOSS_CHUNK
 #define TT__CUDA_LOSS_CHUNK 2048
 #endif
@@ -223,21 +230,21 @@ typedef struct tt__launch {
    cublasSetWorkspace), less a page for what programs keep; with less, cuBLAS avoids its faster kernels.
    Instructions run one after another, so other ops use it as well: for partial sums of biases, norms, losses
    and squares. */
-#ifndef TT__CUDA_RESIDENT /* tests make it smaller */
+#ifndef TT__CUDA_RESIDENT /* tests set a smaller number */
 #define TT__CUDA_RESIDENT (((size_t)32 << 20) - 4096)
 #endif
-/* Alignment in bytes of storages and of the parts of workspaces: cudaMalloc's, which suffices for any vector
-   load. */
+/* Alignment in bytes of storages and of the parts of workspaces: the alignment of cudaMalloc, which suffices
+   for any vector load. */
 #define TT__CUDA_ALIGN 256
 
 /* Returns the smallest multiple of a unit, a power of two, that is not less than n. */
 static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1) & ~(unit - 1); }
 
-/* Scaling of fp8 (see QUANTIZE). A tensor is multiplied by the largest power of two with which the largest
-   magnitude of the TT__FP8_STEPS steps before, times 2^margin, is in range. A tensor may therefore grow
+/* Scaling of fp8 (see QUANTIZE). A tensor is multiplied by the largest power of two that keeps in range
+   2^margin times the tensor's largest magnitude of the last TT__FP8_STEPS steps. A tensor may therefore grow
    twofold from one step to the next without saturation, and a loss scale may double. A row of the history
-   holds the largest magnitude of all these steps (0 if none is known), then that of each step, the last
-   first. */
+   belongs to one tensor: first the largest magnitude over all these steps (0: unknown), then the largest
+   magnitude of each step, the latest step first. */
 enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__FP8_MOST(e5m2) ((e5m2) ? 57344.0f : 448.0f) /* the largest finite number of E5M2 or E4M3 */
 
@@ -245,14 +252,16 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__DRAW_ROUNDS 7
 /* Threshold of dropout: an element whose 16 random bits are below it is dropped. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
-/* Threshold of dropout for attention weights, of 8 random bits; a rate above 0 drops some. */
+/* Threshold of dropout for attention weights: a weight whose 8 random bits are below it is dropped. A rate
+   above 0 gives a threshold of at least 1. */
 #define TT__ATTENTION_DROP(p) ((p) * 256.0f < 0.5f ? (p) > 0 : (int32_t)((p) * 256.0f + 0.5f))
 
-/* Fills in masks that compare 16 numbers of 8 bits, one draw of Philox, with the threshold `drop` at once.
-   Bit b of number j is bit 16 (b / 4) + j of word b % 4. `kept` has a bit for each number: is the number, as
-   far as bit b, at least the threshold? From bit b - 1 to bit b: if the threshold has bit b, the number must
-   have bit b and be kept before; otherwise either is enough. For a word x that is kept = (x & kept) | (either
-   & (x | kept)), first for the lower halves of the words, then for the higher. */
+/* Fills in the masks with which a kernel compares 16 numbers of 8 bits, one draw of Philox, with the
+   threshold `drop` at once. Bit b of number j is bit 16 * (b / 4) + j of word b % 4. The comparison goes from
+   bit 0 to bit 7. `kept` has a bit for each number: whether its bits so far, as a number, are at least the
+   threshold's bits so far. At a bit that the threshold has, a number must have the bit and be kept before; at
+   any other bit one of the two is enough. For a word x that is kept = (x & kept) | (either & (x | kept)),
+   first for the lower halves of the words, then for the higher. */
 static inline void tt__attention_either(int32_t drop, uint32_t either[4])
 {
     for (int b = 0; b < 4; b++)
@@ -267,7 +276,7 @@ static inline int tt__rotary_pairs(const tt_rotary_options *o) { return (o->size
 static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
 {
     const double turn = 6.283185307179586, size = o->size, log_base = log(o->base);
-    /* YARN: the pairs that turn `high` and `low` times within the original positions. */
+    /* YARN: numbers of the pairs that turn `high` and `low` times within the original positions. */
     double from = floor(size * log(o->original / (o->high * turn)) / (2 * log_base));
     double to = ceil(size * log(o->original / (o->low * turn)) / (2 * log_base));
     from = from > 0 ? from : 0;
@@ -302,10 +311,10 @@ static inline int64_t tt__listed_blocks(const tt__attr *a)
 }
 
 /* Returns the bytes for the dropout mask of attention's backward on CUDA. The kernel of dq draws which
-   weights dropout keeps, and stores them as bits for dk and dv: TT__CUDA_ATTENTION_BITS bytes for 64 queries
-   and 64 keys of a sequence and a head. The function returns 0 if the mask would be larger than q, so that
-   memory grows with rows only, and for sequences of up to 256 rows, for which mma.sync needs one sweep; the
-   weights are then drawn a second time. */
+   weights dropout keeps, and stores them as bits for the kernel of dk and dv: TT__CUDA_ATTENTION_BITS bytes
+   for 64 queries and 64 keys of a sequence and a head. The function returns 0, and both kernels draw, if the
+   mask would be larger than q, so that memory grows with rows only, or if no sequence has more than 256 rows:
+   mma.sync then needs one sweep. */
 #define TT__CUDA_ATTENTION_BITS 512
 static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
 {
@@ -318,10 +327,10 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* q's bytes, at 16 bits a number */
 }
 
-/* Returns whether cuBLASLt has fast kernels for a matrix: its size along rows of memory, and the distance of
-   two rows, must be multiples of 8 elements. Otherwise the product's operands are copied, with zeros up to
-   multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside
-   them. */
+/* Returns whether cuBLASLt has fast kernels for a matrix: the number of its columns, and the distance from a
+   row to the next, must be multiples of 8 elements. For other matrices the product's operands are copied,
+   padded with zeros to multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; the product
+   writes its result in f32 beside the copies. */
 static inline bool tt__cuda_even(const tt__mat *m) { return m->cols % 8 == 0 && m->ld % 8 == 0; }
 
 static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype dtype)
@@ -344,9 +353,9 @@ static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, 
            tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
 }
 
-/* Returns the bytes of dq's partial sums in the backward by warpgroups. For sequences of more than 256 rows
-   it keeps dq as partial f32 sums: each 256 keys of a sequence have a slot, up to TT__CUDA_ATTENTION_SLOTS;
-   longer sequences reuse the slots. The slots are then added up. */
+/* Returns the bytes of dq's partial sums in attention's backward by warpgroups. For sequences of more than
+   256 rows this backward keeps dq as partial f32 sums: each 256 keys of a sequence have a slot, up to
+   TT__CUDA_ATTENTION_SLOTS; longer sequences reuse the slots. The slots are then added up. */
 #define TT__CUDA_ATTENTION_SLOTS 4
 static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
 {
@@ -358,9 +367,9 @@ static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat 
     return slots * q->rows * q->cols * 4;
 }
 
-/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 (head +
-   1) / n. For another number, the heads after the largest power of two n have every second slope of 2 n
-   heads. */
+/* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 * (head +
+   1) / n. For any other number of heads, n is the largest power of two below it: the first n heads have the
+   slopes of n heads, the others have every second slope of 2 * n heads. */
 static inline double tt__alibi_exponent(int head, int heads)
 {
     int n = 1;

@@ -26,28 +26,34 @@ struct tt_context {
     tt_status status;
     char error[TT__ERROR];
     size_t allocated;
-    pthread_mutex_t mutex; /* guards data that threads share: `allocated` and the allocator, errors */
-    bool late;             /* tests: the CPU does work of other streams at its WAIT, not when it starts */
+    pthread_mutex_t mutex; /* guards what threads share: the allocator, `allocated`, and the fields about
+                              errors */
+    bool late;             /* tests: the CPU does another stream's work at its WAIT, not at its start */
     bool apart;            /* tests: device "cpu" has its own memory, as GPUs have */
     bool ranks_run;        /* several ranks run: only the first of their errors is kept */
     bool rank_failed;      /* an error was recorded since the ranks began to run */
     pthread_t failed;      /* thread that recorded the last error */
     double measured_peak;
-    bool profiles;         /* tt_measure_costs: each launch is made and timed by itself */
-    double *profile;       /* seconds of each instruction, by its number: the fastest run so far */
-    bool searches;         /* a search for the largest size that fits is on: errors give no advice */
+    bool profiles;         /* tt_measure_costs: each launch has one instruction and is timed by itself */
+    double *profile;       /* seconds of each instruction in its fastest run so far, by the instruction's
+                              number */
+    bool searches;         /* a search for the largest size that fits is running: errors give no advice */
     bool unbudgeted;       /* the caller of the search has no budget and will compile without one */
     size_t needs;          /* bytes of the smallest possible program with the options as they are */
-    size_t advised;        /* bytes of the smallest program that the error advises; 0: its advice fits */
-    bool no_arrivals;      /* plans have no memory for the inputs of the next run, as under a tight budget */
+    size_t advised;        /* bytes of the smallest program that an error's advice leads to; 0: the advice
+                              fits the budget */
+    bool no_arrivals;      /* plans reserve no memory for the inputs of the next run, as under a tight
+                              budget */
     tt__cpu cpu;           /* device "cpu", set up by the options */
     struct tt__crew *crews; /* list of the device groups that have programs */
     struct tt__net *net;   /* the other processes; NULL: there are none */
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* number of tapes made so far */
-    char unmade[TT__ERROR]; /* the first failure of tt_param_new since the last tt_error; "": none */
-    uint32_t *param_slots, n_param_slots; /* hash table of names (tt__param_slot): index + 1; 0: free */
+    char unmade[TT__ERROR]; /* message of the first tt_param_new that failed since the last tt_error; "": none
+                               failed */
+    uint32_t *param_slots, n_param_slots; /* hash table of parameter names (tt__param_slot). An entry is 1 +
+                                             the parameter's index; 0: free */
     bool writes_nothing;   /* this process writes no files: the first process writes them for all */
 };
 

@@ -47,7 +47,8 @@ static bool tt__name_is(void *arg, const char *name)
 }
 
 /* Sets *found to whether a folder holds a file called `name`. Lists the folder instead of opening the file,
-   so that a file that cannot be opened (no permission, too many open files, failing disk) counts as there. */
+   so that a file that cannot be opened (no permission, too many open files, failing disk) counts as
+   present. */
 static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
 {
     const tt_files *files = &ctx->options.files;
@@ -83,9 +84,9 @@ static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes
 }
 
 /* A file that is written under a temporary name. tt__writer_end syncs the file and renames it into place, so
-   that readers find either the old file or the whole new one. After the first failure nothing more is
-   written, and tt__writer_end removes the temporary file. `file` is NULL where another process writes the
-   same file: then nothing is written. */
+   that readers find either the old file or the whole new one. After the first failure the writer writes
+   nothing more, and tt__writer_end removes the temporary file. `file` is NULL, and the writer writes nothing,
+   in a process that leaves this file to another process. */
 typedef struct tt__writer {
     tt_context *ctx;
     void *file;
@@ -154,8 +155,8 @@ static tt_status tt__writer_end(tt__writer *w)
     return w->status;
 }
 
-/* Heapsort of numbers by less(arg, a, b), a strict total order. Heapsort needs no memory and takes n log n
-   steps for any input. */
+/* An order of numbers for heapsort: less(arg, a, b) must be a strict total order. Heapsort needs no memory
+   and takes n log n steps for any input. */
 typedef bool (*tt__less)(const void *arg, uint32_t a, uint32_t b);
 
 static void tt__sift_down(uint32_t *items, size_t root, size_t n, tt__less less, const void *arg)

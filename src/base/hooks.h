@@ -101,8 +101,8 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
 }
 
 /* Locks the file `path` with flock, which drops the lock when the process ends in any way, and writes `text`
-   to it. The previous holder may remove the file between open and flock here. The locked file then no longer
-   has this name, and the next try makes a new file. */
+   to it. Between open and flock here, the previous holder may remove the file. The file that is then locked
+   no longer has this name, and the next try makes a new file. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;
@@ -127,7 +127,7 @@ static void *tt__posix_lock(void *user, const char *path, const char *text, bool
 static int64_t tt__posix_space(void *user, const char *folder)
 {
     struct statvfs v;
-    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* 0: the file system doesn't say */
+    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* f_blocks 0: the size is unknown */
     return (int64_t)fmin((double)v.f_bavail * (double)v.f_frsize, 0x1p62);
 }
 

@@ -14,12 +14,12 @@ static double tt__quota_in(const char *folder)
     double value[4] = {0, 0, 0, 0}, quota = HUGE_VAL;
     char path[8192];
     for (int k = 0; k < 3; k++) {
-        const int at = k + (k > 0); /* cpu.max holds a quota and a period: value[0] and value[1] */
+        const int at = k + (k > 0); /* cpu.max holds two numbers, quota and period: value[0] and value[1] */
         if (snprintf(path, sizeof path, "%s/%s", folder, names[k]) >= (int)sizeof path) continue;
         FILE *f = fopen(path, "r");
         if (!f) continue;
         int read = fscanf(f, k == 0 ? "%lf %lf" : "%lf", &value[at], &value[1]);
-        if (read < 1) value[at] = 0; /* the word "max" */
+        if (read < 1) value[at] = 0; /* the file holds the word "max" */
         fclose(f);
     }
     for (int k = 0; k < 4; k += 2)
@@ -38,7 +38,8 @@ static void tt__each_group(const char *root, const char *controller,
     if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return;
     FILE *f = fopen(folder, "r");
     if (!f) return;
-    while (fgets(line, sizeof line, f)) { /* number:controllers:/path; no controllers: version 2 */
+    while (fgets(line, sizeof line, f)) { /* a line is number:controllers:/path; version 2 lists no
+                                             controllers */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
         if (!group) continue;
         *group++ = 0;
@@ -92,8 +93,9 @@ static double tt__number_in(const char *folder, const char *file, const char *ke
     return n;
 }
 
-/* Memory that the process may still allocate. bytes: the least that any limit leaves; limit: that limit, in
-   bytes, which `of` names; group_limit: the smallest limit of the control groups; swap: free swap space. */
+/* Memory that the process may still allocate. bytes: the least that any limit leaves. limit: the size of that
+   limit in bytes. of: the name of that limit. group_limit: the smallest limit of the control groups. swap:
+   free swap space. */
 typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
 
 static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
@@ -104,8 +106,8 @@ static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
     m->of = of;
 }
 
-/* Lowers the tt__room `arg` to the bytes that a control group can still have. The group counts cached files
-   as used, but the kernel frees them on demand, so they count as available here. */
+/* Lowers the tt__room `arg` to the bytes that a control group still leaves. The group counts cached files as
+   used, but the kernel frees them on demand, so they count as available here. */
 static void tt__group_room(const char *folder, void *arg)
 {
     static const struct { const char *limit, *used, *inactive, *active, *swap_limit, *swap_used; } names[] = {

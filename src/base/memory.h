@@ -62,7 +62,7 @@ static void *tt__realloc(tt_context *ctx, void *memory, size_t bytes)
     return bigger;
 }
 
-/* Grows `array`, of `count` entries, to a capacity for one more; false when out of memory. */
+/* Grows `array`, which has `count` entries, so that one more fits. The result is false when out of memory. */
 #define TT__GROW(ctx, array, count, capacity) \
     ((count) < (capacity) || tt__grow((ctx), (void **)&(array), sizeof *(array), &(capacity)))
 

@@ -54,7 +54,7 @@ static uint16_t tt__to_f16(float x)
     uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00);
     if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00); /* rounds to infinity */
-    if (magnitude < 0x38800000u) { /* subnormal: the FPU rounds to 2^-24, the ulp of numbers in [0.5, 1) */
+    if (magnitude < 0x38800000u) { /* subnormal: adding 0.5 rounds to a multiple of 2^-24 */
         float scaled = tt__float(magnitude) + 0.5f;
         return (uint16_t)(sign | (tt__bits(scaled) - tt__bits(0.5f)));
     }
@@ -90,9 +90,9 @@ static uint8_t tt__to_fp8(float x, bool e5m2)
     return (uint8_t)(sign | (r + (1u << (drop - 1)) - 1 + (r >> drop & 1)) >> drop);
 }
 
-/* Returns the factor of a tensor before it is rounded to fp8: the largest power of two that keeps the
-   tensor's largest magnitude within range. NaN if `largest` is not finite; then the whole tensor becomes
-   NaN. */
+/* Returns the factor by which a tensor is multiplied before it is rounded to fp8: the largest power of two
+   that keeps the tensor's largest magnitude within range. NaN if `largest` is not finite; then the whole
+   tensor becomes NaN. */
 static float tt__fp8_scale(float largest, bool e5m2)
 {
     if (!(largest <= 3.4028235e38f)) return NAN;

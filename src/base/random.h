@@ -39,7 +39,7 @@ static uint64_t tt__stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t
 
 static float tt__uniform(uint32_t u) { return ((float)(u >> 8) + 0.5f) * 0x1p-24f; } /* a number in (0, 1) */
 
-/* Computes numbers [4i, 4i + 4) of a standard normal sequence (Box, Muller 1958). */
+/* Computes numbers [4 * i, 4 * i + 4) of a standard normal sequence (Box, Muller 1958). */
 static void tt__normal4(uint64_t key, uint64_t i, float out[4])
 {
     uint32_t counter[4] = {(uint32_t)i, (uint32_t)(i >> 32), 0, 0}, u[4];

@@ -47,7 +47,7 @@ static tt__float_mode tt__float_default(void)
 static void tt__float_restore(tt__float_mode mode) { fesetenv(&mode); }
 #endif
 
-/* Starts a thread that takes no signals sent to the process: these are for the host program's threads.
+/* Starts a thread that takes no signals sent to the process: those signals go to the host program's threads.
    Signals that a machine instruction raises (SIGSEGV and others) go to the thread of that instruction and are
    not blocked, so that the host program's handlers still work. Returns false on failure. */
 static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
@@ -62,10 +62,10 @@ static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
     return failed == 0;
 }
 
-/* A task of a pool, which runs `count` tasks on all threads, the caller included. Each thread begins with its
-   own slice of the tasks, the same slice in each call, so that the slice's data is still in its cache; then
-   it helps with the slices of other threads. Results must depend on the task only, not on the thread or the
-   number of threads. Idle workers sleep. */
+/* A function that does one task. A pool runs it for `count` tasks on all threads, the caller included. Each
+   thread begins with its own slice of the tasks, the same slice in each call, so that the slice's data is
+   still in its cache; then it helps with the slices of other threads. Results must depend on the task only,
+   not on the thread or the number of threads. Idle workers sleep. */
 typedef void (*tt__task)(void *arg, int64_t task, int thread);
 
 typedef struct tt__worker {
@@ -104,7 +104,7 @@ static void tt__pool_work(tt__pool *pool, int thread)
     }
 }
 
-/* Iterations of a waiting loop, about 20 us: longer than the gap between ops, shorter than a time slice. */
+/* Iterations of a waiting loop: about 20 us, longer than the gap between ops, shorter than a time slice. */
 #define TT__SPINS 2000
 
 /* Slows down a loop that waits for another thread. */

@@ -85,9 +85,9 @@ TT__INLINE void TT__K(store_16)(uint16_t *p, tt__vf x, tt_dtype dtype)
 #endif
 }
 
-/* Rounds x to 16 bits stochastically: up with a probability equal to the dropped fraction, by 16 random bits
-   in each lane. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to nearest, so
-   that they overflow no sooner than rounding to nearest does: at 65520. */
+/* Rounds x to 16 bits stochastically, by 16 random bits in each lane: up with a probability equal to the
+   dropped fraction. Numbers that are not finite and, in f16, numbers from 65504 on are rounded to nearest, so
+   that both ways of rounding overflow from 65520 on. */
 TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype dtype)
 {
     tt__vu u = (tt__vu)x, magnitude = u & 0x7fffffff;
@@ -98,19 +98,19 @@ TT__INLINE void TT__K(round_16)(uint16_t *p, tt__vf x, tt__vu random, tt_dtype d
         return;
     }
     tt__vi subnormal = magnitude < 0x38800000;
-    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* exact, below 1024 */
+    tt__vf units = (tt__vf)(magnitude & (tt__vu)subnormal) * 0x1p24f; /* exact, being below 1024 */
     tt__vi whole = __builtin_convertvector(units, tt__vi);
     tt__vf fraction = units - __builtin_convertvector(whole, tt__vf);
     tt__vi up = fraction * 65536.0f + __builtin_convertvector((tt__vi)random, tt__vf) >= 65536.0f;
     tt__vu r = (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
     r = TT__K(select)(subnormal, (tt__vu)(whole - up), r); /* up: 0 or -1 */
-    /* 65504 and more: to nearest */
+    /* f16 from 65504 on is rounded to nearest: to 65504 or infinity */
     r = TT__K(select)(magnitude >= 0x477fe000, TT__K(splat_u)(0x7bff), r);
     r = TT__K(select)(magnitude >= 0x477ff000, TT__K(splat_u)(0x7c00), r);
     TT__K(store_h)(p, TT__K(select)(nan, TT__K(splat_u)(0x7e00), r) | ((u >> 16) & 0x8000));
 }
 
-/* Does the loads that load_as leaves: f16, and fewer than TT__LANES elements. Out of line, as store_rest is,
+/* Loads what load_as leaves to it: f16, and fewer than TT__LANES elements. Not inlined, like store_rest,
    because many places call it for few elements. */
 TT__OUTLINE tt__vf TT__K(load_rest)(const void *p, tt_dtype dtype, int64_t i, int64_t n)
 {

@@ -11,8 +11,8 @@
 
 struct tt__isa_table {
     const char *name;
-    /* Loops of one thread's fastest multiply-adds: [0] of fp32, then by tt__bf16; NULL where there are none.
-       They return the number of FLOPs done. */
+    /* Loops of the fastest multiply-adds in one thread: peak[0] in fp32, the others by tt__bf16; NULL where
+       the instruction set has none. They return the number of FLOPs done. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
     bool optimized; /* the compiler optimised the kernels */

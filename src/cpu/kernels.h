@@ -1,9 +1,9 @@
-#ifndef TT__LANES /* by itself: the portable variant */
+#ifndef TT__LANES /* by itself this file is the portable variant */
 #include "isa.h"
 #define TT__LANES 4
 #define TT__ISA portable
 #define TT__TARGET
-#define TT__KERNELS_ONLY /* tables have external linkage, as alone.h declares them */
+#define TT__KERNELS_ONLY /* the tables have external linkage, as alone.h declares them */
 #endif
 
 /* ------------------------------------------------------------------------------------------------- vectors
@@ -19,7 +19,7 @@
 #define TT__FN static TT__TARGET                                /* a kernel of this instruction set      */
 #define TT__INLINE static inline TT__TARGET TT__ALWAYS          /* a building block of kernels           */
 #define TT__OUTLINE static TT__TARGET __attribute__((noinline)) /* a function that several kernels share */
-/* Functions and building blocks that also use dot products of bf16, or tiles. */
+/* Functions and building blocks that may also use dot products of bf16, or tiles. */
 #define TT__DOT_FN static TT__DOT_TARGET __attribute__((noinline))
 #define TT__DOT_INLINE static inline TT__DOT_TARGET TT__ALWAYS
 #define TT__TILES_FN static TT__TILES_TARGET __attribute__((noinline))

@@ -24,7 +24,7 @@ TT__OUTLINE void TT__K(row_narrow)(void *to, const float *from, tt_dtype dtype, 
     if (i < n) TT__K(store_as)(h, dtype, i, TT__K(load_n)(from + i, n - i), n - i);
 }
 
-/* Computes y = a x + b z over a row of n floats; without z (NULL), y = a x. */
+/* Computes y = a * x + b * z over a row of n floats; without z (NULL), y = a * x. */
 TT__INLINE void TT__K(axpby)(float *y, float a, const float *x, float b, const float *z, int64_t n)
 {
     for (int64_t c = 0; c < n; c += TT__LANES) {

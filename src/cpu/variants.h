@@ -1,6 +1,6 @@
 #pragma once
 #include "isa.h"
-#ifndef TINYTRAIN_FILENAME /* by itself: the names of the tables, without the kernels */
+#ifndef TINYTRAIN_FILENAME /* by itself this file has the names of the tables, without the kernels */
 #define TINYTRAIN_FILENAME "alone.h"
 #endif
 
@@ -66,8 +66,8 @@
 #define TT__TILES_FENCE __asm__ volatile("" ::: "memory")
 #define TT__TILES_KEEP(p) __asm__ volatile("" : : "r"(p) : "memory")
 /* Returns whether the CPU has AMX with bf16 (CPUID leaf 7: bits 24 and 22 of EDX) and Linux grants this
-   process the tile registers, for which it must ask: ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA (Linux,
-   Documentation/arch/x86/xstate.rst). */
+   process the tile registers. The function asks Linux for them by ARCH_REQ_XCOMP_PERM of XFEATURE_XTILEDATA
+   (Linux, Documentation/arch/x86/xstate.rst). */
 static bool tt__tiles_here(void)
 {
     unsigned a, b, c, d = 0;
@@ -92,7 +92,7 @@ static bool tt__tiles_here(void)
 #define TT__NARROW_F16(p, x) vst1_u16((p), vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)(x))))
 #if defined(__linux__) && (defined(__clang__) || __GNUC__ >= 10)
 #include <sys/auxv.h>
-/* bit 14: HWCAP2_BF16, which old headers do not define */
+/* Bit 14 is HWCAP2_BF16, which old headers do not define. */
 #define TT__NEON_DOT_HERE ((getauxval(AT_HWCAP2) >> 14 & 1) != 0)
 #ifdef __clang__
 #define TT__DOT_TARGET __attribute__((target("bf16")))
@@ -100,13 +100,13 @@ static bool tt__tiles_here(void)
 #define TT__DOT_TARGET __attribute__((target("+bf16")))
 #endif
 /* Adds to `sum` (2 x 2) the product of 2 rows and 2 columns of 4 bf16 each, by BFMMLA. BFMMLA makes 16
-   products, BFDOT 8, and a fused multiply-add of fp32 makes 4; Neoverse V1 and N2 issue as many of either in
-   a cycle (Arm's software optimization guides, as quoted in LLVM's AArch64SchedNeoverseV1.td and N2.td).
-   BFMMLA needs panels that are regrouped after packing. BFMMLA equals two BFDOTs one after the other, so an
-   element of C does not depend on its neighbours. Products and sums are rounded to odd, subnormals count as 0
-   (Arm ARM, BFMMLA with FPCR.EBF = 0). Inline assembly, because gcc 12 inlines the intrinsic only into
-   functions for armv8.2-a or later; the kernels' building blocks, compiled for the user's target, could then
-   not be inlined into these. */
+   multiplications, BFDOT 8, and a fused multiply-add of fp32 makes 4; Neoverse V1 and N2 issue the same
+   number of each in a cycle (Arm's software optimization guides, as quoted in LLVM's
+   AArch64SchedNeoverseV1.td and N2.td). BFMMLA needs panels that are regrouped after packing. BFMMLA equals
+   two BFDOTs one after the other, so an element of C does not depend on its neighbours. Products and sums are
+   rounded to odd, subnormals count as 0 (Arm ARM, BFMMLA with FPCR.EBF = 0). The function is inline assembly
+   because gcc 12 inlines the intrinsic only into functions for armv8.2-a or later; the kernels' building
+   blocks, compiled for the user's target, could then not be inlined into such functions. */
 TT__DOT_TARGET static inline __attribute__((always_inline))
 float32x4_t tt__bfmmla(float32x4_t sum, float32x4_t rows, float32x4_t columns)
 {

@@ -13,13 +13,13 @@
 #define TT__UNROLL_BY(n) TT__PRAGMA(clang loop unroll_count(n))
 #else
 #define TT__UNROLL(n) TT__PRAGMA(GCC unroll n)
-#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* for loops of any length */
+#define TT__UNROLL_BY(n) TT__PRAGMA(GCC unroll n) /* in gcc also for loops whose length is not constant */
 #endif
-/* An unrolled loop over i in [0, n). The compiler knows n, which is at most 24. */
+/* A loop over i in [0, n), which the compiler unrolls completely. n is a constant of at most 24. */
 #define TT__EACH(i, n) TT__UNROLL(24) for (int i = 0; i < (n); i++)
 #endif
 
-#ifndef TT__SHUFFLE /* picks four floats of two vectors of four */
+#ifndef TT__SHUFFLE /* takes four floats from two vectors of four floats */
 #if defined(__clang__) || __GNUC__ >= 12
 #define TT__SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
@@ -52,7 +52,7 @@ TT__INLINE tt__vf TT__K(load)(const float *p) { tt__vf v; memcpy(&v, p, sizeof v
 TT__INLINE void TT__K(store)(float *p, tt__vf v) { memcpy(p, &v, sizeof v); }
 #endif
 
-/* Loads n < TT__LANES elements; lanes beyond n are 0. Out of line, as store_some is, because load_n and
+/* Loads n < TT__LANES elements; lanes beyond n are 0. Not inlined, like store_some, because load_n and
    store_n mostly have at least TT__LANES elements. */
 TT__OUTLINE tt__vf TT__K(load_some)(const float *p, int64_t n)
 {
@@ -76,7 +76,7 @@ TT__INLINE void TT__K(store_n)(float *p, tt__vf v, int64_t n)
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b) { return (tt__vf)(result); }
 #define TT__OF_THREE(name, result) \
     TT__INLINE tt__vf TT__K(name)(tt__vf a, tt__vf b, tt__vf c) { return (tt__vf)(result); }
-#if TT__LANES == 16 /* masked with all ones, because g++ 12 warns about its header's plain forms */
+#if TT__LANES == 16 /* with a full mask, because g++ 12 warns about its header's plain forms */
 TT__OF_THREE(fma, _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c))
 TT__OF_TWO(max, _mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b))
 TT__OF_TWO(min, _mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b))
@@ -117,7 +117,7 @@ TT__INLINE float TT__K(max_lane)(tt__vf v)
     return m;
 }
 
-/* Returns c[0] x^(n - 1) + ... + c[n - 1]. */
+/* Returns c[0] * x^(n - 1) + ... + c[n - 1]. */
 TT__INLINE tt__vf TT__K(polynomial)(const float *c, const int n, tt__vf x)
 {
     tt__vf p = TT__K(splat)(c[0]);
@@ -149,7 +149,7 @@ TT__INLINE tt__vf TT__K(exp)(tt__vf x)
 /* Returns 2^x for x <= 127 with a relative error < 2e-7; 2^-126 for x below -126, NaN for NaN. */
 TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
 {
-    /* a minimax polynomial in relative error, with 2^0 = 1 exactly */
+    /* a minimax polynomial for the relative error, which gives 2^0 = 1 exactly */
     static const float c[] = {1.559467754e-4f, 1.340664390e-3f, 9.617692975e-3f, 5.550310551e-2f,
                               2.402265278e-1f, 6.931472150e-1f, 1.0f};
     const tt__vf magic = TT__K(splat)(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to an integer */
@@ -159,7 +159,7 @@ TT__INLINE tt__vf TT__K(exp2)(tt__vf x)
     return TT__K(polynomial)(c, 7, r) * (tt__vf)((tt__vi)shifted << 23);
 }
 
-/* Returns erf(x) with an absolute error < 2e-7: x P(x^2) / Q(x^2) on [-4, 4], as in Eigen and XLA. */
+/* Returns erf(x) with an absolute error < 2e-7, as x * P(x^2) / Q(x^2) on [-4, 4] like Eigen and XLA. */
 TT__INLINE tt__vf TT__K(erf)(tt__vf x)
 {
     static const float p[] = {-2.72614225801306e-10f, 2.77068142495902e-08f, -2.10102402082508e-06f,
@@ -173,8 +173,8 @@ TT__INLINE tt__vf TT__K(erf)(tt__vf x)
     return (tt__vf)(((tt__vi)e & ~nan) | ((tt__vi)x & nan));
 }
 
-/* Returns tanh(x) with a relative error < 5e-7, by Eigen's rational approximation. The result is exactly 1 or
-   -1 where these are as near, because 1 - tanh^2 times a large number must be 0 there. */
+/* Returns tanh(x) with a relative error < 5e-7, by Eigen's rational approximation. Where the nearest float is
+   1 or -1, the result is exactly that, because 1 - tanh^2 times a large number must be 0 there. */
 TT__INLINE tt__vf TT__K(tanh)(tt__vf x)
 {
     static const float p[] = {-2.76076847742355e-16f, 2.00018790482477e-13f, -8.60467152213735e-11f,
@@ -206,7 +206,7 @@ TT__INLINE tt__vf TT__K(act)(const int kind, tt__vf x) /* kind: tt__act */
     }
 }
 
-/* Returns d act(x) / dx from the saved value s: the output act(x) for RELU and TANH, else the input x. */
+/* Returns the derivative of act at x from the saved value s: the output act(x) for RELU and TANH, else x. */
 TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
 {
     switch (kind) {
@@ -215,7 +215,7 @@ TT__INLINE tt__vf TT__K(act_derivative)(const int kind, tt__vf s)
         return cdf + s * 0.3989422804014327f * TT__K(exp)(s * s * -0.5f);
     }
     case TT__ACT_GELU_TANH: {
-        /* avoids infinity times 0; NaN stays NaN */
+        /* The limits avoid infinity times 0; NaN stays NaN. */
         s = TT__K(max)(TT__K(splat)(-100.0f), TT__K(min)(TT__K(splat)(100.0f), s));
         tt__vf t = TT__K(tanh)(0.7978845608028654f * s * (1.0f + 0.044715f * s * s));
         return 0.5f * (1.0f + t) + 0.5f * s * (1.0f - t * t) * 0.7978845608028654f
@@ -241,7 +241,7 @@ TT__INLINE void TT__K(act_each)(const int kind, float *y, const float *x, const 
     }
 }
 
-/* Computes y = act(x) if `saved` is NULL, else y = x act'(saved), over a row of n floats. y may be x. */
+/* Computes y = act(x) if `saved` is NULL, else y = x * act'(saved), over a row of n floats. y may be x. */
 TT__OUTLINE void TT__K(act_row)(int kind, float *y, const float *x, const float *saved, int64_t n)
 {
     switch (kind) {

@@ -52,7 +52,7 @@ tt_status check(tt__device *d, cudaError_t e, const char *what)
     return status;
 }
 
-// Makes d the thread's device. Returns false after fail, or if d is lost.
+// Makes d the thread's current device. Returns false if that fails or if d is lost.
 bool use(tt__device *d) { return !d->lost && check(d, cudaSetDevice(d->index), "cudaSetDevice") == TT_OK; }
 
 // Waits for all streams of d, the thread's device, and returns the first error.
@@ -66,7 +66,7 @@ cudaError_t drain(tt__device *d)
     return first;
 }
 
-// Returns stream `number`, which is made at the first call; NULL after fail.
+// Returns stream `number`, which the first call for this number makes; NULL if that fails.
 cudaStream_t stream_of(tt__device *d, int number)
 {
     if (number == TT__COMPUTE_STREAM) return d->stream;
@@ -165,9 +165,9 @@ tt_status check_kernels(tt__device *d)
                 d->properties.name, major, minor, archs, major, minor);
 }
 
-// Returns whether kernels may come onto the device before the stream's previous kernels are done, also in
-// graphs (since CUDA 12.3). Kernels compiled for older devices, which a driver adapts to newer ones, may not:
-// they do not wait for the previous kernels.
+// Returns whether the device may take in a kernel before the stream's previous kernels are done, also in
+// graphs (since CUDA 12.3). Kernels compiled for older devices, which a driver adapts to newer ones, may not
+// be taken in early: they do not wait for the previous kernels.
 bool chains_kernels(const tt__device *d)
 {
     cudaFuncAttributes attributes;
@@ -464,8 +464,8 @@ void cuda_release_event(tt__device *d, void *event)
     cudaEventDestroy((cudaEvent_t)event);
 }
 
-// Begins to record a graph of what the streams are given. Streams other than the compute stream join the
-// recording when they first wait for the compute stream.
+// Begins to record, as a graph, the work that the streams are given. Streams other than the compute stream
+// join the recording when they first wait for the compute stream.
 tt_status cuda_capture(tt__device *d)
 {
     if (!use(d)) return TT_ERR_DEVICE;

@@ -18,10 +18,11 @@ union resident_workspace {
     static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
     static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
     struct { unsigned char lt[LT_BYTES]; float bias[BIAS_BYTES / sizeof(float)]; } product;
-    float sums[BYTES / sizeof(float)]; // partial sums, of kernels that sum in two steps
+    float sums[BYTES / sizeof(float)]; // partial sums of kernels that sum in two steps
     double squares[BYTES / sizeof(double)];
     loss_sums losses[BYTES / sizeof(loss_sums)];
-    unsigned words[BYTES / sizeof(unsigned)]; // bits of rows; counts of digits
+    unsigned words[BYTES / sizeof(unsigned)]; // sets of rows, a bit for each row; or counts of digits, for
+                                              // sorting
 };
 static_assert(sizeof(resident_workspace) == resident_workspace::BYTES, "there is nothing between the parts");
 
@@ -40,14 +41,14 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
     return load_any(m.data, m.dtype, i * m.ld + j);
 }
 
-// A sum that is to be finished: to[c] = or += the sum over `parts` rows of `partial`, which are `stride`
-// floats apart. The structure has no padding, because in arrays of structures gcc 12 with
-// -ftrivial-auto-var-init clears other bytes than the padding.
+// A sum in its last step: to[c] becomes the sum over `parts` rows of `partial`, which are `stride` floats
+// apart, or grows by that sum if `add`. The structure has no padding, because in arrays of structures gcc 12
+// with -ftrivial-auto-var-init clears other bytes than the padding.
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
-// Finishes sums. A block has 32 columns, and its 32 warps take parts in turn; a thread has 8 loads in flight,
-// so that a block loads up to 256 parts at once.
+// Does the last step of sums. A block has 32 columns, and its 32 warps take parts in turn; a thread has 8
+// loads in flight, so that a block loads up to 256 parts at once.
 __global__ void __launch_bounds__(1024) finish_sums(const __grid_constant__ all_sums_to_finish all)
 {
     tt__begin_kernel();
@@ -76,7 +77,8 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
     all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
 }
 
-// Finishes all sums, in one launch unless several add to one result: these follow one another.
+// Does the last step of all sums, in one launch unless several sums add to one result: those run one after
+// another.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
     const int64_t sums = all->count;
@@ -121,23 +123,23 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
 }
 
 // Returns the number of blocks that sum rows: `each` for each multiprocessor of the device, but at most
-// `pieces`, and at most as many as have room for their f32 sums, of `bytes` bytes a block, in the resident
-// workspace after its first `used` bytes.
+// `pieces`, and at most the number whose f32 sums, of `bytes` bytes a block, fit the resident workspace after
+// its first `used` bytes.
 int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
     return max((int64_t)1, min(min(pieces, each * (int64_t)d->properties.multiProcessorCount), room));
 }
 
-#define TT__ROW_COLUMNS 4096 // max columns of rows that fit the registers of a block
+#define TT__ROW_COLUMNS 4096 // largest number of columns of a row that fits the registers of a block
 
-// Returns the number of rows in a chunk of column sums. Each kernel that sums the columns of a gradient gives
-// the same bits, because a stage of a pipeline may sum a gradient itself that it gets from the next stage.
-// For that, each kernel sums the numbers as they are stored, in chunks of this many rows, whose rows the
-// teams of a block (sum_teams) take in turn.
+// Returns the number of rows in a chunk of column sums. All kernels that sum the columns of a gradient must
+// give the same bits, because a stage of a pipeline may itself sum a gradient that it gets from the next
+// stage. So each kernel sums the numbers as they are stored, in chunks of this many rows, and the teams of a
+// block (sum_teams) take the rows of a chunk in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
-    // The number of layernorm_backward's blocks that fit a multiprocessor.
+    // Number of layernorm_backward's blocks that fit a multiprocessor.
     const int64_t blocks = min((columns <= 1024 ? 1024 : TT__ROW_COLUMNS) / columns, (int64_t)4);
     const int64_t most = sum_blocks(d, (int)max(blocks, (int64_t)1), (rows + 7) / 8, 0,
                                     (size_t)(3 * columns) * sizeof(float));
@@ -149,7 +151,7 @@ __host__ __device__ inline int sum_teams(int64_t columns)
     return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : 4;
 }
 
-// Rounds v to numbers of this dtype, in pairs, because rounding a single number uses a GPU's slow units.
+// Rounds the numbers v to this dtype, in pairs, because rounding a single number uses a GPU's slow units.
 __device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 {
     if (dtype == TT_F32) return;
@@ -189,8 +191,8 @@ tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
     return part;
 }
 
-// Computes to = or += the sums of the columns of dy, as many columns at a time as fit the partial sums'
-// memory.
+// Writes the sums of the columns of dy to `to`, or adds them to it if `add`. Each launch takes as many
+// columns as have room for their partial sums.
 cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
 {
     tt__device *d = l->device;
@@ -288,7 +290,8 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
 {
     cudaError_t e = cudaSuccess;
     unsigned grid;
-    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // of one launch: 32-bit division serves
+    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // rows of one launch, few enough for 32-bit
+                                                                 // division
     for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
         g.all = min(rows, g.y.rows - g.first) * g.per_row;
         e = grid_of(d, each_group<OP, X, Y>, TT__ROW_THREADS, 2, blocks_for(g.all, TT__ROW_THREADS), &grid);
@@ -310,10 +313,10 @@ __device__ __forceinline__ void fetch_group(row_bits<X> &to, const tt__mat &m, i
     }
 }
 
-// Computes y as each_group does, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. OP
-// also has finish(), which computes the results v from the elements v of a and `other` of b, and is told
-// whether b exists. A thread has 8 columns. It loads the rows of its next turn ahead, because there are few
-// blocks: each block leaves a row of partial sums.
+// Computes y as each_group does, and writes to partial[blockIdx.y][c] the sum of rows_each rows of column c
+// of y. OP also has finish(), which computes the results v from the elements v of a and `other` of b, and is
+// told whether b exists. A thread has 8 columns. Each block leaves a row of partial sums, so there are few
+// blocks, and a thread loads the rows of its next turn ahead.
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
@@ -335,9 +338,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 2)
     float *const of_block = partial + blockIdx.y * g.y.cols;
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     row_bits<X> a[ROWS] = {}, b[ROWS] = {};
-    // left: rows of the chunk from the thread's first row of the current turn on. g.a and g.b begin at the
-    // rows of the next turn, which are loaded ahead. All of these loads are issued together, because a thread
-    // that waits for one of its loads may wait for all loads in flight.
+    // left: number of rows from the thread's first row of the current turn to the end of the chunk. g.a and
+    // g.b begin at the rows of the next turn, which are loaded ahead. All of these loads are issued together,
+    // because a thread that waits for one of its loads may wait for all loads in flight.
     int left = c < g.y.cols ? (int)(min(g.y.rows, (blockIdx.y + 1) * rows_each) - from) : 0;
     move_rows(from, g.a, g.b, g.y);
     const auto fetch = [&](int many) {
@@ -431,7 +434,8 @@ cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add,
 
 const tt__mat no_operand = {NULL, TT_F32, 0, 0, 0};
 
-// Computes y as run_groups does, and, unless sums.data is NULL, sums = or += the sums of y's columns.
+// Computes y as run_groups does. Unless sums.data is NULL, also writes the sums of y's columns to `sums`, or
+// adds them to it if add_sums.
 template <class OP>
 cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row,
                             OP op, const tt__mat &sums, bool add_sums)
@@ -445,7 +449,7 @@ cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y
         return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
     }
     const int64_t each = rows_of_sums(d, y.rows, y.cols);
-    // The blocks across the columns get equal shares of the columns.
+    // The blocks side by side across the columns get equal shares of the columns.
     const int teams = sum_teams(y.cols);
     const unsigned groups = blocks_for(y.cols, 8), pieces = blocks_for(groups, TT__ROW_THREADS / teams);
     const unsigned threads = blocks_for(blocks_for(groups, pieces) * teams, 32) * 32;

@@ -18,7 +18,7 @@ struct group_arguments;
 
 struct tt__device {
     int index;
-    tt__stream stream;      // the compute stream, also of all calls that are not launches
+    tt__stream stream;      // the compute stream; calls that are not launches use it, too
     cudaStream_t beside[TT__STREAMS]; // the other streams, by number; made at the first use
     cublasLtHandle_t lt;
     cudaDeviceProp properties;

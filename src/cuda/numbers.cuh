@@ -34,7 +34,8 @@ static_assert(TT__FLOATS == 3, "these want the new dtype, too: TT__WITH_HALF, pa
         else TT__WITH_HALF(dtype, T, __VA_ARGS__);                          \
     } while (0)
 
-// Returns element i of an array of any float dtype. For arrays that are small or rarely read.
+// Returns element i of an array of any float dtype. It branches on the dtype, so use it for arrays that are
+// small or rarely read.
 __device__ __forceinline__ float load_any(const void *p, tt_dtype dtype, int64_t i)
 {
     if (dtype == TT_F32) return ((const float *)p)[i];
@@ -145,11 +146,11 @@ inline bool is_wide(const tt__mat *m)
 
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
-// The normal distribution at x. e is the density, exp(-x^2 / 2) / sqrt(2 pi), and f e the probability of
-// numbers below -|x|. f is a polynomial of t = 1 / (1 + 0.34 |x|), fitted here to the least maximum of
-// relative errors (1.3e-7 for |x| up to 6; 1.7e-4 at 14, where the probability is 1e-44). GELU and its
-// derivative share f and e; their errors are at most 3e-7 for |x| up to 4, and 1e-7 |x| beyond.
-struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that reach e is 0 where e is
+// The normal distribution at x. e is the density, exp(-x^2 / 2) / sqrt(2 pi), and f * e is the probability of
+// numbers below -|x|. f is a polynomial of t = 1 / (1 + 0.34 |x|), fitted here for the smallest largest
+// relative error (1.3e-7 for |x| up to 6; 1.7e-4 at 14, where the probability is 1e-44). GELU and its
+// derivative both use f and e; their errors are at most 3e-7 for |x| up to 4, and 1e-7 |x| beyond.
+struct normal_tail { float f, e, reach; }; // reach: |x|, at most 14, so that reach * e is 0 where e is 0
 
 __device__ __forceinline__ normal_tail tail_of(float x)
 {
@@ -185,7 +186,7 @@ __device__ __forceinline__ float activate(int act, float x)
     switch (act) {
     case TT__ACT_GELU: {
         const normal_tail n = tail_of(x);
-        return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is
+        return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is NaN
     }
     case TT__ACT_GELU_TANH: return x * share_by_tanh(x, x * x);
     case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
@@ -204,7 +205,7 @@ __device__ __forceinline__ float activation_slope(int act, float x)
     }
     case TT__ACT_GELU_TANH: {
         const float square = x * x, s = share_by_tanh(x, square), ds = fmaf(-s, s, s);
-        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times the derivative of 2u
+        const float du = x * fmaf(0.214064449f, square, 1.59576912f); // x times d(2u)/dx
         return ds > 0 ? fmaf(ds, du, s) : s;
     }
     case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
@@ -297,8 +298,8 @@ inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most)
     return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, most) : 1;
 }
 
-// Writes n initial values of a parameter from element `first` on. Elements [4 i, 4 i + 4) come from Philox
-// block i, by the CPU's formulas (tt__init_values, tt__normal4).
+// Writes n initial values of a parameter from element `first` on. Elements [4 * i, 4 * i + 4) come from
+// Philox block i, by the CPU's formulas (tt__init_values, tt__normal4).
 __global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t first, int64_t n,
                                                    tt_init init, uint64_t key)
 {

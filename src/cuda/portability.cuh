@@ -65,9 +65,10 @@ __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-// Computes d (16 x 8) += a (16 x 16, row-major) b (16 x 8, column-major). T is __nv_bfloat16 or __half; a
-// register holds two numbers, the number of the lower column or row in its lower half. a: rows g, g+8, g, g+8
-// of columns 2t, 2t, 2t+8, 2t+8; b: rows 2t, 2t+8 of column g; d: (g, 2t), (g, 2t+1), (g+8, ...).
+// Computes d (16 x 8) += a (16 x 16, row-major) * b (16 x 8, column-major). T is __nv_bfloat16 or __half. A
+// register of a or b holds two neighbours in a row of a or a column of b, the first in its lower half. A
+// thread's registers hold, of a: rows g, g+8, g, g+8 of columns 2t, 2t, 2t+8, 2t+8; of b: rows 2t, 2t+8 of
+// column g; of d: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1).
 template <class T>
 __device__ void tt__mma_16816(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <>
@@ -88,8 +89,8 @@ __device__ __forceinline__ void tt__mma_16816<__half>(float (&d)[4], const uint3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
                      "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Computes d (16 x 8) += a (16 x 8) b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. a: rows g,
-// g+8, g, g+8 of columns t, t, t+4, t+4; b: rows t, t+4 of column g.
+// Computes d (16 x 8) += a (16 x 8) * b (8 x 8) in TF32, from numbers that tt__tf32 has rounded. A thread's
+// registers hold, of a: rows g, g+8, g, g+8 of columns t, t, t+4, t+4; of b: rows t, t+4 of column g.
 __device__ __forceinline__ void tt__mma_1688_tf32(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2])
 {
@@ -110,7 +111,7 @@ __device__ __forceinline__ float tt__exp2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// Computes the lower and the upper half of a b. A 64-bit product in C++ would cost one more addition.
+// Computes the lower and the upper half of a * b. A 64-bit product in C++ would cost one more addition.
 __device__ __forceinline__ void tt__multiply(uint32_t a, uint32_t b, uint32_t &low, uint32_t &high)
 {
     asm("{ .reg .u64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }"
@@ -118,8 +119,8 @@ __device__ __forceinline__ void tt__multiply(uint32_t a, uint32_t b, uint32_t &l
 }
 // Makes the compiler forget what it knows about x, so that it recomputes values that depend on x.
 __device__ __forceinline__ void tt__forget(uint32_t &x) { asm volatile("" : "+r"(x)); }
-// Returns 1 / x by one instruction, within 1 ulp, as tt__root returns the square root; subnormal numbers
-// count as 0.
+// Returns 1 / x by one instruction, within 1 ulp; subnormal numbers count as 0. tt__root returns the square
+// root in the same way.
 __device__ __forceinline__ float tt__reciprocal(float x)
 {
     float r;
@@ -213,8 +214,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define TT__WGMMA_SUMS_64(d) TT__WGMMA_SUMS(d, 0)
 #define TT__WGMMA_SUMS_128(d) TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)
-// Defines tt__wgmma_rows, which computes d = a b^T, or d += a b^T if `add`. a has 64 rows and b has 8 TILES
-// rows, of 16 columns each; tt__wgmma_matrix makes the arguments a and b.
+// Defines tt__wgmma_rows, which computes d = a b^T, or d += a b^T if `add`. a has 64 rows and b has 8 * TILES
+// rows, both of 16 columns; tt__wgmma_matrix makes the arguments a and b.
 #define TT__WGMMA_ROWS(T, name, TILES, n, list, sums, ra, rb, radd, rhigh)                        \
     template <>                                                                                   \
     __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[TILES][4], uint32_t a, uint32_t b, \
@@ -232,7 +233,7 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     TT__WGMMA_ROWS(__half, "f16", TILES, n, list, sums, ra, rb, radd, rhigh)
 TT__WGMMA_ROWS_OF(8, "n64", TT__WGMMA_LIST, TT__WGMMA_SUMS_64, "%32", "%33", "%34", "%35")
 TT__WGMMA_ROWS_OF(16, "n128", TT__WGMMA_LIST_128, TT__WGMMA_SUMS_128, "%64", "%65", "%66", "%67")
-// Computes d += a b. a (64 x 16) is in registers, in each warp as in tt__mma_16816; b (16 x 64) is from
+// Computes d += a * b. a (64 x 16) is in registers, in each warp as in tt__mma_16816; b (16 x 64) is from
 // tt__wgmma_matrix.
 template <class T>
 __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b);
@@ -262,8 +263,8 @@ __device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool 
     }
 TT__WGMMA_ACROSS(__nv_bfloat16, "bf16")
 TT__WGMMA_ACROSS(__half, "f16")
-// Must precede products whose registers other instructions have written. tt__wgmma_commit must follow the
-// last product of a group.
+// Must be called before products whose registers other instructions have written. tt__wgmma_commit must be
+// called after the last product of a group.
 __device__ __forceinline__ void tt__wgmma_fence() { TT__WGMMA("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void tt__wgmma_commit()
 {
@@ -279,15 +280,15 @@ template <int TILES> __device__ __forceinline__ void tt__wgmma_done(float (&d)[T
 {
     TT__UNROLL for (int n = 0; n < TILES; n++) asm volatile("" : TT__WGMMA_ROW(d, n) :: "memory");
 }
-// Makes the compiler compute the registers a, which products read, here and not between the products. Must
-// precede the fence.
+// Makes the compiler compute the registers a, which products read, before the products and not between them.
+// Must be called before tt__wgmma_fence.
 template <int N> __device__ __forceinline__ void tt__wgmma_ready(uint32_t (&a)[N][4])
 {
     TT__UNROLL for (int k = 0; k < N; k++)
         asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3]) :: "memory");
 }
-// Lets products read what the thread has written to shared memory. Must stand between the writes and the
-// barrier before the products.
+// Makes the thread's writes to shared memory visible to products of warpgroups. Must be called between the
+// writes and the barrier before the products.
 __device__ __forceinline__ void tt__wgmma_publish()
 {
     TT__WGMMA("fence.proxy.async.shared::cta;" ::: "memory");
@@ -323,7 +324,8 @@ __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
                   : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
     } while (!done);
 }
-// Releases registers of a warpgroup, until each of its threads has N. tt__more_registers takes more of them.
+// Releases registers of a warpgroup until each thread has N. tt__more_registers takes registers until each
+// has N.
 template <int N> __device__ __forceinline__ void tt__fewer_registers()
 {
     TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));

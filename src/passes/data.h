@@ -25,7 +25,7 @@ static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
     return id;
 }
 
-/* Returns a view of slot k of v; 0 after tt__tape_fail. */
+/* Returns a view of slot number k of storage v; 0 after tt__tape_fail. */
 static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 {
     const tt__value x = t->values[v];
@@ -53,8 +53,8 @@ static tt__instr tt__data_sum(const tt__part *part, int32_t x, int32_t y)
     return tt__data_move(part->unit ? (int)TT__OP_REDUCE_SCATTER : (int)TT__OP_ALL_REDUCE, x, y, part);
 }
 
-/* Appends an instruction to the end of the step or of the lap. together: the instruction runs together with
-   the one before if both have the same op and slot. */
+/* Appends an instruction to the end of the step or of the round. together: the instruction runs together with
+   the instruction before if both have the same op and slot. */
 static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
 {
     tt__instr *to = tt__append(t, i->op);
@@ -76,9 +76,9 @@ static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
 }
 
 /* Appends one stage of the sum of v, a storage with a slot for each leaf of a gradient or of counts. At the
-   end of the step the data ranks sum each slot in place, then the slots are summed. stage 0: sums slot k of a
-   sharded sum over ranks; 1: sums slot k of a whole sum over ranks; 2: sums the slots. The last stage writes
-   `total` if it is not 0. */
+   end of the step the data ranks sum each slot in place, then the slots are summed. stage 0: sums slot k over
+   ranks, if each rank needs a shard of the sum; 1: sums slot k over ranks, if each needs the whole sum;
+   2: sums the slots. The last stage writes `total` if it is not 0. */
 static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
 {
     int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
@@ -144,8 +144,8 @@ static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slot
 }
 
 /* Returns whether the data ranks sum the gradient of parameter v at the end of the backward of each
-   micro-batch, together with other gradients. If the backward updates parameters, only small gradients wait
-   for its end. */
+   micro-batch, together with other gradients. If the backward updates parameters, only small gradients are
+   summed at its end. */
 static bool tt__sums_at_end(const tt_tape *t, int32_t v)
 {
     const tt__shape *s = &t->values[v].shape;
@@ -153,14 +153,15 @@ static bool tt__sums_at_end(const tt_tape *t, int32_t v)
     return t->data > 1 && !tt__data_part(t, v).unit && (small || !t->early);
 }
 
-/* Inserts the sums of each micro-batch. A gradient is summed over the data ranks directly after its last
-   contribution, and the result is added to the sum of earlier micro-batches. Small gradients, which are not
-   sharded, are summed together at the end of the backward. persist: steps have several micro-batches. */
+/* Inserts the sums over data ranks in each micro-batch. A gradient is summed over the data ranks directly
+   after its last contribution, and the result is added to the sum of earlier micro-batches. Small gradients,
+   which are not sharded, are summed together at the end of the backward. persist: steps have several
+   micro-batches. */
 static tt_status tt__sum_micros(tt_tape *t, bool persist)
 {
     const int values = t->n_values, n = tt__index(t);
-    int last = 0; /* the last sum at the end of the backward */
-    int32_t *leaves = tt__new_map(t); /* of each parameter, the leaves of its sum; with one slot, the sum */
+    int last = 0; /* number of the last sum at the end of the backward */
+    int32_t *leaves = tt__new_map(t); /* for each parameter, the storage of its sum, or of the sum's leaves */
     bool ok = leaves != NULL;
     const tt__part whole = {TT__WHOLE, false, 0, 0};
     for (int32_t k = 1; k < 2 * values && ok; k++) {
@@ -205,7 +206,7 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Adds the sums of gradients over data ranks and leaves. */
+/* Inserts the sums of gradients over data ranks and leaves. */
 static tt_status tt__pass_sums(tt_tape *t, bool persist)
 {
     if (t->sums_micros && (t->data > 1 || t->slots > 1 || persist)) return tt__sum_micros(t, persist);
@@ -230,8 +231,8 @@ static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
     return r->first && r->next;
 }
 
-/* Returns whether operand x is of the backward (or of the forward) and needs a whole parameter, not a
-   shard. */
+/* Returns whether operand x belongs to the backward (to the forward if not `backward`) and needs a whole
+   parameter, not a shard. */
 static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
 {
     const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
@@ -239,8 +240,9 @@ static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
     return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_piece;
 }
 
-/* Makes the operands of the backward (or of the forward) that need all of v, or of a view of v, read w.
-   Returns the first instruction of these; -1: none; -2: out of memory. */
+/* Makes operands of the backward (of the forward if not `backward`) read w instead of v, or a view of w
+   instead of a view of v, if they need v whole. Returns the first instruction that has such an operand;
+   -1: none; -2: out of memory. */
 static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int32_t v, int32_t w)
 {
     int first = -1;
@@ -255,14 +257,16 @@ static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int
     return first;
 }
 
-/* Returns whether the backward (or the forward) needs all of v or of a view of v. */
+/* Returns whether an instruction of the backward (of the forward if not `backward`) needs v, or a view of v,
+   whole. */
 static bool tt__is_read_whole(const tt_tape *t, const tt__readers *r, bool backward, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) if (tt__reads_whole(t, x, backward)) return true;
     return false;
 }
 
-/* Makes the casts of parameter v, which is a shard now, cast the shard, and gathers their results. */
+/* Makes the casts of parameter v, of which each rank now has a shard, cast this shard, and gathers their
+   results. */
 static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) {

@@ -44,12 +44,13 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 /* ---------------------------------------------------------------------------------------------- inference */
 
 /* Removes what does nothing: dropout of rate 0, and, in programs that do not train, all dropout, and the
-   block lists that are for training only. Also drops the copies that remain, except copies that are outputs,
-   have views or are the root. */
+   block lists that are for training only. A removed dropout leaves a copy (SCALE by 1), which is dropped,
+   too, unless it is an output, has views or is the root. */
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
-    int32_t *instead = tt__new_map(t); /* of each value, the value to read instead of a dropped copy */
+    int32_t *instead = tt__new_map(t); /* for each value, the value to read instead if it was a dropped copy;
+                                          0: itself */
     if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];

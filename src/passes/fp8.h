@@ -16,10 +16,10 @@
 
 /* Returns whether i, a product (m, k) times (k, n) of 16-bit operands, is faster in fp8. The products that a
    cross-entropy makes in chunks are never in fp8. The three products of a linear layer have the same sizes
-   and together 6 m n k operations. cuBLASLt 13.1 on an H200 makes them at 1,150 instead of 740 TFLOP/s,
+   and together 6 m n k operations. cuBLASLt 13.1 on an H200 computes them at 1,150 instead of 740 TFLOP/s,
    averaged over the layers of ViT-L, DistilBERT and GPT-2. Rounding the three tensors that they read, with
-   their transposes, moves 4 bytes of each element at 4.3 TB/s, by calculation, in three launches of a
-   microsecond. */
+   their transposes, takes, by calculation, three launches of a microsecond each, and moves 4 bytes for each
+   element at 4.3 TB/s. */
 static bool tt__pays_in_fp8(const tt_tape *t, const tt__instr *i)
 {
     if (!tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
@@ -64,15 +64,16 @@ static tt_status tt__pass_number_factors(tt_tape *t, bool train)
 
 /* The QUANTIZE that rounds a value to fp8 for products. */
 typedef struct tt__quantized {
-    int at;      /* one more than the instruction, which comes after all others until tt__settle; 0: none */
+    int at;      /* 1 + number of the QUANTIZE, which is above all others until tt__settle; 0: none */
     int before;  /* the instruction before which the QUANTIZE is inserted */
 } tt__quantized;
 
 typedef struct tt__fp8 {
     tt_tape *t;
-    tt__quantized *of;   /* of value v as a gradient (2 v + 1) or not (2 v) */
-    int *written, *read; /* of each storage: one more than the last instruction so far that writes it, and
-                            than the last one that reads it not as fp8 */
+    tt__quantized *of;   /* of[2 * v + 1]: for value v as a gradient; of[2 * v]: for value v as another
+                            operand */
+    int *written, *read; /* for each storage: 1 + the last instruction so far that writes it; 1 + the last
+                            instruction that reads it in another dtype than fp8 */
 } tt__fp8;
 
 /* Makes a value for the fp8 of v or of its transpose, in the layout that QUANTIZE writes. */
@@ -92,9 +93,9 @@ static int32_t tt__new_fp8(tt_tape *t, int32_t v, tt_dtype dtype, bool transpose
 }
 
 /* Finds the QUANTIZE of operand o of product k, or inserts one directly before the product. The backward uses
-   what the forward has rounded, unless the rounded value stays in memory until then for other readers: then a
-   second QUANTIZE saves the memory of the fp8 between forward and backward. Returns the number of the
-   QUANTIZE plus 1; 0: out of memory. */
+   the fp8 copy that the forward has made, unless the operand itself stays in memory until then for other
+   readers: a second QUANTIZE then saves the memory of the fp8 copy between forward and backward. Returns 1 +
+   the number of the QUANTIZE; 0: out of memory. */
 static int tt__quantize(tt__fp8 *f, int k, int o)
 {
     tt_tape *t = f->t;

@@ -6,7 +6,8 @@
 
 /* --------------------------------------------------------------------------------------------------- fuse */
 
-/* Fuses instructions by the rules of their ops: `fuse_later` after differentiation (`later`), else `fuse`. */
+/* Fuses instructions by the rule `fuse` of their ops, or, after differentiation (`later`), by the rule
+   `fuse_later`. */
 static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
 {
     int n = tt__index(t);

@@ -15,9 +15,9 @@
    different times, and products further apart are not joined. */
 enum { TT__TOGETHER = 32 };
 
-/* Returns, for each storage, whether it must have a place of its own: other streams or collectives use it, or
-   an instruction may write its result in place of it, or it is such a result. The caller frees the array.
-   NULL: out of memory. */
+/* Returns, for each storage, whether it must have a place of its own: other streams or collectives use the
+   storage, or an instruction may write its result over the storage, or the storage holds such a result. The
+   caller frees the array. NULL: out of memory. */
 static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
@@ -98,7 +98,7 @@ static void tt__move_instr(tt_tape *t, int from, int to)
     t->code[to] = i;
 }
 
-/* Moves instruction m directly after instructions *first to *last, or moves those directly before instruction
+/* Moves instruction m directly after instructions *first to *last, or moves these directly before instruction
    m, and updates *first and *last. Returns false if the order of the instructions in between forbids both. */
 static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 {

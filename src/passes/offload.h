@@ -19,8 +19,8 @@ enum { TT__OUT_OPTIMIZER = 1, TT__OUT_GRADIENTS = 2, TT__OUT_PARAMETERS = 4, TT_
 
 static const char *const tt__out_names[] = {"optimizer", "gradients", "parameters", "activations"};
 
-/* Reads the option `offload` into the bit set *out. *fits: the option is "budget", so that tt_compile chooses
-   what to offload. Fails if a word is unknown. */
+/* Reads the option `offload` into the bit set *out. *fits receives whether the option is "budget", so that
+   tt_compile chooses what to offload. Fails if a word is unknown. */
 static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *out, bool *fits)
 {
     *out = 0;
@@ -42,12 +42,12 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
     }
 }
 
-#ifndef TT__OFFLOAD_TOGETHER /* tests make it smaller */
+#ifndef TT__OFFLOAD_TOGETHER /* tests set a smaller number */
 #define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device for the operands of a group of
                                                    instructions that run together */
 #endif
-enum { TT__ONE_BY_ONE = 30 }; /* TT__OFFLOAD_TOGETHER, halved this many times, is 0: each instruction runs
-                                 alone */
+enum { TT__ONE_BY_ONE = 30 }; /* number of halvings that make TT__OFFLOAD_TOGETHER 0: each instruction then
+                                 runs alone */
 
 /* Returns whether two values are the same elements of the same storage. */
 static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
@@ -58,13 +58,13 @@ static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
                       x->part.unit == y->part.unit && x->part.split == y->part.split);
 }
 
-/* Describes how a range of instructions uses a storage. several, reads_several: they use, or read, different
-   elements of it; all_slots: an instruction sums all slots; always: an instruction also runs on ranks without
-   a micro-batch. */
+/* Describes how a range of instructions uses a storage. several: they use different elements of the storage.
+   reads_several: they read different elements. all_slots: one of them sums all slots. always: one of them
+   also runs on ranks without a micro-batch. */
 typedef struct tt__use {
-    int32_t any, read, written;   /* first value of the storage that they use, read and write; 0: none */
+    int32_t any, read, written;   /* of the storage's values, the first that they use, read, write; 0: none */
     bool several, reads_several, all_slots, always;
-    bool in;                      /* the contents from before are needed */
+    bool in;                      /* the storage's contents before the range are needed */
     bool later;                   /* the contents are needed only where add_later adds */
 } tt__use;
 
@@ -100,8 +100,8 @@ static tt__use tt__use_of(const tt_tape *t, int32_t v, int from, int to)
     return u;
 }
 
-/* Returns the value of storage d that corresponds to value `of`; d is a copy of value `like`, which is of the
-   storage of `of`. Returns 0 after tt__tape_fail. */
+/* Returns the value in storage d that corresponds to value `of`. Storage d is a copy of value `like`; `like`
+   and `of` belong to the same storage. Returns 0 after tt__tape_fail. */
 static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 {
     const tt__value x = t->values[of];
@@ -112,8 +112,8 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
     return id;
 }
 
-/* Inserts a copy from x to y, in the other memory, before instruction `before`, in the segment of `like`.
-   Returns false if x or y is 0 or memory runs out. */
+/* Inserts a copy from x to y, which is in the other memory, before instruction `before`, in the segment of
+   `like`. Returns false if x or y is 0 or memory runs out. */
 static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32_t x, int32_t y, bool always,
                             bool later)
 {
@@ -125,8 +125,8 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
 
 /* Makes the storage for a copy of storage v in the other memory, as small as the use u allows. The copy of a
    shard or of a slot has only that shard or slot. The copy for any other view has the whole storage, so that
-   kernels find the same layout as without copies. *like: the value that the copy corresponds to. Returns 0 if
-   out of memory. */
+   kernels find the same layout as without copies. *like receives the value that the copy corresponds to.
+   Returns 0 if out of memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
     const tt__value base = t->values[v], x = t->values[u->any];
@@ -145,8 +145,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     return d;
 }
 
-/* Inserts before instruction `from` the copies to d of the elements of v that the use u needs. d corresponds
-   to `like`. */
+/* Inserts before instruction `from` the copies into storage d of the elements that the use u needs. Storage d
+   is a copy of value `like`. */
 static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, int32_t d)
 {
     const tt__instr first = t->code[from];
@@ -201,7 +201,7 @@ static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
 }
 
 /* Returns whether storage v is kept in the host's memory. `what` has the bits of TT__OUT_. A gradient is kept
-   there only if it waits for the end of the lap or step. */
+   there only if it waits for the end of the round or step. */
 static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
 {
     const tt__value *x = &t->values[v];
@@ -222,8 +222,9 @@ static void tt__reach(tt__range *r, int k)
     r->to = k;
 }
 
-/* Makes the instructions of a micro-batch that use v use one copy in the forward and one in the backward;
-   of[0] and of[1] are the ranges of these. Returns false if out of memory. */
+/* Makes the instructions of a micro-batch that use v use one copy in the forward and another in the backward.
+   of[0] and of[1] are the ranges of these instructions in the forward and in the backward. Returns false if
+   out of memory. */
 static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
 {
     for (int backward = 0; backward < 2; backward++) {
@@ -304,7 +305,7 @@ static bool tt__use_group(tt_tape *t, tt__range r)
 }
 
 /* Returns whether activation v is kept in the host's memory between its uses in the forward, of[0], and in
-   the backward, of[1]. large: activations of TT__PIECES_FROM elements or more are. */
+   the backward, of[1]. large: all activations of TT__PIECES_FROM elements or more are kept there. */
 static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
                                     const tt__range *of)
 {
@@ -337,9 +338,9 @@ static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
 }
 
 /* Keeps storages in the host's memory: those of parameters that `what` (bits of TT__OUT_) names, activations
-   of the first `blocks` blocks, and what tt_offload marks. Within a micro-batch, all instructions of the
-   forward, and all of the backward, share one copy of a parameter or gradient. At the end of a lap or step,
-   and for the optimizer's state, each group of instructions has its own copies, of at most
+   of the first `blocks` blocks, and values that tt_offload marks. Within a micro-batch, all instructions of
+   the forward share one copy of a parameter or gradient, and all of the backward share another. At the end of
+   a round or step, and for the optimizer's state, each group of instructions has its own copies, of at most
    TT__OFFLOAD_TOGETHER bytes, halved `halved` times. The pass also decides which updates run in the host's
    memory. */
 static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int blocks, int halved)

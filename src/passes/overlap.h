@@ -8,13 +8,13 @@
 #include "../ops/rules.h"
 
 /* ------------------------------------------------------------------------------------------------ overlap
-   Runs copies between memories, and the gathers and sums of data ranks within a micro-batch, beside
-   computation, on streams of their own. Each is split into a start and a WAIT. The start of a transfer that
-   computation needs is moved up, as little as the load of its stream allows. The WAIT of a transfer that
-   takes results away comes where the transfer ends. Only the order of instructions changes, never the
-   results: wrong costs cost time or memory. */
+   Runs transfers beside computation, on streams of their own: copies between memories, and the gathers and
+   sums of data ranks within a micro-batch. Each transfer is split into a start and a WAIT. The start of a
+   transfer that computation needs is moved up, as little as the load of its stream allows. The WAIT of a
+   transfer that takes results away comes where the transfer ends. Only the order of instructions changes,
+   never the results: wrong costs cost time or memory. */
 
-/* X(field, default) of each field of tt_costs. The last two fields are in seconds. */
+/* X(field, default) for each field of tt_costs. The last two fields are in seconds. */
 #define TT__COSTS(X) \
     X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
     X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
@@ -65,8 +65,8 @@ static double tt__operand_bytes(const tt_tape *t, int32_t v)
     return v ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
 }
 
-/* Returns the bytes that an instruction reads and writes. A table that is looked up counts with the rows
-   looked up. */
+/* Returns the bytes that an instruction reads and writes. Of a table that is looked up, only the rows looked
+   up count. */
 static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
 {
     const int table = tt__rules_of(i)->table;
@@ -115,15 +115,16 @@ static double tt__work_of(const tt_tape *t, const tt__instr *i)
     return tt__flops(i, in);
 }
 
-/* Returns whether an instruction computes in fp32. The result's dtype decides, for products and attention the
-   left operand's. */
+/* Returns whether an instruction computes in fp32: whether its result is f32, or, of a product or attention,
+   its left operand. */
 static bool tt__is_single(const tt_tape *t, const tt__instr *i)
 {
     const bool by_operand = tt__cost_of(i) <= TT__COST_ATTENTION || !i->out[0];
     return t->values[by_operand ? i->in[0] : i->out[0]].shape.dtype == TT_F32;
 }
 
-/* Returns the place of a cost's rate in c: FLOPs or bytes a second. */
+/* Returns a pointer to the rate in c that limits work of kind `cost`, in FLOPs or bytes a second. single: for
+   fp32. */
 static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 {
     double *const rates[TT__COST_KINDS][2] = {
@@ -133,8 +134,8 @@ static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
 }
 
 /* Returns the seconds that an instruction takes at full capacity: its launch, and the longer of computing and
-   memory traffic, or the transfer over its link. first: no other instruction of its op is launched together
-   with it before it. */
+   memory traffic, or the transfer over its link. first: the instruction is the first of those that are
+   launched together, and alone has the cost of the launch. */
 static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
@@ -193,7 +194,7 @@ static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *
         else if (i->stream) done[i->out[0]] = idle[i->stream] = fmax(now, idle[i->stream]) + seconds;
         else now += seconds;
         all->exposed = now - all->compute;
-        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* micro-batches come first */
+        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* micro-batches come first in the tape */
     }
     tt__free(t->ctx, done);
     return TT_OK;
@@ -204,12 +205,12 @@ typedef struct tt__order {
     tt_tape *t;
     int n;              /* number of instructions, including WAITs */
     int *at, *place;    /* the instruction at each place; the place of each instruction */
-    double *begin;      /* of each instruction: seconds of computation before it */
-    double *seconds;    /* of each instruction: seconds of computation */
-    double *moves;      /* of each start: seconds of its stream */
-    int *block;         /* of each instruction: number of blocks that end before it */
-    bool *ends;         /* of each instruction: it is the last of a block */
-    int *wait;          /* of each start: its WAIT; 0: the instruction is no start */
+    double *begin;      /* for each instruction: seconds of computation before it */
+    double *seconds;    /* for each instruction: seconds of computation that it takes */
+    double *moves;      /* for each start: seconds that its transfer occupies its stream */
+    int *block;         /* for each instruction: number of blocks that end before it */
+    bool *ends;         /* for each instruction: whether it is the last of a block */
+    int *wait;          /* for each start: its WAIT; 0: the instruction is not a start */
     /* The storages that each instruction uses and the storages that it writes, as bit sets of the last 6 bits
        of their numbers. Disjoint bit sets mean disjoint storages. */
     uint64_t *uses, *writes;
@@ -247,8 +248,8 @@ static bool tt__must_follow(const tt__order *o, int a, int b)
     return may && tt__is_ordered(o->t, &o->t->code[a], &o->t->code[b]);
 }
 
-/* Returns whether an instruction before a start may be moved up with it: other starts, WAITs, casts of
-   shards. */
+/* Returns whether an instruction that comes before a start may be moved up together with the start: other
+   starts, WAITs, casts of shards. */
 static bool tt__may_rise(const tt__instr *i)
 {
     return i->stream || tt__is(i, TT__WAITS) || (tt__is(i, TT__CASTS) && i->always && !i->with_next);
@@ -332,9 +333,9 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
-/* Moves start x up so that its transfer can be complete after `due` seconds of computation. If the stream
-   also takes results away, x moves before the starts of these that would keep the stream busy too long. x
-   moves at most `ahead` blocks above the block of its WAIT. */
+/* Moves start x up so that its transfer can be complete after `due` seconds of computation. If x's stream
+   also takes results away, x moves before those starts of such transfers that would keep the stream busy too
+   long. x moves at most `ahead` blocks above the block of its WAIT. */
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
@@ -505,17 +506,19 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         if (tt__brings(t, &t->code[k])) tt__sink(&o, o.wait[k], INFINITY, INT_MAX);
         else tt__rise(&o, k, -1, 0, false);
     }
-    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* time by which the stream's next must start */
+    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* seconds by which a stream's next transfer must
+                                                                have started */
     for (int k = n - 1; k >= 0 && ok; k--) {
         double *next = &due[t->code[k].stream];
         if (!o.wait[k] || !tt__brings(t, &t->code[k])) continue;
         const double end = fmin(*next, o.begin[o.wait[k]]);
         const bool visits = t->values[t->values[t->code[k].out[0]].base].visits;
         tt__hoist(&o, k, end, ahead);
-        const double latest = end - o.moves[k]; /* updates that run together may have moved it further up */
+        const double latest = end - o.moves[k]; /* updates that run together may have moved the start further
+                                                   up */
         *next = fmin(*next, visits ? fmax(o.begin[k], latest) : o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* in the new order of their streams */
+    for (int at = 0; at < o.n && ok; at++) { /* the starts in their new order */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];

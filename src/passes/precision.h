@@ -88,7 +88,7 @@ static void tt__mark_residual(tt_tape *t)
         for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
         if (in || !gathers) t->values[i->out[0]].residual = true;
     }
-    for (int k = 0; k < t->n_code; k++) { /* what tensor ranks exchange keeps its dtype */
+    for (int k = 0; k < t->n_code; k++) { /* values that tensor ranks exchange keep their dtype */
         const tt__instr *i = &t->code[k];
         const bool in = i->move.over == TT__OVER_TENSOR && t->values[t->values[i->in[0]].base].residual;
         t->values[i->out[0]].residual |= in;
@@ -107,9 +107,9 @@ static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
     return tt__value_like(t, v, copy) && tt__insert(t, k, &cast) ? copy : 0;
 }
 
-/* Gives values their dtypes; gradients are made later and follow. In mixed precision, matmuls read weights
-   through a 16-bit copy that is made once a run. Statistics, losses, what a loss reads, and numbers computed
-   from a loss stay f32. */
+/* Gives values their dtypes. Gradients, which are made later, get the dtypes of their values. In mixed
+   precision, matmuls read weights through a 16-bit copy that is made once a run. Statistics, losses, values
+   that a loss reads, and numbers computed from a loss stay f32. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
 {
     if (precision->kind == TT__32_TRUE) return TT_OK;
@@ -125,8 +125,8 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
             if (number && x->pinned_f32) y->pinned_f32 = true;
         }
     }
-    for (int k = 2 * n - 1; k >= 0; k--) { /* what tensor ranks exchange keeps its dtype */
-        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* all backwards, then forwards */
+    for (int k = 2 * n - 1; k >= 0; k--) { /* values that tensor ranks exchange keep their dtype */
+        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* first in reverse order, then in order */
         if (i->move.over != TT__OVER_TENSOR) continue;
         tt__value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
         if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
@@ -155,12 +155,12 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
-#ifndef TT__PIECES_FROM /* tests make it smaller */
+#ifndef TT__PIECES_FROM /* tests set a smaller number */
 #define TT__PIECES_FROM 65536 /* elements; smaller tensors are not sharded, as that would save little */
 #endif
 
 /* Returns the shard that a data rank has of a tensor like v, where the tensor is divided over data ranks;
-   unit 0: each rank has the whole tensor. */
+   unit 0: the tensor is not divided, each rank has it whole. */
 static tt__part tt__data_part(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
@@ -175,7 +175,7 @@ static tt__part tt__data_part(const tt_tape *t, int32_t v)
 }
 
 /* Makes products read f32 weights and round them while reading, instead of mixed precision's 16-bit copies of
-   the weights. For devices whose products can do so. */
+   the weights. The pass is for devices whose products can round while reading. */
 static void tt__pass_fold_casts(tt_tape *t)
 {
     tt__index(t);
@@ -208,9 +208,10 @@ static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
     return true;
 }
 
-/* Rounds the f32 operand of a product whose other operand has 16 bits, as the gradient of logits or of an f32
-   residual stream. For devices whose products multiply operands of one dtype. A value that only products read
-   is written in 16 bits; of any other value the products read a copy, made before the first of them. */
+/* Rounds the f32 operand of a product whose other operand has 16 bits, such as the gradient of logits or of
+   an f32 residual stream. The pass is for devices whose products need operands of the same dtype. A value
+   that only products read is written in 16 bits; of any other value the products read a copy, made before the
+   first of them. */
 static tt_status tt__pass_alike_operands(tt_tape *t)
 {
     const int n = tt__index(t);

@@ -16,13 +16,13 @@ typedef enum tt__recompute {
 typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute policy;
-    const bool *drop; int n_drop; /* of each value: recompute it whatever the policy */
+    const bool *drop; int n_drop; /* for each of n_drop values: recompute it whatever the policy */
     int forward;     /* the first instruction of the backward */
     int whole;       /* policy "blocks": number of instructions, from the first on, that are recomputed
                         whole */
     int at;          /* the instruction that needs a recomputed value, and before which instructions are
                         inserted */
-    int32_t *again;  /* of each value, its recomputed copy; 0: none yet */
+    int32_t *again;  /* for each value, its recomputed copy; 0: none yet */
 } tt__recomputer;
 
 /* Returns whether the backward reads v, so that v is saved unless recomputed. */
@@ -38,7 +38,7 @@ static bool tt__is_dropped(const tt__recomputer *r, int32_t v)
     return tt__producer(r->t, v) < r->whole || (v < r->n_drop && r->drop[v] && x->writes == 1);
 }
 
-/* Returns whether no policy and no mark recomputes v. */
+/* Returns whether v is never recomputed, whatever the policy and the marks. */
 static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 {
     const tt__value *x = &r->t->values[v];
@@ -46,9 +46,10 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
     return at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end || x->offload;
 }
 
-/* Returns the instruction that recomputes v; its op is -1 if v is kept. *deep before the call: v is an
-   operand of a deep recomputation. *deep after the call: the recomputation of v is deep, so that its operands
-   are recomputed unless the backward reads them anyway; if not deep, all its operands are in memory. */
+/* Returns the instruction that recomputes v; its op is -1 if v is not recomputed. A recomputation is deep if
+   its operands are recomputed as well, unless the backward reads them anyway; the operands of any other
+   recomputation are all in memory. *deep before the call: v is an operand of a deep recomputation. *deep
+   after the call: the recomputation of v is deep. */
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
     const tt__value *x = &r->t->values[v];
@@ -56,7 +57,7 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
     const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
-    /* The activation's operand is recomputed. */
+    /* Whether the activation's operand is recomputed, too. */
     const bool with_operand = activated && tt__is_dropped(r, f->out[1]);
     const bool dropped = tt__is_dropped(r, v), saved = tt__is_saved(r, v);
     const bool of_operand = activated && !with_operand && tt__is_saved(r, f->out[1]);
@@ -140,14 +141,14 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    /* 0: only a head follows the last mark; 1: one more block follows. */
+    /* 0: only a head follows the last mark; 1: another block follows the last mark. */
     const int last = bytes[1] < bytes[0] / 2 ? 0 : 1;
     return most < end[last] ? most : end[last];
 }
 
 /* Makes the backward read recomputed values, so that the forward's results need not be saved. A recomputing
    instruction is inserted before the first instruction that reads its result. blocks: number of first blocks
-   to recompute with policy "blocks". drop: of each of the tape's first n_drop values, whether it is
+   to recompute with policy "blocks". drop: for each of the tape's first n_drop values, whether it is
    recomputed whatever the policy. */
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks, const bool *drop,
                                     int n_drop)

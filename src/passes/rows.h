@@ -13,7 +13,7 @@ typedef struct tt__gathers {
     tt_tape *t;
     int n;                      /* number of instructions before the pass */
     int *all; int n_all, cap_all;
-    int *todo; int n_todo, cap_todo; /* stack of those still to move up */
+    int *todo; int n_todo, cap_todo; /* stack of gathers to move up */
 } tt__gathers;
 
 static bool tt__gathers_add(tt__gathers *g, int k)
@@ -31,7 +31,7 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
 {
     tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
-    int k = -1; /* the gather of these rows that exists */
+    int k = -1; /* an existing gather of these rows */
     for (int n = 0; n < g->n_all && k < 0; n++) {
         const tt__instr *i = &t->code[g->all[n]];
         if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n];
@@ -51,7 +51,8 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
         tt__value *y = &t->values[gather.out[0]];
         y->named = true;
         y->needs_grad = t->values[v].needs_grad;
-        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* exact, as inputs */
+        y->pinned_f32 = t->values[v].storage != TT__TRANSIENT && shape.dtype == TT_F32; /* stays exact, like
+                                                                                           inputs */
     }
     return tt__insert(t, at, &gather) && tt__gathers_add(g, t->n_code - 1) ? gather.out[0] : 0;
 }
@@ -93,8 +94,8 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
 }
 
 /* Computes only the rows of a result that are read, back to the first instruction that needs all rows (see
-   ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. A gather replaces the op
-   at the op's place (an index is an input), so that no value lives longer. */
+   ROWS THAT ARE READ in the manual). Dropout draws the same masks as for all rows. A gather takes the place
+   of the op, where its index exists because an index is an input; so no value lives longer. */
 static tt_status tt__pass_rows(tt_tape *t, int32_t root)
 {
     tt__gathers g;

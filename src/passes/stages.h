@@ -81,10 +81,11 @@ static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
     return false;
 }
 
-/* Chooses stages - 1 of the cuts. Each stage gets the parameters that it holds already, and the largest
-   number of FLOPs of a stage is as small as possible. best[s][c]: the largest number of FLOPs of the first s
-   + 1 stages, if the last of them ends at cut c. from[s][c]: the cut before that. refused[s][c]: number of
-   instructions before cut c that stage s cannot run. Cut number `cuts` is the end of the tape. */
+/* Chooses stages - 1 of the cuts, so that each stage gets the parameters that it holds already, and the
+   largest number of FLOPs of a stage is as small as possible. best[s][c]: the largest number of FLOPs of a
+   stage among the first s + 1 stages, if the last of them ends at cut c. from[s][c]: the cut where that last
+   stage begins. refused[s][c]: number of instructions before cut c that stage s cannot run. Cut number `cuts`
+   is the end of the tape. */
 static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, double all, int stages)
 {
     const int row = cuts + 1, n = t->n_code;
@@ -202,8 +203,8 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
     return found;
 }
 
-/* Fails if the forward of the stage reads any other value of earlier stages than the one that the stage
-   before ends with. */
+/* Fails if the forward of the stage reads a value of an earlier stage other than the value with which the
+   stage before ends. */
 static tt_status tt__check_forward(const tt__cutter *c)
 {
     const tt_tape *t = c->t;
@@ -233,8 +234,8 @@ static void tt__note_reading(const tt__cutter *c)
     }
 }
 
-/* Makes parameters that the stage does not read `elsewhere`, and notes which two stages share a parameter. A
-   parameter that no stage reads belongs to the first stage. */
+/* Sets `elsewhere` for parameters that the stage does not read, and notes which two stages share a parameter.
+   A parameter that no stage reads belongs to the first stage. */
 static tt_status tt__share_parameters(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -260,8 +261,8 @@ static tt_status tt__share_parameters(const tt__cutter *c)
 }
 
 /* Makes the first contribution of this stage to a parameter's gradient overwrite the gradient, even if an
-   earlier instruction of another stage contributes. Each of two stages that read a parameter has a gradient
-   of it. Gradients without a contribution are set to 0. Returns false if out of memory. */
+   earlier instruction of another stage contributes. If two stages read a parameter, each has its own gradient
+   of the parameter. Gradients without a contribution are set to 0. Returns false if out of memory. */
 static bool tt__begin_gradients(const tt__cutter *c)
 {
     tt_tape *t = c->t;
@@ -280,7 +281,7 @@ static bool tt__begin_gradients(const tt__cutter *c)
                 if (g->persistent) i->add_later |= 1u << j;
                 continue;
             }
-            /* The gradient's other elements may be added to. */
+            /* Instructions may add to the gradient's other elements, so the whole gradient starts as 0. */
             tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base);
             zeros.add_later = g->persistent;
             if (!tt__insert(t, k, &zeros)) return false;
@@ -346,7 +347,7 @@ static tt_status tt__cut_stage(tt__cutter *c)
     for (int k = 0; k < c->n; k++)
         if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
     tt__note_reading(c);
-    for (int k = c->n - 1; k >= 0; k--) { /* each stage copies the weights that it reads */
+    for (int k = c->n - 1; k >= 0; k--) { /* each stage makes copies of the weights that it reads */
         const tt__instr *i = &t->code[k];
         c->kept[k] = i->stage == c->me;
         if (tt__casts_weight(t, i))

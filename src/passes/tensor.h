@@ -18,7 +18,7 @@
    regions, values are sharded by rows instead of replicated. */
 
 /* Regions with fewer weights are not split: the ranks would wait for one another longer than they compute. */
-#ifndef TT__TENSOR_LEAST /* tests make it smaller */
+#ifndef TT__TENSOR_LEAST /* tests set a smaller number */
 #define TT__TENSOR_LEAST 1000000
 #endif
 #define TT__RANDOM_UNIT 8 /* columns whose random numbers are drawn at once */
@@ -36,7 +36,7 @@ typedef struct tt__tensor {
     int ranks, n;           /* n: number of instructions before the pass */
     bool sequence, train;
     int32_t root;
-    tt__role *role;         /* of each instruction */
+    tt__role *role;         /* role of each instruction */
     int *code; int n_code;  /* the instructions of the region that is being searched */
     bool *inside;           /* of each activation: sharded by columns; of each parameter outside of regions:
                                sharded by rows */
@@ -44,9 +44,9 @@ typedef struct tt__tensor {
     int32_t *own_uses;      /* of each storage: number of operands that OWN instructions read whole */
     int32_t *values; int n_values;  /* the values of the region that is being searched */
     int32_t unsplit;        /* the value that kept the last candidate from being a region; 0: none */
-    /* A value made from each value, or 0. gathered: all rows of a sharded value; entered: the value
-       that ranks read when their gradients of it are partial; own: a rank's shard of the rows of a replicated
-       value. */
+    /* For each value, another value made from it, or 0. gathered: all rows of a sharded value; entered: the
+       value that ranks read when their gradients of the value are partial; own: a rank's shard of the rows of
+       a replicated value. */
     int32_t *gathered, *entered, *own;
 } tt__tensor;
 
@@ -75,9 +75,9 @@ static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
     return alone && (split == TT__ROWS ? p->shape.rows : p->shape.cols) % s->ranks == 0;
 }
 
-/* Returns whether the ranks that read v may compute partial gradients of v, which tt__entered has summed.
-   Only whole storages that instructions compute may, not views or parameters. A value without a gradient
-   always may. */
+/* Returns whether the ranks that read v may compute partial gradients of v, which the value that tt__entered
+   makes then sums. v must be a whole storage that an instruction computes, not a view or a parameter. A value
+   without a gradient always may be read so. */
 static bool tt__may_enter(const tt__tensor *s, int32_t v)
 {
     const tt__value *x = &s->t->values[v];
@@ -93,8 +93,8 @@ static tt__split tt__split_in(bool begin, int w, int j)
     return begin ? TT__COLS : TT__WHOLE;
 }
 
-/* Returns the role that instruction k could have in the region, of which the instruction reads or writes a
-   value; else APART. */
+/* Returns the role that instruction k could have in the region; APART: none. The instruction reads a value of
+   the region (if `reads`) or writes one. */
 static tt__role tt__role_in(const tt__tensor *s, int k, bool reads)
 {
     const tt_tape *t = s->t;
@@ -185,8 +185,9 @@ static bool tt__find_region(tt__tensor *s, int k)
 /* Returns whether a value has rows that can be sharded. */
 static bool tt__has_rows(const tt__value *x) { return x->shape.axis && !x->shape.extra; }
 
-/* Finds the head: a linear layer with many results that only the loss reads. Each rank computes its shard of
-   the rows of both. The loss must be the root, because no rank knows the loss before all have counted. */
+/* Finds the head: a linear layer with many output columns whose results only the loss reads. Each rank
+   computes its shard of the rows of both. The loss must be the root, because no rank knows the loss before
+   all have counted. */
 static void tt__find_head(tt__tensor *s)
 {
     const tt_tape *t = s->t;
@@ -366,7 +367,7 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     return tt__insert(t, k + 1, &sum) ? TT_OK : TT_ERR_MEMORY;
 }
 
-/* Returns the operands of which an instruction reads as many rows as it writes, as a bit set. */
+/* Returns, as a bit set, the operands of which an instruction reads a row for each row that it writes. */
 static unsigned tt__row_operands(const tt__instr *i)
 {
     const int numbers = tt__numbers(i);
@@ -381,8 +382,8 @@ static bool tt__ends_by_rows(const tt__tensor *s, int32_t y)
     return s->sequence && tt__may_split(s, y) && tt__has_rows(&s->t->values[y]);
 }
 
-/* Returns whether instruction k, of no region, can compute a rank's shard of the rows of its results from a
-   shard of the rows of its operands. */
+/* Returns whether instruction k, which is in no region, can compute a rank's shard of the rows of its results
+   from a shard of the rows of its operands. */
 static bool tt__by_own_rows(const tt__tensor *s, int k)
 {
     const tt_tape *t = s->t;
@@ -439,8 +440,8 @@ static void tt__set_own(tt__tensor *s, int k, bool own)
     for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
 }
 
-/* Finds the instructions that compute a rank's shard of the rows: first takes all that can, then removes
-   instructions until the rest fits together. */
+/* Finds the instructions that compute a rank's shard of the rows: first takes all that could, then removes
+   those that cannot beside the others, until all that remain can. */
 static void tt__find_own_rows(tt__tensor *s)
 {
     bool changed = true;
@@ -462,8 +463,8 @@ static void tt__find_own_rows(tt__tensor *s)
     }
 }
 
-/* Returns the value that instruction k reads instead of operand j, and shards parameters; 0: out of
-   memory. */
+/* Returns the value that instruction k reads instead of operand j; shards the operand if it is a parameter.
+   0: out of memory. */
 static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
 {
     const tt__instr *i = &s->t->code[k];
@@ -498,7 +499,7 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
     }
     if (role == TT__APART) return TT_OK;
     if (role == TT__END || role == TT__LOOKUP) return tt__sum_results(s, k);
-    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* sums over rows are not sharded */
+    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* loss and counts are whole */
     if (role == TT__INNER || role == TT__BEGIN) return tt__split_results(s, &t->code[k], TT__COLS);
     return tt__split_results(s, &i, TT__ROWS);
 }
@@ -626,7 +627,7 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
     return part;
 }
 
-/* Makes the views of a storage for which the map has another storage views of that storage. */
+/* Makes each view whose storage the map replaces by another storage a view of that other storage. */
 static void tt__map_views(tt_tape *t, int values, const int32_t *map)
 {
     for (int32_t v = 1; v < values; v++) {
@@ -645,7 +646,8 @@ static int tt__operand_stage(const tt_tape *t, int k)
 }
 
 /* Makes instructions write partial gradients to new values, and appends their sums over the ranks. layout:
-   that of each storage. part: zeros, one for each value; the new value is written to it. */
+   the layout of each storage. part: an entry for each value, 0 at first, that receives the new value for the
+   value's partial gradient. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
     const int values = t->n_values, n = t->n_code; /* new values and instructions come after these */

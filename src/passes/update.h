@@ -32,7 +32,7 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
-/* Returns whether v is a parameter that is trained by this stage or another. */
+/* Returns whether v is a parameter that this stage or another trains. */
 static bool tt__is_listed(const tt_tape *t, int32_t v)
 {
     return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
@@ -182,9 +182,9 @@ static bool tt__append_zeros(tt_tape *t, int32_t v)
     return tt__append_step(t, &i, false);
 }
 
-/* Appends the exchange between stages before squares are summed. The last stage sends the others what losses
-   counted; two stages that share a parameter sum their gradients of it; squares are set to 0, as a stage does
-   not write those of other stages. */
+/* Appends the exchange between stages that comes before the sum of squares. The last stage sends the others
+   what losses counted; two stages that share a parameter sum their gradients of it; squares are set to 0, as
+   a stage does not write those of other stages. */
 static bool tt__before_squares(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -245,8 +245,8 @@ static bool tt__spread_parameters(tt__updater *u)
     return true;
 }
 
-/* Prepares what each update works on. The random numbers of updates are in the order of the tape, whatever
-   tensor ranks shard and wherever the updates are inserted. */
+/* Finds the tensors that each update works on. The random numbers of updates are in the order of the tape,
+   whatever tensor ranks shard and wherever the updates are inserted. */
 static bool tt__prepare_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
@@ -302,7 +302,7 @@ static bool tt__emit_updates(tt__updater *u)
 
 /* ---- in the backward */
 
-#ifndef TT__UPDATE_FROM /* tests make it smaller */
+#ifndef TT__UPDATE_FROM /* tests set a smaller number */
 #define TT__UPDATE_FROM 65536 /* elements of due gradients; with fewer, updates wait to share a launch */
 #endif
 
@@ -319,7 +319,7 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
 
 /* Inserts the updates of trained parameters into the backward. n: number of instructions. An update is due
    after the last instruction that writes the gradient, reads the parameter, or adds to the counts of losses.
-   Due updates wait until they have enough elements together. head: (n) zeros. */
+   Due updates wait until they have enough elements together. head: (n) numbers, 0 at first. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;

@@ -55,7 +55,7 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
-    /* An earlier micro-batch has left it. */
+    /* Whether an earlier micro-batch has left the operand. */
     const bool left = i->later && t->values[t->values[id].base].persistent;
     if (!k->defined && !left) return "reads a value that nothing has written";
     if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"
@@ -92,8 +92,8 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     return NULL;
 }
 
-/* Notes the end of the work whose first output is in[0]. Every operand of the work must be an operand of the
-   WAIT, which keeps it in memory. Returns the fault; NULL: none. */
+/* Notes the end of another stream's work whose first output is in[0]. Every operand of the work must be an
+   operand of the WAIT, which keeps it in memory. Returns the fault; NULL: none. */
 static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__known *known)
 {
     int at = known[t->values[i->in[0]].base].writer - 1;
@@ -114,7 +114,7 @@ static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__kno
 
 /* ---- layouts */
 
-/* Returns the layout of the contents of value v; `layout` has those of storages. */
+/* Returns the layout of the contents of value v; `layout` has the layout of each storage. */
 static tt__split tt__contents(const tt_tape *t, const tt__split *layout, int32_t v)
 {
     const tt__split declared = t->values[v].part.split, base = layout[t->values[v].base];

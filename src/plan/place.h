@@ -6,10 +6,10 @@
 /* ===========================================================================================================
    PLAN                                                                                              src/plan/
    Gives every value a place in memory. Lifetimes are exact: from the instruction that first writes a storage
-   to the last instruction that reads it. Persistent values are stored one after another. The others are
+   to the last instruction that reads it. Persistent values are stored one after another. Other values are
    placed by greedy first fit and best fit in several orders (Pisarchyk, Lee: "Efficient memory management for
-   deep neural net inference", 2020), and the lowest placement is kept. Each space has its own places. Uses
-   tape.
+   deep neural net inference", 2020), and the placement of least height is kept. The device's memory and the
+   host's are placed separately. Uses tape.
    ======================================================================================================== */
 
 #define TT__NO_PLACE SIZE_MAX /* the place of a storage that nothing uses */
@@ -23,8 +23,8 @@ typedef struct tt__box {
     tt__space space;
 } tt__box;
 
-/* Returns the largest sum of bytes alive at once in a space, of boxes of at least `least` bytes. *at: the
-   instruction of that peak. SIZE_MAX: out of memory. */
+/* Returns the largest number of bytes of a space that are alive at one instruction, counting only boxes of
+   `least` bytes or more; SIZE_MAX when out of memory. *at receives that instruction. */
 static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t least,
                            tt_context *ctx, int *at)
 {
@@ -45,23 +45,25 @@ static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__spac
     return most;
 }
 
-/* The bytes in use at each time: a binary tree over the instructions (a segment tree: Bentley, "Solutions to
-   Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in use during all of the
-   node's instructions, and spans in use during some of them. */
+/* Sets of the bytes that are in use at each instruction: a binary tree over the instructions (a segment tree:
+   Bentley, "Solutions to Klee's rectangle problems", 1977). A node has two lists of spans of bytes: spans in
+   use during all of the node's instructions, and spans in use during some of them. */
 typedef struct tt__span {
     size_t from, to;
     int next;       /* the next span in the order of bytes; 0: none */
-    int far;        /* shortcut that a search has left: a span further on, valid if still in the same list */
+    int far;        /* shortcut that a search has left: a later span, to be used only while it is in the same
+                       list */
     int list;       /* number of the span's list; 0: none */
 } tt__span;
 typedef struct tt__taken {
     tt_context *ctx;
     tt__span *span; int n_span, cap_span;   /* span[0] means "none" */
     int unused;     /* first of the spans that are in no list; 0: none */
-    int *list;      /* of node k, list[2 k]: in use all the time; list[2 k + 1]: in use at times */
-    int *hint;      /* of each list, the span that was changed last */
+    int *list;      /* list[2 * k]: first span in use during all of node k's instructions; list[2 * k + 1]:
+                       during some */
+    int *hint;      /* for each list, the span that was changed last */
     int leaves;     /* number of instructions, rounded up to a power of two; node 1 is the root */
-    int highest;    /* the last box placed that ends at the height */
+    int highest;    /* the box that ends at the height of the placement; of several, the last placed */
 } tt__taken;
 
 static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
@@ -90,8 +92,8 @@ static bool tt__taken_clear(tt__taken *t)
     return true;
 }
 
-/* Returns the last span, from `at` on, that ends at or below `limit`; `at` must do so. Leaves shortcuts for
-   later searches. */
+/* Returns the last span of a list, from span `at` on, that ends at or below `limit`; span `at` itself must
+   end there. Leaves shortcuts for later searches. */
 static int tt__span_before(tt__taken *t, int at, size_t limit)
 {
     for (int two_back = at, back = at;;) {
@@ -110,13 +112,13 @@ static int tt__span_before(tt__taken *t, int at, size_t limit)
 static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
 {
     int before = 0, at = t->list[list], hint = t->hint[list];
-    /* Most additions are near the last one. */
+    /* Most additions to a list are near the previous addition. */
     if (t->span[hint].list == list && t->span[hint].from <= from) at = hint;
     if (at && t->span[at].to < from) {
         before = tt__span_before(t, at, from - 1);
         at = t->span[before].next;
     }
-    if (at && t->span[at].from <= to) { /* the first such span grows and takes in those that it reaches */
+    if (at && t->span[at].from <= to) { /* span `at` grows and absorbs the spans that it then reaches */
         tt__span *s = &t->span[at];
         t->hint[list] = at;
         if (from < s->from) s->from = from;
@@ -156,8 +158,8 @@ static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width
 }
 
 /* Appends to `heads` the lists of spans in use at some time in b's life; returns the number of lists in
-   `heads`. A level of the tree adds at most 6: one list for each of at most two nodes that b's life covers in
-   part, two for each of at most two nodes that it covers whole. */
+   `heads`. A level of the tree adds at most 6 lists: one for each of at most two nodes that b's life covers
+   in part, two for each of at most two nodes that b's life covers whole. */
 enum { TT__TAKEN_LISTS = 6 * 32 };
 static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
                            int n)
@@ -200,8 +202,9 @@ static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
     }
 }
 
-/* Places boxes in the given order, each into the lowest gap (or the tightest one) between the boxes alive
-   with it. Returns the height; stops at the first height above `limit`. SIZE_MAX: out of memory. */
+/* Places boxes in the given order, each into the lowest gap (or the tightest one) between the boxes placed
+   before that are alive at the same time. Returns the height, where the highest box ends; stops at the first
+   height above `limit`. SIZE_MAX: out of memory. */
 static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
                                  tt__taken *taken)
 {
@@ -220,8 +223,9 @@ static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tig
     return height;
 }
 
-/* Number of sort keys: 0: size; 1: size x duration; 2: duration; 3: begin; 4: boxes alive at the peak by
-   duration, then the others by size. Larger keys come first (begin: earlier), ties by size, then by index. */
+/* Number of keys by which boxes are sorted before they are placed. Key 0: size; 1: size x duration;
+   2: duration; 3: begin; 4: the boxes alive at the peak by duration, then the others by size. Boxes of larger
+   keys come first (of key 3, earlier ones); of equal keys, the larger box, then the lower index. */
 #define TT__ORDERS 5
 static double tt__box_key(const tt__box *b, int kind, int peak)
 {
@@ -255,10 +259,11 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
 
 enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000, TT__IMPROVE_HOST = 20000, TT__IMPROVE_MANY = 8 };
 
-/* Searches for a placement below the height of an order: places the box that reaches the height first
-   instead, and repeats. The number of attempts falls with the number of boxes, and is smaller for the host's
-   memory, which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY attempts, if the
-   height is more than 1/64 above the bound. Leaves the lowest placement found, and returns its height. */
+/* Searches for an order whose placement is lower: moves the box that ends at the height to the front of the
+   order, places all boxes anew, and repeats. The number of attempts falls with the number of boxes, and is
+   smaller for the host's memory, which is less scarce. From TT__FEW_BOXES boxes on there are TT__IMPROVE_MANY
+   attempts, if the height is more than 1/64 above the bound. Leaves the lowest placement found, and returns
+   its height. */
 static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound,
                           tt__taken *taken)
 {
@@ -283,10 +288,11 @@ static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool
     return rounds ? tt__place_in_order(box, best_order, n, best_tightest, SIZE_MAX, taken) : best;
 }
 
-/* Places those of the n boxes that are in a space; a box merged into another takes the place of that box.
-   *height: bytes needed. *bound: largest sum of bytes alive at once; *peak_at: its instruction. Tries several
-   orders of the large boxes until the height is the bound, or, for many boxes, within 1/256 of it. If there
-   are many boxes, those below 1/1024 of the bound are small and placed into the gaps afterwards. */
+/* Places the boxes of one space; a box merged into another takes the place of that box. *height receives the
+   bytes needed, *bound the largest sum of bytes alive at one instruction, *peak_at that instruction. Tries
+   several orders of the large boxes until the height is the bound, or, for many boxes, within 1/256 of it. If
+   there are many boxes, those below 1/1024 of the bound are small, and are placed into the gaps
+   afterwards. */
 static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space,
                            size_t *height, size_t *bound, int *peak_at)
 {
@@ -356,7 +362,7 @@ static tt_status tt__check_total(const tt_tape *t, size_t more)
                     tt__describe(t, largest, what, sizeof what));
 }
 
-/* Sets box `at`. value 0: a workspace. */
+/* Fills in box number `at`. value: a base value; 0: the box is a workspace. */
 static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, size_t bytes, int first,
                         int last)
 {
@@ -372,7 +378,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     tt_context *ctx = t->ctx;
     const int end = t->n_code > 0 ? t->n_code - 1 : 0;
     tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
-    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* box of each base value; -1: none */
+    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* index of the box of each base value;
+                                                                          -1: none */
     int n = 0, group = 0, group_end = 0; /* first and last of the instructions that run together */
     const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
@@ -405,8 +412,8 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
         if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !kept) continue;
         tt__new_box(t, box, of[v] = n++, v, tt__storage_bytes(x), 0, end);
     }
-    /* In place: out[0] takes over the place of in[j], which ends here. A chain of such values merges into the
-       first. */
+    /* Results in place: out[0] takes over the place of in[j], whose life ends at this instruction. The boxes
+       of a chain of such results are all merged into the first box. */
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         int32_t y = i->out[0];
@@ -426,7 +433,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             while (box[start].merged != start) start = box[start].merged;
             box[of[y]].merged = start;
             box[start].last = box[of[y]].last;
-            of[y] = start; /* later links see the merged lifetime */
+            of[y] = start; /* later results of the chain see the merged lifetime */
             break;
         }
     }
@@ -454,8 +461,8 @@ static bool tt__collide(const tt__box *box, int k, int j)
     return !apart && a->place < b->place + b->bytes && b->place < a->place + a->bytes;
 }
 
-/* Verifies that no two storages of a space that are alive together overlap, and that all are within the
-   height. */
+/* Verifies that no two storages of a space overlap that are alive at the same time, and that all end below
+   the height. */
 static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__space space, size_t height)
 {
     tt_status status = TT_OK;

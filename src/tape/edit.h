@@ -72,7 +72,7 @@ static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
    and no instruction in between writes an operand. */
 static bool tt__may_wait(const tt_tape *t, int at, int later)
 {
-    bool written = false; /* an operand is written after `at`, so a search is needed */
+    bool written = false; /* an operand is written after `at`: the loop must find where */
     if (t->values[t->code[at].out[0]].writes != 1) return false;
     for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
     for (int k = at + 1; k <= later && written; k++)
@@ -111,7 +111,7 @@ static void tt__drop(tt_tape *t, int k)
     t->code[k] = tt__new_instr(-1);
 }
 
-/* Replaces instruction k by `i`. */
+/* Replaces instruction k of the tape by `i`. */
 static void tt__put(tt_tape *t, int k, const tt__instr *i)
 {
     tt__drop(t, k);
@@ -130,8 +130,8 @@ static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
     tt__put(t, k, &merged);
 }
 
-/* Inserts `i` directly before instruction `before` and after earlier insertions there. Returns the number,
-   above all others, that `i` has until tt__settle; 0: out of memory. */
+/* Inserts `i` directly before instruction `before` and after earlier insertions there. Returns the number
+   that `i` has until tt__settle, which is above all other instructions' numbers; 0: out of memory. */
 static int tt__insert(tt_tape *t, int before, const tt__instr *i)
 {
     if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
@@ -146,13 +146,14 @@ static tt_status tt__settle(tt_tape *t, int n)
 {
     int kept = 0;
     if (t->n_code == n) {
-        while (kept < n && t->code[kept].op >= 0) kept++; /* places do not change here */
+        while (kept < n && t->code[kept].op >= 0) kept++; /* up to here instructions keep their places */
         for (int k = kept; k < n; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
         t->n_code = kept;
         return TT_OK;
     }
     tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
-    /* For each place the number of instructions inserted there; later the new number of the next of them. */
+    /* For each place, the number of instructions inserted there; later, the new number of the next
+       instruction inserted there. */
     int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1));
     if (code && place) {
         for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;

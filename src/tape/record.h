@@ -4,7 +4,7 @@
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* Stores the tape's first error. Returns false, which as a value's number means "none". */
+/* Stores the tape's first error. Returns false; as the number of a value, 0 means "none". */
 TT_PRINTF(3, 4)
 static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
 {
@@ -68,8 +68,9 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     return t->n_values++;
 }
 
-/* Makes a view of rows [0, rows) and columns [from, from + cols) of value `of`, or, of all of a contiguous
-   value, a view of another shape. `offset` counts elements. Returns 0 after tt__tape_fail. */
+/* Makes a view of rows [0, rows) and columns [from, from + cols) of value `of`. If value `of` is contiguous,
+   the view may instead have all its elements in another shape. `offset` counts elements. Returns 0 after
+   tt__tape_fail. */
 static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
                             const char *name)
 {
@@ -87,8 +88,8 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
-/* Copies to value id (0: none) what passes know of value v: the shard, needs_grad, and pinned_f32 if value id
-   is f32. Returns id. */
+/* Copies from value v to value id (0: none) what passes know of v: the shard, needs_grad, and pinned_f32 if
+   value id is f32. Returns id. */
 static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
 {
     const tt__value *like = &t->values[v];
@@ -100,8 +101,8 @@ static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
     return id;
 }
 
-/* Makes a view of `of` that starts at element `offset` and has the shape, row distance, name and shard of
-   view v. */
+/* Makes a view of value `of` that starts at element `offset` and has the shape, row distance, name and shard
+   of view v. */
 static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
 {
     const tt__value like = t->values[v];
@@ -191,7 +192,7 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
     return tt__axis_code(t, t->n_axes++, 0);
 }
 
-/* Returns the first instruction of a segment; for TT__SEGMENTS, the number of instructions. */
+/* Returns the number of the first instruction of a segment; for TT__SEGMENTS, the number of instructions. */
 static int tt__segment_first(const tt_tape *t, unsigned segment)
 {
     int from = 0, to = t->n_code;
@@ -209,8 +210,8 @@ static bool tt__is_own_rows(const tt_tape *t, int32_t v)
     return t->values[v].part.split != t->values[t->values[v].base].part.split;
 }
 
-/* Returns the bytes from one slot of a storage to the next. tt__storage_bytes returns the bytes of all slots
-   and copies. */
+/* Returns the bytes from the beginning of one slot of a storage to the beginning of the next slot.
+   tt__storage_bytes returns the bytes of all slots and copies. */
 static size_t tt__slot_bytes(const tt__value *v)
 {
     return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
@@ -235,14 +236,14 @@ static bool tt__has_value(const tt_tape *t, tt_value v)
     return v.id > 0 && v.id < t->n_values && v.tape == t->number;
 }
 
-/* Returns the reason why v is no value of the tape, to follow a noun in an error message. */
+/* Returns the reason why v is not a value of the tape, as words that follow a noun in an error message. */
 static const char *tt__why_no_value(const tt_tape *t, tt_value v)
 {
     return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
            : v.id ? "is not a value of this tape" : "is no value (id 0)";
 }
 
-/* Stores the error of a function that takes one value, for the value v that is not on the tape. */
+/* Stores the error of a function that takes one value, v, which is not on the tape. */
 static bool tt__refuse_value(tt_tape *t, const char *function, tt_value v)
 {
     return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: the value %s", function, tt__why_no_value(t, v));

@@ -40,12 +40,12 @@ struct tt_param {
        parameter; NULL: none. If two stages of a pipeline use the parameter, `again` is the arena of the other
        stage. */
     struct tt__arena *holder, *again;
-    uint64_t stages;        /* pipeline stages that held the parameter when tt_compile began, a bit each;
-                               0: none */
-    bool source_stays;      /* `source` is kept: only one of `holder` and `again` has memory yet */
+    uint64_t stages;        /* set of the pipeline stages that held the parameter when tt_compile began, one
+                               bit for each; 0: none */
+    bool source_stays;      /* `source` is not released yet: only one of `holder` and `again` has memory */
 };
 
-/* Kind of a storage. STEP: settings and results of the step. CACHE: a tt_cache. */
+/* Kind of a storage. STEP: settings and results of the step. CACHE: the rows of a tt_cache. */
 typedef enum tt__storage {
     TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP, TT__CACHE
 } tt__storage;
@@ -54,16 +54,16 @@ typedef enum tt__mark { TT__UNMARKED, TT__MARKED_KEEP, TT__MARKED_AGAIN } tt__ma
 /* Memory that stores a value: the device's or the host's. If the device uses the host's memory, instructions
    may use both spaces. */
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
-/* The layout of a tensor over the tensor ranks. WHOLE: replicated, the whole tensor on each rank. ROWS, COLS:
-   sharded, each rank has its own rows or columns. The shards are equally large, unless the rows are an axis:
-   then tt__piece gives a rank's rows (tt__axis.parts). Instructions leave two more layouts in a storage.
-   PARTIAL: each rank has a summand of the whole tensor's shape, and the sum over the ranks is the tensor.
-   ZEROS: 0 everywhere; each of the other layouts may start as ZEROS. */
+/* The layout of a tensor over the tensor ranks. WHOLE: replicated, each rank has the whole tensor. ROWS,
+   COLS: sharded, each rank has its own rows or columns. The shards are equally large, unless the rows are an
+   axis: then tt__piece gives a rank's rows (tt__axis.parts). Instructions leave two more layouts in a
+   storage. PARTIAL: each rank has a summand of the whole tensor's shape, and the sum over the ranks is the
+   tensor. ZEROS: all elements are 0; a storage of any other layout may start as ZEROS. */
 typedef enum tt__split { TT__WHOLE, TT__ROWS, TT__COLS, TT__PARTIAL, TT__ZEROS } tt__split;
 /* The shard of a tensor that a value or a placement has. Over the tensor ranks: `split` is WHOLE, ROWS or
    COLS, and the shape counts the elements of one rank. A view may be a rank's shard of the rows of a
-   replicated storage. Over the data ranks: if `unit` is not 0, the shard is one that tt__piece computes, out
-   of `of` elements, and the shape is (1, elements of the largest shard). */
+   replicated storage. Over the data ranks: if `unit` is not 0, tt__piece computes the shard from `of`
+   elements, `unit` and `root`, and the shape is (1, elements of the largest shard). */
 typedef struct tt__part {
     tt__split split;
     bool root;          /* the argument `root` of tt__piece */
@@ -72,7 +72,7 @@ typedef struct tt__part {
 
 typedef struct tt__shape {
     tt_dtype dtype;
-    int64_t rows, cols; /* rows: of an axis, its capacity */
+    int64_t rows, cols; /* rows: a fixed number, or the capacity of the axis */
     int32_t axis;       /* number of the axis; 0: none */
     int32_t extra;      /* actual rows = rows of the axis + extra (1 for sequence starts) */
 } tt__shape;
@@ -83,27 +83,27 @@ typedef struct tt__value {
     tt__storage storage;
     tt__space space;
     tt__part part;
-    /* slots, of a storage: number of slots, stored one after another, for the gradients of several leaves;
-       0: one. slot, of a view: one more than the number of its slot; 0: the slot of the micro-batch that
+    /* slots: in a storage, the number of slots, stored one after another, for the gradients of several
+       leaves; 0: one slot. slot: in a view, 1 + the number of its slot; 0: the slot of the micro-batch that
        runs. */
     int32_t slots, slot;
     bool visits;        /* storage of an update that runs in the host's memory: a temporary host copy of a
                            device storage */
     /* Fields of a storage of a pipeline stage. stays: the contents are saved from a micro-batch's forward to
        its backward, or until another stage has received them. copies: number of micro-batches whose contents
-       are saved at once; 0: 1. */
+       are saved at the same time; 0: one. */
     bool stays;
     int32_t copies;
-    int32_t ends;       /* one more than the pipeline stage that ends with this value; 0: none */
+    int32_t ends;       /* 1 + number of the pipeline stage that ends with this value; 0: none */
     bool elsewhere;     /* a parameter that only other stages read */
-    int tied[2];        /* the two stages that read the parameter, the lower first; [1] 0: only one reads
-                           it */
-    bool parted;        /* in a program: the value's address or its storage's depends on the run, see
+    int tied[2];        /* the two stages that read the parameter, the lower first; tied[1] is 0 if only one
+                           stage reads it */
+    bool parted;        /* in a program: the address of the value or of its storage depends on the run, see
                            tt__resolve_part */
     int32_t base;       /* the value whose storage this value shares; the value itself unless it is a view */
     int64_t offset;     /* elements from the start of `base` */
     int32_t param;      /* index in ctx->params of PARAMETER, GRADIENT and STATE values; else -1 */
-    int held;           /* one more than the layout of a parameter that an arena holds already; else 0 */
+    int held;           /* 1 + the layout of a parameter that an arena holds already; 0: no arena holds it */
     bool keep;          /* the value can be read after the run */
     bool block_end;     /* recompute: the value is saved for the backward, not recomputed */
     bool offload;       /* marked by tt_offload; set on storages */
@@ -113,62 +113,64 @@ typedef struct tt__value {
     bool residual;      /* precision: part of the residual stream */
     bool needs_grad;    /* autodiff: the value depends on a trainable parameter */
     int32_t grad;       /* autodiff: the value that holds the gradient; 0: none yet */
-    /* Counts that tt__index makes. producer: one more than the first instruction that writes the value;
-       0: none. The others are of a base together with its views: number of operands that read it, number of
-       results that write it, number of views, last reader and last writer. */
+    /* Counts that tt__index makes. producer: 1 + the first instruction that writes the value; 0: none. The
+       other counts are those of a base and its views together. uses: operands that read it. writes: results
+       that write it. views: its views. reader, writer: the last instruction that reads it, and the last that
+       writes it. */
     int32_t producer, uses, writes, views, reader, writer;
-    int32_t behind;     /* of a persistent storage: the storage, of a higher number, to be placed directly
-                           after this one; 0: none */
-    int32_t arrival;    /* of an input: the value into which the host writes the next run's data
+    int32_t behind;     /* in a persistent storage: the storage, of a higher number, that must be placed
+                           directly after this one; 0: none */
+    int32_t arrival;    /* in an input: the value into which the host writes the next run's data
                            (src/passes/overlap.h); 0: the input itself */
     bool named;         /* the name was set by tt_name or by a pass */
     size_t place;       /* planner: byte offset in the value's region of the arena */
     char name[72];
 } tt__value;
 
-/* A number of rows that may differ in each run. If `parts` is not 0, the rows are one of the shards of the
-   axis `of` over that many tensor ranks (tt__piece), and a rank may have 0 rows. */
+/* A number of rows that may differ in each run. If `parts` is not 0, the rows are one rank's shard of the
+   rows of axis `of`, divided over `parts` tensor ranks (tt__piece); a rank may have 0 rows. */
 typedef struct tt__axis { char name[72]; int64_t capacity; int32_t of; int parts; } tt__axis;
 
 struct tt_tape {
     tt_context *ctx;
-    uint32_t number;                                /* tt_value.tape of the tape's values; copies of the tape
-                                                       have the same number */
+    uint32_t number;                                /* number in the field `tape` of each tt_value of this
+                                                       tape; copies of the tape have the same number */
     tt__value *values; int n_values, cap_values;    /* values[0] means "none" */
     tt__instr *code; int n_code, cap_code;
     tt__axis *axes; int n_axes, cap_axes;           /* axes[0] means "none" */
-    int32_t *params; int n_params, cap_params;      /* of each of ctx->params, its value; 0: none */
+    int32_t *params; int n_params, cap_params;      /* value of each of ctx->params; 0: none */
     uint32_t n_random;
     size_t alignment;                               /* bytes of alignment of storages, which the kind of
                                                        device requires */
-    bool host;                                      /* the memory of that kind of device is the host's */
+    bool host;                                      /* the device's memory is the host's */
     bool accumulate;                                /* a step may have several micro-batches, on one rank or
                                                        on several */
-    int data, slots;                                /* number of data ranks; leaves of sums on each of them
-                                                       (src/ranks/) */
+    int data, slots;                                /* number of data ranks; number of slots on each of them
+                                                       for the leaves of sums (src/ranks/) */
     int zero;                                       /* tt_parallel.zero */
     bool early;                                     /* the backward updates parameters */
     bool on_host;                                   /* large parameters are updated in the host's memory */
     bool server, sums_micros;                       /* server: tt_parallel.server; sums_micros: gradients are
                                                        summed over ranks after each micro-batch, see
                                                        src/ranks/threads.h */
-    int stages, stage;                              /* stages of the pipeline, and the number of this tape's
-                                                       stage; 0, 0: no pipeline */
-    int tensor;                                     /* ranks over which tensors are split; 0, 1: one */
+    int stages, stage;                              /* number of stages of the pipeline, and of this tape's
+                                                       stage; 0, 0: there is no pipeline */
+    int tensor;                                     /* number of tensor ranks; 0, 1: one */
     /* Values of the step's settings and results, and views of the results: tt__totals, tt__scale,
        tt__clipped; 0: none. */
     int32_t run, results, totals, scale, clipped;
-    int32_t counted;    /* value of what losses counted on a rank, in each slot, to be summed into totals;
-                           0: totals itself */
+    int32_t counted;    /* value of what losses counted on a rank, in each slot, to be summed into `totals`;
+                           0: losses count into `totals` itself */
     /* f32 (trained parameters, 1): squared norms of their gradients. Parameters that the tensor ranks shard
        come first. 0: none. */
     int32_t squares;
-    /* f32 (tensors, 1 + TT__FP8_STEPS) and (1, tensors), the operands of QUANTIZE and FP8_HISTORY;
+    /* Operands of QUANTIZE and FP8_HISTORY: f32 (tensors, 1 + TT__FP8_STEPS) and f32 (1, tensors);
        0: none. */
     int32_t fp8_history, fp8_largest;
-    /* Pass offload makes groups of instructions whose operands are copied from the host's memory and back.
-       grouped: largest number of bytes that the operands of a group of several instructions take on the
-       device. cuts: number of groups beyond those that groups of TT__OFFLOAD_TOGETHER bytes would give. */
+    /* The pass "offload" makes groups of instructions whose operands it copies from the host's memory and
+       back. grouped: largest number of bytes on the device for the operands of a group of several
+       instructions. cuts: number of groups beyond the number that a limit of TT__OFFLOAD_TOGETHER bytes would
+       give. */
     size_t grouped;
     int cuts;
     uint16_t *lists; int n_lists, cap_lists;        /* block lists of all block-sparse attention, see
