@@ -14,8 +14,8 @@
 
      and link with -lm -lpthread. Let these two lines be a file of their own: it compiles once, in half a
      minute, and files that include the header without the macro in a tenth of a second. Six lines to a first
-     training step of a linear classifier (README.md has a whole program around such lines, which
-     tests/check_readme.py builds and runs):
+     training step of a linear classifier (docs/your-own-model.md has a whole program around such
+     lines, which tests/check_readme.py builds and runs):
 
          tt_tape *t = tt_tape_new(ctx);
          tt_value x = tt_input(t, "x", TT_F32, 64, 16), y = tt_input(t, "y", TT_I32, 64, 1);

@@ -444,7 +444,8 @@ def table(records):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--tables", action="store_true", help="print what README.md, docs/ and bench/README.md show of the records")
+    p.add_argument("--tables", action="store_true",
+                   help="print what README.md, docs/ and bench/README.md show of the records")
     p.add_argument("--replay", metavar="ROWS",
                    help="print the table of what build/ranks --only replay --json, or offload, printed")
     p.add_argument("--add", metavar="ROWS", help="file of lines that bench/pytorch.py --json printed")

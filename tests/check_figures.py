@@ -104,8 +104,8 @@ def differences(shown, want):
 
 
 def fits_table(found):
-    """The largest micro-batches of docs/memory-and-budgets.md: "default / blocks / blocks, all offloaded" for each card, and from
-    the least to the most of the host's memory that the last needs"""
+    """The largest micro-batches of docs/memory-and-budgets.md: "default / blocks / blocks, all offloaded" for each
+    card, and the smallest and the largest size of the host's memory that the last needs"""
     rows, host = {}, {}
     for r in found:
         name = f"{r['model']}, {r['precision']}"
