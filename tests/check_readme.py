@@ -8,9 +8,9 @@ B: folder of the built examples (build), CC: compiler (cc), both from the enviro
 
 
   - every ```c block compiles as it stands, with -Werror; one that is marked ```c run must also run and end
-    with 0; one that is marked ```c resume too, and when it is killed (its argument says after which step) and
-    started again, it must print and save the same; one that is marked ```c tune trains a tiny model on a
-    table
+    with 0, and print the words of the block ```output, if that comes next; one that is marked ```c resume
+    must run too, and when it is killed (its argument says after which step) and started again, it must print
+    and save the same; one that is marked ```c tune trains a tiny model on a table
   - every `make TARGET` and VARIABLE=... in a ```sh block or in `backticks` is one that the Makefile has
   - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file,
     and for a bench, which the tests do not build: in its source)
@@ -81,8 +81,8 @@ def commands(text):
 
 def check_snippets(text, name, folder):
     """Returns the marks of the programs that ran."""
-    ran = set()
-    for line, info, body in blocks(text):
+    ran, shown = set(), list(blocks(text))
+    for k, (line, info, body) in enumerate(shown):
         if info[:1] != ["c"]:
             continue
         source, program = os.path.join(folder, f"snippet_{line}.c"), os.path.join(folder, f"snippet_{line}")
@@ -97,6 +97,9 @@ def check_snippets(text, name, folder):
                             *([program, "-lm", "-lpthread"] if run else [program + ".o", "-c"]))
         if status == 0 and "run" in info:
             status, said = call(program)
+            if shown[k + 1:] and shown[k + 1][1] == ["output"]:
+                check(f"{name}_output_line_{line}",
+                      [f"it prints {said}"] if said.split() != shown[k + 1][2].split() else [])
         if status == 0 and "resume" in info:
             check_resume(program, name, folder, line)
         if status == 0 and "tune" in info:
