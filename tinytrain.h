@@ -15,8 +15,8 @@
 
      and link with -lm -lpthread. Give these two lines a file of their own: that file compiles once, in half a
      minute. A file that includes the header without the macro compiles in a tenth of a second. Six lines make
-     the first training step of a linear classifier (README.md has a whole program around similar lines;
-     tests/check_readme.py builds and runs it):
+     the first training step of a linear classifier (docs/your-own-model.md has a whole program around similar
+     lines; tests/check_readme.py builds and runs it):
 
          tt_tape *t = tt_tape_new(ctx);
          tt_value x = tt_input(t, "x", TT_F32, 64, 16), y = tt_input(t, "y", TT_I32, 64, 1);

@@ -7,7 +7,7 @@ gpu_NAME_DATE.json, which bench/gpu.sh writes: time and memory of a training ste
 Standard library only.
 
     python3 bench/chart.py             draws the pictures
-    python3 bench/chart.py --tables    prints README.md's lines below the pictures, bench/README.md's tables
+    python3 bench/chart.py --tables    prints the lines and tables of README.md, docs/ and bench/README.md
     python3 bench/chart.py --add ROWS --cpu 'Intel Xeon' --isa 'AVX-512, AMX' --commit 053f6e9 \\
                            --command 'bench/pytorch.py step --rounds 5 --compile'
                                        adds the lines that `bench/pytorch.py ... --json` printed to
@@ -361,14 +361,15 @@ def devices_picture(rows):
 
 
 def ranks_summary(rows):
-    """Returns README.md's lines below the picture of ranks."""
-    lines = []
+    """Returns the table of docs/several-devices.md: GB of each rank."""
+    shown = ("one device", "ZeRO 1", "ZeRO 3")
+    heads = ["GB of each rank", shown[0]] + [f"{rows[0]['ranks']} devices, {name}" for name in shown[1:]]
+    cells = []
     for model in dict.fromkeys(r["model"] for r in rows):
         gb = {r["strategy"]: f"{r['planned_bytes'] / 1e9:.2f}" for r in rows if r["model"] == model}
         what = next(r["what"] for r in rows if r["model"] == model)
-        lines.append(f"- {model}, {what}: {gb['one device']} GB on one device, {gb['ZeRO 1']} on each of "
-                     f"{rows[0]['ranks']} with ZeRO 1, {gb['ZeRO 3']} with ZeRO 3.")
-    return "\n".join(lines) + "\n"
+        cells.append([f"{model}, {what}"] + [gb[name] for name in shown])
+    return "".join("| " + " | ".join(row) + " |\n" for row in [heads, ["---"] * len(heads)] + cells)
 
 
 def ranks_table(rows):
@@ -449,7 +450,8 @@ def table(records):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--tables", action="store_true", help="print what the READMEs show of the records")
+    p.add_argument("--tables", action="store_true",
+                   help="print what README.md, docs/ and bench/README.md show of the records")
     p.add_argument("--replay", metavar="ROWS",
                    help="print the table of what build/ranks --only replay --json, or offload, printed")
     p.add_argument("--add", metavar="ROWS", help="file of lines that bench/pytorch.py --json printed")

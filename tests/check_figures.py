@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Checks that the figures shown are the committed or planned ones: bench/chart.py draws the pictures in
-bench/results from the records beside them, README.md and bench/README.md show its tables, the records are
-consistent, and bench/chart.py accepts the lines of bench/pytorch.py. If memory_ladder is built, checks that
-it prints the tables of planned memory and ranks.json. Standard library only; run from the repository's root.
+bench/results from the records beside them, README.md, docs/ and bench/README.md show its tables, the records
+are consistent, and bench/chart.py accepts the lines of bench/pytorch.py. If memory_ladder is built, checks
+that it prints the tables of planned memory and ranks.json. Standard library only; run from the repository's
+root.
 
     python3 tests/check_figures.py           B: folder of the built benchmarks (build), from the environment
 """
@@ -20,6 +21,7 @@ sys.path.insert(0, "bench")
 import chart      # noqa: E402
 
 B = os.environ.get("B", "build")
+MEMORY, DEVICES = "docs/memory-and-budgets.md", "docs/several-devices.md"
 failed = passed = 0
 
 
@@ -102,8 +104,8 @@ def differences(shown, want):
 
 
 def fits_table(found):
-    """Returns README.md's rows of largest micro-batches: "default / blocks / blocks, all offloaded" for each
-    card, and the range of the host's memory that the last needs."""
+    """Returns the rows of largest micro-batches of docs/memory-and-budgets.md: "default / blocks / blocks, all
+    offloaded" for each card, and the range of the host's memory that the last needs."""
     rows, host = {}, {}
     for r in found:
         name = f"{r['model']}, {r['precision']}"
@@ -115,9 +117,9 @@ def fits_table(found):
 
 
 def check_fits():
-    """Checks that README.md shows the largest micro-batches, and that each is the largest."""
+    """Checks that the page shows the largest micro-batches, and that each is the largest."""
     found = planned("--fits")
-    wrong = differences(rows_of("README.md", "| micro-batch"), fits_table(found))
+    wrong = differences(rows_of(MEMORY, "| micro-batch"), fits_table(found))
     return wrong + [f"not the largest: {r}" for r in found
                     if not r["planned_bytes"] <= (r["card_gb"] - 0.7) * 1e9 < r["next_bytes"]]
 
@@ -131,7 +133,7 @@ def ladder_table(found):
 
 
 def check_ladder():
-    """Checks the rungs in bench/README.md, and README.md's sentences on them."""
+    """Checks the rungs in bench/README.md, and the sentences of docs/memory-and-budgets.md on them."""
     found = planned()
     wrong = differences(rows_of("bench/README.md", "| rung"), ladder_table(found))
     rung = {r["rung"]: (f"{r['planned_bytes'] / 1e9:.2f} GB", f"{(r['copied_bytes'] or 0) / 1e9:.1f} GB")
@@ -141,7 +143,8 @@ def check_ladder():
                                           "blocks, 4 x 16, all offloaded, in 0.24 GB"))
     said = (f"in bf16-true is planned at {rung['bf16-true'][0]}, and {blocks} with `\"blocks\"`",
             f"64 images are planned at {once}, and at {four} as 4 x 16", f"for {a[:-3]} and {b} to and from")
-    return wrong + [f"README.md does not say: {words}" for words in said if words not in text_of("README.md")]
+    text = " ".join(text_of(MEMORY).split())
+    return wrong + [f"{MEMORY} does not say: {words}" for words in said if words not in text]
 
 
 def printed(part):
@@ -188,13 +191,13 @@ def main():
     check("picture_of_a_gpu", ["gpu.svg is not what the newest gpu_*.json gives: run bench/chart.py"] * stale)
     for name, path, want in (("speed", "README.md", chart.summary(records)),
                              ("speed", "bench/README.md", chart.table(records)),
-                             ("ranks", "README.md", chart.ranks_summary(ranks)),
+                             ("ranks", DEVICES, chart.ranks_summary(ranks)),
                              ("ranks", "bench/README.md", chart.ranks_table(ranks))):
         lines = set(text_of(path).splitlines())
         check(f"{name}_in_{path}", [f"not there: {line}" for line in want.splitlines() if line not in lines])
     check("chart_add", check_added())
     if os.access(os.path.join(B, "memory_ladder"), os.X_OK):
-        check("planned_in_README.md", check_fits())
+        check(f"planned_in_{MEMORY}", check_fits())
         check("planned_in_bench/README.md", check_ladder())
         check("planned_ranks", differences(ranks, planned("--ranks", str(ranks[0]["ranks"]))))
     else:
@@ -204,8 +207,8 @@ def main():
         for part, table in (("replay", chart.replay_table), ("offload", chart.offload_table)):
             want = table(planned("--only", part, program="ranks")).splitlines()
             check(f"{part}_in_bench/README.md", [f"not there: {line}" for line in want if line not in lines])
-        lines = set(text_of("README.md").splitlines())
-        check("share_in_README.md", [f"not there: {line}" for line in printed("share")
+        lines = set(text_of(DEVICES).splitlines())
+        check(f"share_in_{DEVICES}", [f"not there: {line}" for line in printed("share")
                                      if line.startswith("| ") and line not in lines])
         check("stages_in_bench/README.md", check_shown("bench/README.md", stages_table(printed("stages"))))
     print(f"{passed} passed, {failed} failed")

@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
-"""Checks that the instructions of README.md, bench/README.md and CONTRIBUTING.md work. Standard library only;
-run from the repository's root.
+"""Checks that the instructions of README.md, docs/, bench/README.md and CONTRIBUTING.md work. Standard library
+only; run from the repository's root.
 
     python3 tests/check_readme.py
 
 B: folder of the built examples (build), CC: compiler (cc), both from the environment.
 
 
-  - every ```c block compiles unchanged, with -Werror; a block marked ```c run must also run and end with 0; a
-    block marked ```c resume must also, when it is killed (after the step that its argument names) and started
-    again, print and save the same; a block marked ```c tune trains a tiny model on a table
+  - every ```c block compiles unchanged, with -Werror; a block marked ```c run must also run, end with 0 and
+    print the words of the block ```output, if that comes next; a block marked ```c resume must also, when it
+    is killed (after the step that its argument names) and started again, print and save the same; a block
+    marked ```c tune trains a tiny model on a table
   - the Makefile has every `make TARGET` and VARIABLE=... of a ```sh block or in `backticks`
   - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file,
     and for a bench, which the tests do not build: in its source)
   - the parser of an example accepts every flag of its --help, as --flag value and --flag=value, and refuses
     other flags
-  - every relative link leads to a file
+  - in README.md and docs/, every --flag that stands alone in `backticks` is in the --help of an example
+  - every relative link leads to a file, and one with an #anchor to a heading of that file
+  - README.md has a link to each page of docs/; lines of text in docs/ have at most 110 columns
 """
 import glob
 import json
@@ -29,6 +32,8 @@ import tempfile
 
 B, CC = os.environ.get("B", "build"), os.environ.get("CC", "cc").split()
 FLAG = r"--[a-z][a-z0-9-]*"
+PAGES = sorted(glob.glob("docs/*.md"))
+OF_OTHERS = {"--oversubscribe"}    # flags of mpirun
 counts = {"ok": 0, "FAILED": 0, "skip": 0}
 
 
@@ -74,28 +79,35 @@ def commands(text):
                 yield part.split("\0")
 
 
-def check_snippets(text, folder):
-    for line, info, body in blocks(text):
+def check_snippets(text, name, folder):
+    """Returns the marks of the programs that ran."""
+    ran, shown = set(), list(blocks(text))
+    for k, (line, info, body) in enumerate(shown):
         if info[:1] != ["c"]:
             continue
-        source, program = os.path.join(folder, f"readme_{line}.c"), os.path.join(folder, f"readme_{line}")
+        source, program = os.path.join(folder, f"snippet_{line}.c"), os.path.join(folder, f"snippet_{line}")
         with open(source, "w") as f:
             f.write(body)
         run = {"run", "resume", "tune"} & set(info)
+        ran |= run
         # Only portable kernels, without optimisation and its warning: compiling takes longer than running.
         status, said = call(*CC, "-O0", "-DTT__OPTIMIZED=true", "-DTINYTRAIN_NO_AVX2", "-std=c99", "-Wall",
                             "-Wextra", "-Wpedantic", "-Werror", "-I.", source, "-o",
                             *([program, "-lm", "-lpthread"] if run else [program + ".o", "-c"]))
         if status == 0 and "run" in info:
             status, said = call(program)
+            if shown[k + 1:] and shown[k + 1][1] == ["output"]:
+                check(f"{name}_output_line_{line}",
+                      [f"it prints {said}"] if said.split() != shown[k + 1][2].split() else [])
         if status == 0 and "resume" in info:
-            check_resume(program, folder, line)
+            check_resume(program, name, folder, line)
         if status == 0 and "tune" in info:
-            check_tune(program, folder, line)
-        check(f"readme_snippet_line_{line}", [f"status {status}: {said[-500:]}"] if status else [])
+            check_tune(program, name, folder, line)
+        check(f"{name}_snippet_line_{line}", [f"status {status}: {said[-500:]}"] if status else [])
+    return ran
 
 
-def check_resume(program, folder, line):
+def check_resume(program, name, folder, line):
     """Checks that a program prints the same and leaves the same files without a stop, and when it is killed
     after a step and started again."""
     wrong, left = [], []
@@ -112,18 +124,18 @@ def check_resume(program, folder, line):
         if status:
             wrong.append(f"status {status}: {said[-300:]}")
         files = {}
-        for name in sorted(os.listdir(place)):
-            with open(os.path.join(place, name), "rb") as f:
-                files[name] = f.read()
+        for file in sorted(os.listdir(place)):
+            with open(os.path.join(place, file), "rb") as f:
+                files[file] = f.read()
         left.append((said, files))
     if left[0][0] != left[1][0]:
         wrong.append(f"it prints {left[1][0]!r} when it was killed, else {left[0][0]!r}")
     if not left[0][1] or left[0][1] != left[1][1]:
         wrong.append("the files that it leaves differ when it was killed")
-    check(f"readme_resume_line_{line}", wrong)
+    check(f"{name}_resume_line_{line}", wrong)
 
 
-def check_tune(program, folder, line):
+def check_tune(program, name, folder, line):
     """Checks that a program makes a complete model folder, from which it can train again, even if the model's
     classes have other numbers than the table gives them."""
     table, out, again = (os.path.join(folder, f"tune_{line}{end}") for end in (".csv", "", "_again"))
@@ -161,7 +173,7 @@ def check_tune(program, folder, line):
     status, said = call(program, "no-model", table, again + "2")
     if status != 1 or "no-model" not in said:
         wrong.append(f"a model that is not there is not named: {said[-300:]}")
-    check(f"readme_tune_line_{line}", wrong)
+    check(f"{name}_tune_line_{line}", wrong)
 
 
 def check_manual(folder):
@@ -231,7 +243,8 @@ def check_flags(text, name):
             used += 1
             if not re.search(re.escape(flag) + r"(?![a-z0-9-])", known):
                 wrong.append(f"{program} has no {flag}")
-    check(name + "_flags", wrong if used or name == "contributing" else ["no command with a flag was found"])
+    needs = name in ("readme", "bench_readme")
+    check(name + "_flags", wrong if used or not needs else ["no command with a flag was found"])
 
 
 def check_help(program):
@@ -263,26 +276,73 @@ def check_help(program):
     check(f"help_{name}_{len(entries)}_flags", wrong if entries else ["--help names no flag"])
 
 
-def check_links(text, name, folder):
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
-    wrong = [f"'{to}' is not there" for to in links
-             if not re.match(r"[a-z]+:", to) and not os.path.exists(os.path.join(folder, to))]
+def check_lone_flags(text, name):
+    """A flag without a program, as `--zero 3`, is one of an example's."""
+    known = set()
+    for file in glob.glob("examples/*.c"):
+        program = os.path.join(B, os.path.basename(file)[:-2])
+        if os.path.exists(program) and not program.endswith("hello"): # which has no flags
+            known |= set(re.findall(FLAG, call(program, "--help")[1]))
+    flags = {w.split("=")[0] for words in commands(text) if words[0].startswith("--")
+             for w in words if re.fullmatch(FLAG + "(=.*)?", w)}
+    check(name + "_lone_flags", [f"no example has {flag}" for flag in sorted(flags - known - OF_OTHERS)])
+
+
+def anchors(path):
+    """the anchors of a file's headings, as GitHub makes them"""
+    with open(path, encoding="utf-8") as f:
+        prose = re.sub(r"^```.*?^```\s*$", "", f.read(), flags=re.M | re.S)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+            for heading in re.findall(r"^#+ +(.*?) *$", prose, re.M)}
+
+
+def check_links(text, path, name):
+    wrong, folder = [], os.path.dirname(path)
+    for to, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?[^)]*\)", text):
+        target = os.path.normpath(os.path.join(folder, to)) if to else path
+        if re.match(r"[a-z]+:", to):
+            continue
+        if not os.path.exists(target):
+            wrong.append(f"'{to}' is not there")
+        elif anchor and (not target.endswith(".md") or anchor not in anchors(target)):
+            wrong.append(f"'{target}' has no heading '#{anchor}'")
     check(name + "_links", wrong)
 
 
+def check_pages(readme):
+    """README.md leads to each page, whose lines of text are not too long."""
+    linked = set(re.findall(r"\]\((docs/[^)#\s]+)", readme))
+    check("docs_linked", [f"README.md has no link to {page}" for page in PAGES if page not in linked])
+    wrong = []
+    for page in PAGES:
+        with open(page, encoding="utf-8") as f:
+            prose = re.sub(r"^```.*?^```\s*$", lambda m: "\n" * m[0].count("\n"), f.read(), flags=re.M | re.S)
+        wrong += [f"{page}, line {n}: {len(line)} columns" for n, line in enumerate(prose.splitlines(), 1)
+                  if len(line) > 110 and not line.startswith(("|", "!["))]
+    check("docs_columns", wrong)
+
+
 def main():
-    for path, name in (("README.md", "readme"), ("bench/README.md", "bench_readme"),
-                       ("CONTRIBUTING.md", "contributing")):
+    ran = set()
+    pages = [(page, "docs_" + os.path.basename(page)[:-3].replace("-", "_")) for page in PAGES]
+    for path, name in [("README.md", "readme"), *pages, ("bench/README.md", "bench_readme"),
+                       ("CONTRIBUTING.md", "contributing")]:
         if not os.path.exists(path):
             report("FAILED", name, f"{path} is not there")
             continue
         with open(path, encoding="utf-8") as f:
             text = f.read()
         with tempfile.TemporaryDirectory() as folder:
-            check_snippets(text, folder)
+            ran |= check_snippets(text, name, folder)
         check_makefile(text, name)
         check_flags(text, name)
-        check_links(text, name, os.path.dirname(path))
+        check_links(text, path, name)
+        if path in ["README.md", *PAGES]:
+            check_lone_flags(text, name)
+        if path == "README.md":
+            check_pages(text)
+    check("programs_of_each_kind", [f"no program is marked ```c {kind}" for kind in
+                                    sorted({"run", "resume", "tune"} - ran)])
     with tempfile.TemporaryDirectory() as folder:
         check_manual(folder)
     for file in sorted(os.listdir("examples")):
