@@ -104,8 +104,8 @@ def differences(shown, want):
 
 
 def fits_table(found):
-    """Returns the rows of largest micro-batches of docs/memory-and-budgets.md: "default / blocks / blocks, all
-    offloaded" for each card, and the range of the host's memory that the last needs."""
+    """Returns the rows of largest micro-batches of docs/memory-and-budgets.md: "default / blocks / blocks,
+    all offloaded" for each card, and the range of the host's memory that the last needs."""
     rows, host = {}, {}
     for r in found:
         name = f"{r['model']}, {r['precision']}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that the instructions of README.md, docs/, bench/README.md and CONTRIBUTING.md work. Standard library
-only; run from the repository's root.
+"""Checks that the instructions of README.md, docs/, bench/README.md and CONTRIBUTING.md work. Standard
+library only; run from the repository's root.
 
     python3 tests/check_readme.py
 

@@ -3,7 +3,7 @@
 repository's root.
 
     python3 tests/check_text.py          the checks
-    python3 tests/check_text.py --list   each place that counts, as FILE:LINE: PATTERN: the comment's beginning
+    python3 tests/check_text.py --list   each place that counts, as FILE:LINE: PATTERN: the comment
 
 comments_of_AREA: PATTERNS match the comments of an area (a folder, or the Markdown files) at most as often as
 LIMITS says. A limit above 0 is the number of today, in an area whose comments have not been rewritten yet: a
@@ -13,8 +13,8 @@ import glob
 import re
 import sys
 
-# Beginnings without a subject, and words of a dialect. Each pattern is searched in the text of a comment, whose
-# lines are joined and whose marks are gone.
+# Beginnings without a subject, and words of a dialect. Each pattern is searched in the text of a comment, with
+# its lines joined and its marks removed.
 PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("begins with What", r"^What\b(?! happens)"),
     ("begins with Of", r"^Of (?!course)"),
