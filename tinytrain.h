@@ -2704,18 +2704,35 @@ static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, 
            tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
 }
 
-/* Returns the bytes of dq's partial sums in attention's backward by warpgroups. For sequences of more than
-   256 rows this backward keeps dq as partial f32 sums: each 256 keys of a sequence have a slot, up to
-   TT__CUDA_ATTENTION_SLOTS; longer sequences reuse the slots. The slots are then added up. */
+/* Attention's backward by warpgroups keeps dq of sequences of more than 256 rows as partial f32 sums, which
+   are then added up: each 256 keys of a sequence have a slot, up to TT__CUDA_ATTENTION_SLOTS if attention is
+   causal and up to 2 otherwise. Longer sequences reuse the slots. */
 #define TT__CUDA_ATTENTION_SLOTS 4
+static inline int tt__cuda_attention_slots(bool causal, int64_t longest)
+{
+    const int64_t spans = (longest + 255) / 256, max = causal ? TT__CUDA_ATTENTION_SLOTS : 2;
+    return (int)(spans < max ? spans : max);
+}
+
+/* Returns the row of slot `slot` at which a sequence that begins at row `row` of the batch has its first row.
+   In causal attention the queries that see the keys of slot k begin 256 k rows after the start of a sequence,
+   so that a slot has fewer rows than the batch; the sequences' shares are proportional to their lengths. */
+static inline int64_t tt__cuda_attention_slot_row(int64_t row, bool causal, int64_t longest, int slot)
+{
+    return causal ? row * (longest - 256 * slot) / longest : row;
+}
+
+/* Returns the bytes of all slots. */
 static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
 {
     const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
-    const int64_t head = q->cols / a->heads, spans = (longest + 255) / 256;
-    const int64_t slots = spans < TT__CUDA_ATTENTION_SLOTS ? spans : TT__CUDA_ATTENTION_SLOTS;
+    const int64_t head = q->cols / a->heads;
     const bool plain = !a->window && !a->alibi_heads && !a->block && head > 32 && head <= 64;
+    int64_t rows = 0;
     if (!plain || q->dtype == TT_F32 || longest <= 256) return 0;
-    return slots * q->rows * q->cols * 4;
+    for (int slot = 0; slot < tt__cuda_attention_slots(a->causal, longest); slot++)
+        rows += tt__cuda_attention_slot_row(q->rows, a->causal, longest, slot);
+    return rows * q->cols * 4;
 }
 
 /* Returns log2 of ALiBi's slope for head `head` of `heads`. For n heads, n a power of two, it is -8 * (head +
@@ -9955,8 +9972,8 @@ static bool tt__is_read_whole(const tt_tape *t, const tt__readers *r, bool backw
     return false;
 }
 
-/* Makes the casts of parameter v, which is sharded now, cast each rank's shard, and gathers the results of the
-   casts. */
+/* Makes the casts of parameter v, which is sharded now, cast each rank's shard, and gathers the results of
+   the casts. */
 static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) {

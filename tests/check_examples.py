@@ -223,7 +223,8 @@ def options_make_a_budget_fit(folder):
     on two ranks in 3 MB less than with zero 1."""
     options = ["--out=" + os.path.join(folder, "plan")]
     for option in "--recompute=budget", "--offload=budget", "--zero=budget":
-        refused(IMAGES, "--plan", *options, option, saying="chooses what fits memory_budget, which is not set")
+        refused(IMAGES, "--plan", *options, option,
+                saying="chooses what fits memory_budget, which is not set")
     refused(IMAGES, "--plan", *options, "--offload=optimizer,budget", saying="use none or budget alone")
     for device, named in ("cpu", "recompute"), ("cuda", "offload"):
         on = [*options, "--device=" + device]

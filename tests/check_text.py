@@ -13,8 +13,8 @@ import glob
 import re
 import sys
 
-# Beginnings without a subject, and words of a dialect. Each pattern is searched in the text of a comment, with
-# its lines joined and its marks removed.
+# Beginnings without a subject, and words of a dialect. Each pattern is searched in the text of a comment,
+# with its lines joined and its marks removed.
 PATTERNS = {name: re.compile(pattern) for name, pattern in (
     ("begins with What", r"^What\b(?! happens)"),
     ("begins with Of", r"^Of (?!course)"),

@@ -70,7 +70,7 @@ static const test_case tests[] = {
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite),
     TEST_CASE(failed_micro_batch_ends_the_step), TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues),
     TEST_CASE(cuda_products_of_one_x), TEST_CASE(cuda_tensors_share_launches),
-    TEST_CASE(cuda_kernels_of_each_dtype),
+    TEST_CASE(cuda_rows_in_flight), TEST_CASE(cuda_kernels_of_each_dtype),
     TEST_CASE(cuda_column_sums_of_attention), TEST_CASE(cuda_dropout_kept_for_keys),
     TEST_CASE(cuda_dropout_with_norms), TEST_CASE(cuda_programs_with_dropout_and_norms),
     TEST_CASE(cuda_backward_by_warpgroups),

@@ -265,8 +265,8 @@ static bool tt__is_read_whole(const tt_tape *t, const tt__readers *r, bool backw
     return false;
 }
 
-/* Makes the casts of parameter v, which is sharded now, cast each rank's shard, and gathers the results of the
-   casts. */
+/* Makes the casts of parameter v, which is sharded now, cast each rank's shard, and gathers the results of
+   the casts. */
 static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
 {
     for (int x = r->first[v]; x; x = r->next[x]) {

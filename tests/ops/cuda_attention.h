@@ -221,6 +221,10 @@ TEST(cuda_backward_by_warpgroups)
         {"blocks, causal", 64, 2, 1, 0, {0, 261, 290, 310, 1000}, true, false},
         {"two passes", 64, 1, 1, 0, {0, 30, 60, 65, 1190}, false, false},
         {"two passes, causal", 48, 1, 1, 0, {0, 300, 301, 310, 1400}, true, true},
+        {"three passes", 64, 1, 1, 0, {0, 30, 60, 65, 1465}, false, true},
+        /* Blocks are not visited in their order. */
+        {"columns of blocks", 64, 2, 1, 2, {0, 300, 600, 900, 1200}, true, true},
+        {"columns of blocks and a rest", 40, 1, 1, 0, {0, 300, 560, 850, 1500}, true, true},
     };
     test_allocator a;
     uint64_t s = 3;

@@ -134,6 +134,42 @@ static tt_context *open_for_launches(test_allocator *a, tt__run *run, tt__launch
     return ctx;
 }
 
+/* Runs kernels whose threads take several rows one after another, with the next rows in flight: the slope of
+   GELU with column sums, and the gradients of tables. */
+TEST(cuda_rows_in_flight)
+{
+    static const tt_dtype dtype[] = {TT_F32, TT_BF16, TT_F16};
+    static const int sizes[][2] = {{611, 264}, {333, 1032}, {173, 3000}, {517, 33}};
+    test_allocator a;
+    uint64_t s = 1;
+    tt__instr i;
+    tt__run run;
+    tt__launch l;
+    tt_context *ctx = open_for_launches(&a, &run, &l);
+    l.instr = &i;
+    for (int k = 0; k < TT__COUNT(sizes) * TT__COUNT(dtype) * 2; k++) {
+        const int *size = sizes[k / 2 / TT__COUNT(dtype)];
+        const tt_dtype x = dtype[k / 2 % TT__COUNT(dtype)];
+        int32_t ids[611];
+        i = tt__new_instr(TT__OP_ACTIVATION_BACKWARD);
+        i.attr.act = TT__ACT_GELU;
+        for (int j = 0; j < 2; j++) l.in[j] = some(x, size[0], size[1], -1, 1, &s);
+        for (int j = 0; j < 2; j++) l.out[j] = some(x, j ? 1 : size[0], size[1], -1, 1, &s);
+        l.add[0] = l.add[1] = k % 2;
+        same_on_both(&l, 8, "the slope of GELU with column sums");
+        l.add[1] = false;
+        for (int j = 0; j < size[0]; j++) ids[j] = (int32_t)(test_random(&s) % 70);
+        i = tt__new_instr(TT__OP_EMBEDDING_BACKWARD);
+        i.workspace = (size_t)1 << 18;
+        l.in[0] = some_indices(ids, size[0]);
+        l.in[1] = some(x, size[0], size[1], -1, 1, &s);
+        l.out[0] = some(TT_F32, 70, size[1], -1, 1, &s);
+        same_on_both(&l, 16, "the gradient of a table");
+        l.add[0] = false;
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
 /* Runs each kernel that is compiled for a certain dtype or size. Tests of whole programs run only some of
    these kernels, by chance. */
 TEST(cuda_kernels_of_each_dtype)
@@ -247,5 +283,6 @@ TEST(cuda_kernels_of_each_dtype)
     TEST_CLOSE(ctx, &a);
 }
 #else
+TEST(cuda_rows_in_flight) { SKIP("this build is without TINYTRAIN_CUDA"); }
 TEST(cuda_kernels_of_each_dtype) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif

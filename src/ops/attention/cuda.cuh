@@ -213,9 +213,13 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     // If all sequences have the max length, a sequence begins at each (spans + 1)-th number.
     p->span_cols = p->causal && !whole && spans < p->parts_k ? spans + 1 : 1;
     p->span_rows = p->parts_k / p->span_cols;
+    p->slots = tt__cuda_attention_slots(p->causal, p->longest);
+    for (int k = 1; k < p->slots; k++)
+        p->slot_begin[k] = p->slot_begin[k - 1] +
+            tt__cuda_attention_slot_row(p->q.rows, p->causal, p->longest, k - 1);
     const auto kernel = p->drop ? attention_backward_wide<T, true> : attention_backward_wide<T, false>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-    for (p->pass = 0; e == cudaSuccess && p->pass * TT__SPAN_SLOTS < spans; p->pass++)
+    for (p->pass = 0; e == cudaSuccess && p->pass * p->slots < spans; p->pass++)
         e = TT__LAUNCH(kernel, (unsigned)(p->parts_k * key_heads), 256, shared, d->stream, *p);
     if (e == cudaSuccess && !whole && p->dq.data)
         e = TT__LAUNCH((attention_sum_parts<T>), (unsigned)(p->parts_q * p->heads), 256, 0, d->stream, *p);

@@ -210,6 +210,16 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 // first blocks of a sequence have a slot each. Later launches, of as many blocks each, add to the slots, and
 // attention_sum_parts adds the slots up.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = TT__CUDA_ATTENTION_SLOTS };
+
+// Returns the row of p.parts that has, in a slot, the first query of a sequence that begins at query `first`.
+// In causal attention the rows before number 256 * slot of the sequence are not there.
+__device__ __forceinline__ int64_t attention_slot_row(const attention_args &p, int first, int slot)
+{
+    const int before = TT__SPAN * slot;
+    if (!p.causal) return p.slot_begin[slot] + first;
+    return p.slot_begin[slot] + (int64_t)first * (p.longest - before) / p.longest - before;
+}
+
 // Packs weights as the first operand of a product, those that dropout does not keep as 0.
 template <class T, class F>
 __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4],
@@ -248,20 +258,19 @@ template <class T> struct attention_span_queries {
     int from, head;
 };
 
-// Stores a row of the block's part of dq in dq itself or in a slot of p.parts. i: the thread's query, counted
-// in the sequence.
+// Stores a row of the block's part of dq in dq itself or in p.parts. i: the thread's query, counted in the
+// sequence; slot_row: attention_slot_row of the block.
 template <class T>
 __device__ __forceinline__ void attention_span_put(const attention_args &p, const attention_tile &t,
-                                                   const float (&dq)[8][4], int h, int i, int at, int head,
-                                                   int lane, attention_columns<T, 64> &columns)
+                                                   const float (&dq)[8][4], int h, int i, int64_t slot_row,
+                                                   int head, int lane, attention_columns<T, 64> &columns)
 {
     if (!p.parts) {
         attention_store<T, 64>(p.dq, t.first + i, head, p.head_size, dq, h, p.scale, p.add_dq, lane, columns,
                                p.sums_q);
         return;
     }
-    const int64_t slot = at / TT__SPAN % TT__SPAN_SLOTS;
-    float *to = p.parts + ((slot * p.q.rows + t.first + i) * p.heads + head) * p.head_size + lane % 4 * 2;
+    float *to = p.parts + ((slot_row + i) * p.heads + head) * p.head_size + lane % 4 * 2;
     TT__UNROLL for (int n = 0; n < 8; n++) {
         if (8 * n >= p.head_size) break;
         float2 sum = make_float2(dq[n][2 * h], dq[n][2 * h + 1]);
@@ -279,7 +288,7 @@ __device__ __forceinline__ void attention_span_put(const attention_args &p, cons
 template <class T>
 __device__ __forceinline__ void attention_span_dq(const attention_args &p, const attention_tile &t,
                                                   const T *slopes, const T *ks, float (*part_q)[64], int from,
-                                                  int head, int at, int count)
+                                                  int head, int at, int count, int64_t slot_row)
 {
     const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
     // End of the keys that any of the queries sees.
@@ -297,7 +306,7 @@ __device__ __forceinline__ void attention_span_dq(const attention_args &p, const
     TT__UNROLL for (int h = 0; h < 2; h++) {
         const int i = from + thread / 32 % 4 * 16 + 8 * h + group;
         if (i >= t.queries) continue;
-        attention_span_put<T>(p, t, dq, h, i, at, head, lane, columns);
+        attention_span_put<T>(p, t, dq, h, i, slot_row, head, lane, columns);
     }
     if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
 }
@@ -384,6 +393,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     enum { D = 64, TILE = 64 * D, QUERIES = 64, TILES = TT__SPAN_TILES, KEYS = TT__SPAN, WARPS = 8 };
     TT__SHARED(uint64_t, random, ); // in shared memory, or Philox's round keys would stay in registers
     TT__SHARED(attention_tile, t, );
+    TT__SHARED(int64_t, slot_row, );
     TT__SHARED(float, part, [2 * WARPS][D]);
     TT__SHARED(float, part_q, [WARPS][D]); // column sums of dq so far
     TT__DYN_SHARED(T, shared);
@@ -404,10 +414,11 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
         write_sums(0);
         return;
     }
-    if (p.parts && found.at / KEYS / TT__SPAN_SLOTS != p.pass) return;
+    if (p.parts && found.at / KEYS / p.slots != p.pass) return;
     if (threadIdx.x == 0) {
         t = found;
         random = attention_key(p);
+        slot_row = p.parts ? attention_slot_row(p, found.first, found.at / KEYS % p.slots) : 0;
     }
     for (int i = (int)threadIdx.x; i < WARPS * D; i += 256) part_q[i / D][i % D] = 0;
     __syncthreads();
@@ -434,7 +445,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
         if (before >= 0 && team == stage && p.dq.data)
             attention_span_dq<T>(p, t, slopes + (stage ^ 1) * TILES * TILE, ks, part_q, before, head_before,
-                                 at, count);
+                                 at, count, slot_row);
         if (!more) break;
         const attention_span_queries<T> queries =
             {qs + stage * TILE, ds + stage * TILE, lses + stage * QUERIES + pair,
@@ -480,17 +491,18 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
     float sums[4] = {0, 0, 0, 0};
     if (t.at >= 0 && c < p.head_size) {
         const int blocks = ((p.causal ? t.at : t.length - 1)) / TT__SPAN + 1;
-        const int slots = min(blocks, TT__SPAN_SLOTS + 0);
+        const int slots = min(blocks, p.slots);
         const int64_t first = t.first + t.at + r, column = (int64_t)head * p.head_size + c;
-        const int64_t apart = p.q.rows * p.heads * p.head_size; // floats between slots
-        const float *from = p.parts + first * p.heads * p.head_size + column;
         // The loads of these are in flight together.
         float4 y[4][TT__SPAN_SLOTS];
-        TT__UNROLL for (int k = 0; k < 4; k++, from += 16 * p.heads * p.head_size)
-            TT__UNROLL for (int slot = 0; slot < TT__SPAN_SLOTS; slot++) {
+        TT__UNROLL for (int slot = 0; slot < TT__SPAN_SLOTS; slot++) {
+            const int64_t row = attention_slot_row(p, t.first, slot) + t.at + r;
+            const float *from = p.parts + row * p.heads * p.head_size + column;
+            TT__UNROLL for (int k = 0; k < 4; k++, from += 16 * p.heads * p.head_size) {
                 const bool there = slot < slots && t.at + r + 16 * k < t.queries;
-                y[k][slot] = there ? *(const float4 *)(from + slot * apart) : make_float4(0, 0, 0, 0);
+                y[k][slot] = there ? *(const float4 *)from : make_float4(0, 0, 0, 0);
             }
+        }
         TT__UNROLL for (int k = 0; k < 4; k++) {
             const int64_t row = first + 16 * k;
             if (t.at + r + 16 * k >= t.queries) continue;

@@ -45,10 +45,12 @@ struct attention_args {
     // columns; NULL: not wanted.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
-    // Parts of dq: (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: a block has all
-    // keys of a sequence.
+    // Parts of dq: rows (heads, head_size) of the slots, one slot after another, see attention_backward_wide;
+    // NULL: a block has all keys of a sequence.
     float *parts;
-    int pass;     // number of the launch whose blocks write parts
+    int64_t slot_begin[TT__CUDA_ATTENTION_SLOTS]; // the first row of each slot
+    int slots;
+    int pass;                               // number of the launch whose blocks write parts
     int span_rows, span_cols;               // see attention_find_span
     bool drop;
     uint32_t either[4];                     // see tt__attention_either
